@@ -1,0 +1,100 @@
+"""Token embeddings scaled by sqrt(d_model) and the two kinds of positions added to them (3.4, 3.5).
+
+B batch, S positions of a text, P positions of a table.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .config import VaswaniTransformerConfig
+
+
+class ScaledEmbedding(nn.Embedding):
+    """Learned embeddings, "in the embedding layers multiplied by sqrt(d_model)" (3.4)."""
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config.vocab_size, config.d_model)
+        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale  # (B, S, d_model)
+
+
+def count_positions(attention_mask: Tensor) -> Tensor:
+    """The position of each token, counted over unmasked tokens alone, so that padding on either side moves nothing.
+
+    Args:
+        attention_mask: (B, S), nonzero where a token stands.
+
+    Returns:
+        (B, S) whole numbers from 0; a masked place gets the position of the token before it, or 0.
+    """
+    return (attention_mask.ne(0).cumsum(-1) - 1).clamp(min=0)
+
+
+def sinusoids(positions: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same (3.5), in float32.
+
+    Args:
+        positions: whole numbers of any shape and any size.
+
+    Returns:
+        (*positions.shape, d_model): sine and cosine of one frequency side by side.
+    """
+    exponents = torch.arange(0, d_model, 2, dtype=torch.float32, device=positions.device) / d_model
+    angles = positions.to(torch.float32).unsqueeze(-1) * 10000.0**-exponents  # (..., d_model / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # (..., d_model)
+
+
+class SinusoidalPositions(nn.Module):
+    """The paper's positions: computed when they are needed, never stored, without a limit (3.5)."""
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__()
+        self.d_model = config.d_model
+
+    def forward(self, positions: Tensor, bound: int | None = None) -> Tensor:
+        """The rows of `positions` (B or 1, S); where all lie below `bound`, each row is computed once and gathered."""
+        if bound is None or positions.shape[0] == 1:
+            return sinusoids(positions, self.d_model)  # (B or 1, S, d_model)
+        rows = sinusoids(torch.arange(bound, device=positions.device), self.d_model)  # (P, d_model)
+        return nn.functional.embedding(positions, rows)  # (B, S, d_model)
+
+
+class LearnedPositions(nn.Module):
+    """A table of learned positions (Table 3, row E), which ends at `max_position_embeddings`."""
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__()
+        self.table = nn.Embedding(config.max_position_embeddings, config.d_model)
+
+    def forward(self, positions: Tensor, bound: int | None = None) -> Tensor:
+        """The rows of `positions` (B or 1, S).
+
+        Raises:
+            ValueError: a text is longer than the table.
+        """
+        size = self.table.num_embeddings
+        if positions.shape[-1] > size and (length := int(positions.max()) + 1) > size:
+            raise ValueError(
+                f"A text of {length} tokens is longer than the table of {size} learned positions; "
+                'shorten it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'
+            )
+        return self.table(positions)  # (B or 1, S, d_model)
+
+
+POSITIONS = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
+
+
+class InputEmbedding(nn.Module):
+    """Dropout of "the sums of the embeddings and the positional encodings" (3.4, 3.5, 5.4)."""
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__()
+        self.positions = POSITIONS[config.position_embedding](config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, inputs_embeds: Tensor, positions: Tensor, bound: int | None = None) -> Tensor:
+        """`inputs_embeds` (B, S, d_model), scaled; `positions` (B or 1, S), below `bound` if that is given."""
+        embedded = inputs_embeds + self.positions(positions, bound)  # (B, S, d_model), in float32 beside sinusoids
+        return self.dropout(embedded.to(inputs_embeds.dtype))

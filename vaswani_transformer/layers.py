@@ -1,0 +1,98 @@
+"""The feed-forward network, the residual connection around a sub-layer, and the layers of both stacks (3.1, 3.3).
+
+B batch, S source, T target. Every sub-layer's output is LayerNorm(x + Dropout(Sublayer(x))): the norm comes last, as
+in the paper ("post-norm").
+"""
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import CausalSelfAttention, CrossAttention, SelfAttention
+from .config import VaswaniTransformerConfig
+
+
+class FeedForward(nn.Module):
+    """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, for each position alike (3.3).
+
+    The activation is an option, and so is dropout behind it; the paper has ReLU and none.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner = self.dropout(self.activation(self.fc1(hidden_states)))  # (B, S, d_ff)
+        return self.fc2(inner)  # (B, S, d_model)
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))) (3.1, 5.4)."""
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor, sublayer_output: Tensor) -> Tensor:
+        return self.norm(hidden_states + self.dropout(sublayer_output))  # (B, S, d_model)
+
+
+class VaswaniTransformerEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention and a feed-forward network, each with its residual and norm (3.1)."""
+
+    def __init__(self, config: VaswaniTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(config, layer_idx)
+        self.self_attn_add_norm = AddAndNorm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_add_norm = AddAndNorm(config)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object) -> Tensor:
+        """`hidden_states` (B, S, d_model), also what is returned; `attention_mask` as the attention takes it."""
+        attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
+        hidden_states = self.self_attn_add_norm(hidden_states, attended)
+        return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
+
+
+class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
+    """Masked self-attention, attention over the encoder's output, and a feed-forward network (3.1).
+
+    Without an encoder's output the second sub-layer is left out.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = CausalSelfAttention(config, layer_idx)
+        self.self_attn_add_norm = AddAndNorm(config)
+        self.cross_attn = CrossAttention(config, layer_idx)
+        self.cross_attn_add_norm = AddAndNorm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_add_norm = AddAndNorm(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: object,
+    ) -> Tensor:
+        """`hidden_states` (k B, T, d_model), also what is returned; `encoder_hidden_states` (B, S, d_model)."""
+        attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
+        hidden_states = self.self_attn_add_norm(hidden_states, attended)
+        if encoder_hidden_states is not None:
+            drawn, _ = self.cross_attn(
+                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            )
+            hidden_states = self.cross_attn_add_norm(hidden_states, drawn)
+        return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
+
+
+__all__ = ["AddAndNorm", "FeedForward", "VaswaniTransformerDecoderLayer", "VaswaniTransformerEncoderLayer"]

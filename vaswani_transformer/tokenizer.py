@@ -1,0 +1,106 @@
+"""One sub-word vocabulary that source and target share (5.1)."""
+
+from collections.abc import Iterable, Iterator
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
+UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
+
+
+def special_tokens(names: dict[str, str]) -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in names.values()]
+
+
+def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level byte-pair encoding: any text can be spelt, and comes back as it was (En-De in the paper)."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < (least := len(alphabet) + len(SPECIAL_TOKENS)):
+        raise ValueError(
+            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} bytes and {len(SPECIAL_TOKENS)} special "
+            f"tokens; give at least {least}."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=alphabet,
+        special_tokens=special_tokens(SPECIAL_TOKENS),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Word-pieces within words and punctuation marks (En-Fr in the paper); a strange character becomes `<unk>`.
+
+    The alphabet is given to the trainer sorted: by itself it numbers characters in an order that changes from one
+    process to the next.
+    """
+    texts = list(texts) if isinstance(texts, Iterator) else texts
+    names = SPECIAL_TOKENS | UNKNOWN_TOKEN
+    alphabet = sorted({character for text in texts for character in text if not character.isspace()})
+    if vocab_size < 2 * len(alphabet) + len(names):
+        raise ValueError(
+            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts, at the head of a word "
+            f"and within one, and {len(names)} special tokens; give at least {2 * len(alphabet) + len(names)}."
+        )
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN_TOKEN["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=alphabet,
+        special_tokens=special_tokens(names),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
+
+
+class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
+    """A fast tokenizer that ends every text with `</s>` and keeps text that spells `</s>` as text.
+
+    It is a plain `tokenizer.json`, which Transformers and tokenizers read without this class; and this class reads
+    any `tokenizer.json`, whoever made it. `tokenizer(sources, text_target=targets)` gives `labels`.
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]
+
+    @classmethod
+    def train_from_iterator(
+        cls, texts: Iterable[str], vocab_size: int, algorithm: str = "bpe"
+    ) -> "VaswaniTransformerTokenizer":
+        """A tokenizer with a vocabulary learnt from `texts`, sources and targets together.
+
+        The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and
+        `<unk>`, which only word-pieces need, 3. Special tokens are not looked for in a text
+        (`split_special_tokens`), so that no text can end itself; pass `split_special_tokens=False` to look for them.
+
+        Args:
+            texts: every text to learn from.
+            vocab_size: entries of the vocabulary; few texts may give fewer.
+            algorithm: "bpe", byte-level and lossless, or "wordpiece".
+
+        Raises:
+            ValueError: an unknown algorithm, or a vocabulary too small for its alphabet.
+        """
+        name = algorithm.lower().replace("-", "").replace("_", "")
+        if name not in ALGORITHMS:
+            raise ValueError(f"{algorithm!r} is not a sub-word algorithm; choose one of {', '.join(ALGORITHMS)}.")
+        tokenizer = ALGORITHMS[name](texts, vocab_size)
+        end = SPECIAL_TOKENS["eos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+        )
+        names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
+        return cls(tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names)
+
+
+__all__ = ["VaswaniTransformerTokenizer"]
