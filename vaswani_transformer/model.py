@@ -3,7 +3,7 @@
 B batch, S source, T target, k target rows of one source row, V vocabulary.
 """
 
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -14,6 +14,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .config import VaswaniTransformerConfig
 from .embeddings import ScaledEmbedding
+from .generation import PaperBeamSearch
 from .loss import cross_entropy, projected_cross_entropy
 from .stacks import (
     VaswaniTransformerDecoder,
@@ -116,7 +117,8 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             names = ("last_hidden_state", "hidden_states", "attentions")
-            encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
+            given: dict[str, Any] = dict(zip(names, encoder_outputs, strict=False))
+            encoder_outputs = BaseModelOutput(**given)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -140,7 +142,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         )
 
 
-class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, GenerationMixin):
+class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, PaperBeamSearch, GenerationMixin):
     """The whole model of the paper: encoder, decoder and the projection to the vocabulary (Figure 1)."""
 
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
