@@ -110,6 +110,12 @@ class PaperBeamSearch(GenerationMixin):
             )
         return prepared
 
+    def _validate_generated_length(
+        self, generation_config: GenerationConfig, input_ids_length: int, has_default_max_length: bool
+    ) -> None:
+        has_default_max_length = has_default_max_length and generation_config.max_source_relative_length is None
+        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+
     def _source_limits(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Tensor | None:
         """How many new tokens each target may have (B,); None where its source does not limit it."""
         if generation_config.max_source_relative_length is None:

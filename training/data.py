@@ -1,0 +1,220 @@
+"""Sentence pairs for training: read from where the recipe says, checked line by line, and tokenised."""
+
+import gzip
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO, cast
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from training.grammar import make_splits
+from training.recipe import DataRecipe, RecipeError
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+
+
+def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+    """The recipe's splits, each with the columns `source` and `target`.
+
+    Raises:
+        RecipeError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
+            message names the file, the line and the way out.
+    """
+    if recipe.kind == "grammar":
+        return columns(make_splits(), recipe)
+    if recipe.kind == "hub":
+        return load_from_hub(recipe)
+    read = read_json if recipe.kind == "json" else read_text
+    splits = {}
+    for split in SPLITS:
+        if (name := getattr(recipe, split)) is not None:
+            sources, targets = [], []
+            for source, target in read(recipe, Path(recipe.path or ""), name):
+                sources.append(source)
+                targets.append(target)
+            splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
+    return refuse_empty(datasets.DatasetDict(splits), recipe)
+
+
+def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    """Splits in the schema of Hugging Face translation data sets as `source` and `target`."""
+    for name, split in splits.items():
+        feature = split.features.get("translation")
+        languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
+        if recipe.source not in languages or recipe.target not in languages:
+            raise RecipeError(
+                f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
+                f"languages {', '.join(languages) or 'none'}, not a translation of {recipe.source} and "
+                f"{recipe.target}; set data.source and data.target."
+            )
+
+    def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
+        pairs = batch["translation"]
+        return {
+            "source": [(pair[recipe.source] or "").strip() for pair in pairs],
+            "target": [(pair[recipe.target] or "").strip() for pair in pairs],
+        }
+
+    return splits.map(pick, batched=True, remove_columns=["translation"], desc="Reading pairs")
+
+
+def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
+    """A data set of the Hub, which `datasets` keeps on disk, without its unusable pairs."""
+    names = {split: name for split in SPLITS if (name := getattr(recipe, split)) is not None}
+    try:
+        loaded = datasets.DatasetDict(
+            {
+                split: datasets.load_dataset(cast(str, recipe.path), recipe.subset, split=name)
+                for split, name in names.items()
+            }
+        )
+    except (datasets.exceptions.DatasetNotFoundError, ConnectionError, ValueError) as error:
+        raise RecipeError(f"data.path: {recipe.path} cannot be loaded: {' '.join(str(error).split())}") from error
+    pairs = columns(loaded, recipe)
+    usable = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
+    for split, kept in usable.items():
+        if missing := len(pairs[split]) - len(kept):
+            if recipe.unusable == "refuse":
+                raise RecipeError(
+                    f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.unusable=drop to "
+                    "leave them out."
+                )
+            logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
+    return refuse_empty(usable, recipe)
+
+
+def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    for name, split in splits.items():
+        if len(split) == 0:
+            raise RecipeError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")
+    return splits
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file, compressed where its name says so.
+
+    Raises:
+        RecipeError: there is no such file.
+    """
+    if not path.is_file():
+        raise RecipeError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
+    return cast(
+        TextIO, gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    )
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers from 1, without their ends.
+
+    Raises:
+        RecipeError: the file is missing, is not UTF-8 text, or is cut off within its compression.
+    """
+    number = 0
+    try:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.rstrip("\n")
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise RecipeError(
+            f"{path}, after line {number}: not readable as text ({error}); fetch the file anew."
+        ) from error
+
+
+def usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
+    """Whether both sides of a pair hold text.
+
+    Raises:
+        RecipeError: one does not, and the recipe does not drop such pairs.
+    """
+    if source and target:
+        return True
+    if recipe.unusable == "refuse":
+        side = recipe.target if source else recipe.source
+        raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.unusable=drop.")
+    logger.warning("%s: left out, a side is empty.", where)
+    return False
+
+
+def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
+    path = folder / name
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RecipeError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
+        pair = row.get("translation") if isinstance(row, dict) else None
+        if not isinstance(pair, dict):
+            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise RecipeError(
+                f"{where}: no column 'translation' (found: {found}); each line must be "
+                f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}.'
+            )
+        for language in (recipe.source, recipe.target):
+            if not isinstance(pair.get(language), str):
+                raise RecipeError(
+                    f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
+                    "data.target to languages of the file."
+                )
+        source, target = pair[recipe.source].strip(), pair[recipe.target].strip()
+        if usable(recipe, where, source, target):
+            yield source, target
+
+
+def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of two text files, line n of one to line n of the other; `name` holds `{language}`."""
+    if "{language}" not in name:
+        raise RecipeError(
+            f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}."
+        )
+    source_path, target_path = (folder / name.format(language=code) for code in (recipe.source, recipe.target))
+    sources, targets = numbered_lines(source_path), numbered_lines(target_path)
+    for number, source in sources:
+        other = next(targets, None)
+        if other is None:
+            raise RecipeError(
+                f"{target_path}: ends before line {number} of {source_path}; pair the files line by line."
+            )
+        pair = source.strip(), other[1].strip()
+        if usable(recipe, f"{source_path}, line {number}", *pair):
+            yield pair
+    if (other := next(targets, None)) is not None:
+        raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
+
+
+def tokenize(
+    splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
+) -> datasets.DatasetDict:
+    """The splits as `input_ids` and `labels`, and the training split without its overlong pairs.
+
+    Raises:
+        RecipeError: a training pair is overlong and the recipe refuses such, or all are.
+    """
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        encoded = tokenizer(batch["source"], text_target=batch["target"], split_special_tokens=True)
+        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
+
+    encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenising")
+
+    def fits(pair: dict[str, list[int]]) -> bool:
+        return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
+
+    everything = encoded["train"]
+    encoded["train"] = everything.filter(fits, desc="Looking for overlong pairs")
+    if overlong := len(everything) - len(encoded["train"]):
+        if recipe.overlong == "refuse" or not len(encoded["train"]):
+            raise RecipeError(
+                f"data.max_length: {overlong} of {len(everything)} training pairs are longer than "
+                f"{recipe.max_length} tokens; raise it or set data.overlong=drop."
+            )
+        logger.warning(
+            "Left out %d of %d training pairs, longer than %d tokens.", overlong, len(everything), recipe.max_length
+        )
+    return encoded

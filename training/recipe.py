@@ -1,0 +1,237 @@
+"""A recipe: everything that makes a run, read from a YAML file and from arguments, and checked before any work."""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.config import PAPER_SETTINGS
+
+
+class RecipeError(ValueError):
+    """A recipe, its data or its folder cannot be used; the message is one line with the way out."""
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """Which sentence pairs, and which of them to use.
+
+    kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text", a file
+        a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
+    path: the folder of the files, or the name of the data set on the Hub.
+    subset: the configuration of a data set on the Hub.
+    source, target: the language codes.
+    train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub.
+    max_length: the tokens, `</s>` included, that a side of a training pair may have.
+    overlong: whether a longer training pair is dropped, with a count, or refused.
+    unusable: whether a pair with an empty side is refused or dropped, with a count.
+    """
+
+    kind: Literal["grammar", "json", "text", "hub"] = "json"
+    path: str | None = None
+    subset: str | None = None
+    source: str = "en"
+    target: str = "de"
+    train: str = "train.jsonl.gz"
+    validation: str = "validation.jsonl.gz"
+    test: str | None = "test.jsonl.gz"
+    max_length: int = 256
+    overlong: Literal["drop", "refuse"] = "drop"
+    unusable: Literal["refuse", "drop"] = "refuse"
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """The shared vocabulary: trained on the training pairs, or loaded from `path`, a folder or a name on the Hub."""
+
+    algorithm: Literal["bpe", "wordpiece"] = "bpe"
+    vocab_size: int = 37000
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """The course of a run.
+
+    steps: optimiser steps.
+    minutes: wall-clock minutes of training after which a run ends early; None for no such limit.
+    source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
+    device_tokens: the most target tokens, padding counted, of one forward pass on one device; a step takes several where
+        its share is larger.
+    warmup_steps, learning_rate_scale: equation (3), times a factor that the paper does not have.
+    precision: "fp32", or "bf16" for autocast.
+    max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
+    evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
+    evaluation_beams: beams of those evaluations' translations.
+    log_steps: steps between lines of the log.
+    patience: evaluations without a better BLEU after which a run ends early; None for no such limit.
+    keep_checkpoints: checkpoints kept, the best among them.
+    """
+
+    steps: int = 100_000
+    minutes: float | int | None = None
+    source_tokens: int = 25_000
+    target_tokens: int = 25_000
+    device_tokens: int = 25_000
+    warmup_steps: int = 4000
+    learning_rate_scale: float | int = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+    max_grad_norm: float | int = 0.0
+    evaluation_steps: int = 1000
+    evaluation_beams: int = 1
+    log_steps: int = 100
+    patience: int | None = None
+    keep_checkpoints: int = 2
+
+
+@dataclass(frozen=True)
+class DecodingRecipe:
+    """How the trained model decodes (6.1); also what its generation_config.json says."""
+
+    num_beams: int = 4
+    length_penalty: float | int = 0.6
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
+    max_source_relative_length: int = 50
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """How translations are scored: sacreBLEU's tokeniser ("none" for files that are tokenised), and what is printed.
+
+    examples: test sentences that are printed with their translations.
+    """
+
+    tokenize: Literal["13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = "13a"
+    examples: int = 5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from."""
+
+    name: str = "run"
+    expected: str = ""
+    output_dir: str | None = None
+    seed: int = 2017
+    data: DataRecipe = field(default_factory=DataRecipe)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    model: dict[str, Any] = field(default_factory=dict)
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    decoding: DecodingRecipe = field(default_factory=DecodingRecipe)
+    score: ScoreRecipe = field(default_factory=ScoreRecipe)
+
+    def model_config(self, **token_ids: int | None) -> VaswaniTransformerConfig:
+        """The model's configuration, with the vocabulary size and token ids that its tokenizer turned out to have."""
+        fields = {"paper": "base"} | self.model | token_ids
+        return VaswaniTransformerConfig.from_paper(fields.pop("paper"), **fields)
+
+
+POSITIVE = {
+    "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
+    "evaluation_steps", "evaluation_beams", "log_steps", "patience", "keep_checkpoints", "num_beams", "vocab_size",
+    "max_length",
+}  # fmt: skip
+
+
+def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
+    """The recipe of a YAML file with `--any.field=value` arguments laid over it.
+
+    Raises:
+        RecipeError: there is no such file, it is not YAML, or a key or a value of it or of the arguments is not one
+            that a recipe has.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = ", ".join(sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml")))
+        raise RecipeError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
+    for argument in arguments:
+        lay_over(tree, argument)
+    recipe = build(Recipe, tree, "")
+    check(recipe)
+    return recipe
+
+
+def lay_over(tree: dict[str, Any], argument: str) -> None:
+    """Put the value of one `--any.field=value` into `tree`."""
+    name, equals, text = argument.removeprefix("--").partition("=")
+    if not argument.startswith("--") or not equals:
+        raise RecipeError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
+    *path, last = name.split(".")
+    for key in path:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise RecipeError(f"{argument}: {key} is a value, not a group of fields.")
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{argument}: {text!r} is not a value; quote it.") from error
+
+
+def build(cls: type, tree: Any, prefix: str) -> Any:
+    """An instance of the dataclass `cls` from a mapping, every key known and every value of its type."""
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in tree.items():
+        if key not in hints:
+            raise RecipeError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
+        values[key] = fit(hints[key], value, f"{prefix}{key}")
+    return cls(**values)
+
+
+def fit(hint: Any, value: Any, name: str) -> Any:
+    """`value`, if it is what `hint` asks for."""
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, f"{name}.")
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise RecipeError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
+        return value
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
+    if float in allowed and isinstance(value, str):  # YAML reads 1e-4 as a word
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        kinds = " or ".join(kind.__name__ for kind in allowed)
+        raise RecipeError(f"{name}: expected {kinds}, got {value!r}.")
+    return value
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse values that no run can have."""
+    for group in (recipe.data, recipe.tokenizer, recipe.training, recipe.decoding):
+        for name, value in vars(group).items():
+            if name in POSITIVE and value is not None and value <= 0:
+                raise RecipeError(f"{name}: {value} is not positive; give a number above 0.")
+    if recipe.data.kind != "grammar" and recipe.data.path is None:
+        raise RecipeError(
+            f"data.path: the recipe {recipe.name!r} needs {'a data set name' if recipe.data.kind == 'hub' else 'the folder of its data'}; "
+            "give --data.path=..."
+        )
+    known = {"paper", *(item.name for item in dataclasses.fields(VaswaniTransformerConfig))}
+    for name in recipe.model:
+        if name not in known:
+            raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(known))}.")
+    if (paper := recipe.model.get("paper", "base")) not in PAPER_SETTINGS:
+        raise RecipeError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
+    try:
+        recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
+    except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
+        raise RecipeError(f"model: {' '.join(str(error).split())}") from error
