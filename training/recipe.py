@@ -21,8 +21,8 @@ class RecipeError(ValueError):
 class DataRecipe:
     """Which sentence pairs, and which of them to use.
 
-    kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text", a file
-        a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
+    kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
+        a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
     path: the folder of the files, or the name of the data set on the Hub.
     subset: the configuration of a data set on the Hub.
     source, target: the language codes.
@@ -61,8 +61,8 @@ class TrainingRecipe:
     steps: optimiser steps.
     minutes: wall-clock minutes of training after which a run ends early; None for no such limit.
     source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
-    device_tokens: the most target tokens, padding counted, of one forward pass on one device; a step takes several where
-        its share is larger.
+    device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
+        several passes where its share is larger.
     warmup_steps, learning_rate_scale: equation (3), times a factor that the paper does not have.
     precision: "fp32", or "bf16" for autocast.
     max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
@@ -221,10 +221,8 @@ def check(recipe: Recipe) -> None:
             if name in POSITIVE and value is not None and value <= 0:
                 raise RecipeError(f"{name}: {value} is not positive; give a number above 0.")
     if recipe.data.kind != "grammar" and recipe.data.path is None:
-        raise RecipeError(
-            f"data.path: the recipe {recipe.name!r} needs {'a data set name' if recipe.data.kind == 'hub' else 'the folder of its data'}; "
-            "give --data.path=..."
-        )
+        what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
+        raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     known = {"paper", *(item.name for item in dataclasses.fields(VaswaniTransformerConfig))}
     for name in recipe.model:
         if name not in known:

@@ -86,7 +86,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def make_tokenizer(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """The run's tokenizer: the one in its folder, the one that the recipe names, or one trained on the training pairs."""
+    """The run's tokenizer: the one in its folder, the one the recipe names, or one trained on the training pairs."""
     if (folder / "tokenizer.json").exists():
         return AutoTokenizer.from_pretrained(folder)
     if recipe.tokenizer.path is not None:
@@ -221,9 +221,9 @@ def report(results: dict[str, Any]) -> None:
         print(f"BLEU {results['best_validation_bleu']:.2f} on the validation set")
         return
     for example in scores["examples"]:
-        print(
-            f"source       {example['source']}\ntranslation  {example['translation']}\nreference    {example['reference']}\n"
-        )
+        for name in ("source", "translation", "reference"):
+            print(f"{name:<12} {example[name]}")
+        print()
     print(f"BLEU {scores['bleu']:.2f} on {scores['sentences']} unseen sentences ({scores['signature']})")
 
 

@@ -7,6 +7,7 @@ d_v a head's values.
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -75,6 +76,11 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, values, bias=config.attention_bias)
         self.o_proj = nn.Linear(values, config.d_model, bias=config.attention_bias)
 
+    @property
+    def is_flash(self) -> bool:
+        """Whether the configuration names one of the flash attentions."""
+        return "flash" in (self.config._attn_implementation or "")
+
     def split_heads(self, projected: Tensor, width: int) -> Tensor:
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, H, Q or K, width)
 
@@ -92,7 +98,7 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
-        if "flash" in (implementation or "") and self.head_dim != self.value_head_dim:
+        if self.is_flash and self.head_dim != self.value_head_dim:
             width = max(self.head_dim, self.value_head_dim)
             query, key, value = widen(query, width), widen(key, width), widen(value, width)
         dropout = self.dropout if self.training else 0.0
@@ -146,6 +152,35 @@ class CrossAttention(MultiHeadAttention):
             return cast(Tensor, layer.keys), cast(Tensor, layer.values)
         past_key_values.is_updated[self.layer_idx] = True
         return cache.update(*self.project_memory(memory), self.layer_idx)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in self-attention; but flash attention gets padded sources without their padding.
+
+        Transformers would take the mask of the source (B, K) for one of the target too.
+        """
+        if attention_mask is None or not self.is_flash:
+            return super().attend(query, key, value, attention_mask, **kwargs)
+        batch, _, length, _ = query.shape
+        is_token = attention_mask[:, : key.shape[2]].bool()  # (B, K)
+        counts = is_token.sum(-1, dtype=torch.int32)  # (B,)
+
+        def side_by_side(heads: Tensor) -> Tensor:
+            return heads.transpose(1, 2)[is_token[:, : heads.shape[2]]].transpose(0, 1)[None]  # (1, H, tokens, width)
+
+        attended, weights = super().attend(
+            query.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None],  # (1, H, B Q, d_k)
+            side_by_side(key),
+            side_by_side(value),
+            None,
+            cu_seq_lens_q=torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device),
+            cu_seq_lens_k=nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)),
+            max_length_q=length,
+            max_length_k=int(counts.max()),
+            **kwargs,
+        )  # (1, B Q, H, d_v)
+        return attended.unflatten(1, (batch, length)).squeeze(0), weights
 
     def forward(
         self,

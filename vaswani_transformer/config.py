@@ -23,9 +23,9 @@ def rate(value: float | int) -> None:
 
 @as_validated_field
 def positive(value: float | int) -> None:
-    """A small positive number."""
-    if not value > 0:
-        raise ValueError(f"{value} is not positive; give a number above 0, for example 1e-6.")
+    """A positive and finite number."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{value} is not positive and finite; give a number above 0, for example 1e-6.")
 
 
 @as_validated_field

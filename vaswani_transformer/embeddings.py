@@ -75,7 +75,8 @@ class LearnedPositions(nn.Module):
             ValueError: a text is longer than the table.
         """
         size = self.table.num_embeddings
-        if positions.shape[-1] > size and (length := int(positions.max()) + 1) > size:
+        is_sure = torch.compiler.is_compiling() or (bound is not None and bound <= size)
+        if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > size:
             raise ValueError(
                 f"A text of {length} tokens is longer than the table of {size} learned positions; "
                 'shorten it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'

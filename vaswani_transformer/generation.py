@@ -164,7 +164,22 @@ class PaperBeamSearch(GenerationMixin):
             generation_config.length_penalty = PaperPenalty(
                 generation_config.length_penalty, bounds[:, None], generation_config.num_return_sequences
             )
-        return super()._beam_search(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        found = super()._beam_search(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        if generation_config.pad_token_id == 0:
+            self._pad_with_zero(found, input_ids.shape[1], generation_config, limits)
+        return found
+
+    @staticmethod
+    def _pad_with_zero(found: Any, prompt_length: int, config: GenerationConfig, limits: Tensor | None) -> None:
+        """Put the padding behind each target that the loop, which takes id 0 for none, has filled with `</s>`."""
+        sequences = found if isinstance(found, Tensor) else found.sequences  # (rows, T)
+        new = sequences[:, prompt_length:]
+        ends = torch.isin(new, config._eos_token_tensor) if config._eos_token_tensor is not None else new < 0
+        is_over = ends.cumsum(1) - ends.long() > 0
+        if limits is not None:
+            own = limits.repeat_interleave(new.shape[0] // limits.shape[0])
+            is_over |= torch.arange(new.shape[1], device=new.device) >= own[:, None]
+        new[is_over] = 0
 
     def _update_finished_beams(self, **kwargs: Any) -> Any:
         alpha = kwargs["length_penalty"]

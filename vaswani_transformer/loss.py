@@ -83,8 +83,8 @@ def normalise(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | N
     if num_items_in_batch is None:
         return loss / labels.ne(-100).sum().clamp(min=1)
     if isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+        return loss / num_items_in_batch.to(loss.device).clamp(min=1)
+    return loss / max(num_items_in_batch, 1)
 
 
 def projected_cross_entropy(

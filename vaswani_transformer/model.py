@@ -249,15 +249,16 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
-        if is_distributed_projection(self.lm_head.weight):
+        if not is_plain(self.lm_head):
             return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
         loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
         return loss, logits
 
 
-def is_distributed_projection(weight: Tensor) -> bool:
-    """Whether tensor parallelism has split the projection, so that only `lm_head` itself can apply it."""
-    return isinstance(weight, DTensor)
+def is_plain(projection: nn.Module) -> bool:
+    """Whether a projection is its weight and no more: no adapter, no hook, not split by tensor parallelism."""
+    has_hooks = hasattr(projection, "_hf_hook") or bool(projection._forward_hooks or projection._forward_pre_hooks)
+    return type(projection) is nn.Linear and not isinstance(projection.weight, DTensor) and not has_hooks
 
 
 __all__ = ["VaswaniTransformerForConditionalGeneration", "VaswaniTransformerModel"]

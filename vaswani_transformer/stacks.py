@@ -222,8 +222,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.dim() == 2:
             return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
-        past = 0 if cache is None else cache.get_seq_length()
-        return torch.arange(length, device=inputs_embeds.device).unsqueeze(0) + past, None
+        positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
+        return (positions, length) if cache is None else (positions + cache.get_seq_length(), None)
 
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None

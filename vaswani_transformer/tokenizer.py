@@ -1,11 +1,13 @@
 """One sub-word vocabulary that source and target share (5.1)."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
+LARGEST_ALPHABET = 1000
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 
 
@@ -35,29 +37,38 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
 
 
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Word-pieces within words and punctuation marks (En-Fr in the paper); a strange character becomes `<unk>`.
+    """Word-pieces within words and punctuation marks (En-Fr in the paper); a word with a strange character is `<unk>`.
 
-    The alphabet is given to the trainer sorted: by itself it numbers characters in an order that changes from one
-    process to the next.
+    The alphabet, the most frequent characters, is given to the trainer sorted, at the head of a word and within one:
+    by itself it numbers them in an order that changes from one training to the next.
     """
     texts = list(texts) if isinstance(texts, Iterator) else texts
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
-    alphabet = sorted({character for text in texts for character in text if not character.isspace()})
-    if vocab_size < 2 * len(alphabet) + len(names):
+    counts = Counter(character for text in texts for character in text if not character.isspace())
+    alphabet = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:LARGEST_ALPHABET])
+    if vocab_size < (least := 2 * len(alphabet) + len(names)):
         raise ValueError(
             f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts, at the head of a word "
-            f"and within one, and {len(names)} special tokens; give at least {2 * len(alphabet) + len(names)}."
+            f"and within one, and {len(names)} special tokens; give at least {least}."
         )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN_TOKEN["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,
-        special_tokens=special_tokens(names),
+        limit_alphabet=len(alphabet),
+        special_tokens=[*names.values(), *(f"##{character}" for character in alphabet)],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    trained = word_piece_tokenizer({})
+    trained.train_from_iterator(texts, trainer)
+    tokenizer = word_piece_tokenizer(trained.get_vocab())
+    tokenizer.add_special_tokens(special_tokens(names))
+    return tokenizer
+
+
+def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 

@@ -1,0 +1,43 @@
+"""One thread, one seed and no network: the ground that every test stands on."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.helpers import tiny_config as make_tiny_config
+from tests.helpers import tiny_model as make_tiny_model
+from tests.transformers_suite import marks
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+
+torch.set_num_threads(1)
+
+# The same examples on every run; no deadline, since the first example of a test pays for what torch sets up.
+settings.register_profile("vaswani_transformer", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("vaswani_transformer")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark in marks():
+        config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """The same random numbers for a test, whatever ran before it."""
+    torch.manual_seed(0)
+    return 0
+
+
+@pytest.fixture
+def tiny_config() -> VaswaniTransformerConfig:
+    return make_tiny_config()
+
+
+@pytest.fixture
+def tiny_model() -> VaswaniTransformerForConditionalGeneration:
+    return make_tiny_model()

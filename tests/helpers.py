@@ -1,0 +1,102 @@
+"""Small models and batches, and the comparisons that several tests make.
+
+B batch, S source, T target.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 4, "d_ff": 64}
+
+PAIRS = {
+    "hello world": "hola mundo",
+    "i love you": "te amo",
+    "the cat is black": "el gato es negro",
+    "good morning": "buenos dias",
+    "this is a book": "este es un libro",
+    "what is your name": "como te llamas",
+}
+
+# Two orders of summing the same float32 numbers: a few units in the last place at each of some ten operations on
+# values near 1 (eps is 1.2e-7), taken ten times wider.
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def tiny_config(**overrides: object) -> VaswaniTransformerConfig:
+    """Two layers of 32, four heads; `overrides` are fields to set otherwise."""
+    return VaswaniTransformerConfig(**{**TINY, **overrides})
+
+
+def tiny_model(**overrides: object) -> VaswaniTransformerForConditionalGeneration:
+    """A tiny model with random weights, in evaluation mode, the same one whenever it is asked for."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return VaswaniTransformerForConditionalGeneration(tiny_config(**overrides)).eval()
+
+
+def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
+    """Ordinary tokens: no start, no padding, no end."""
+    return torch.randint(4, vocab_size, shape)
+
+
+def random_batch(batch: int = 3, source: int = 7, target: int = 5) -> dict[str, Tensor]:
+    """Sources (B, S) and the target tokens so far (B, T), without padding."""
+    return {"input_ids": random_tokens(batch, source), "decoder_input_ids": random_tokens(batch, target)}
+
+
+def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple[Tensor, Tensor]:
+    """Random texts of these lengths as (B, longest), filled up with `pad` on one side, and their mask."""
+    width = max(lengths)
+    tokens = torch.full((len(lengths), width), pad)
+    mask = torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        place = slice(0, length) if side == "right" else slice(width - length, width)
+        tokens[row, place] = random_tokens(length)
+        mask[row, place] = 1
+    return tokens, mask
+
+
+@functools.cache
+def model_of_pairs() -> tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]:
+    """A model that has learnt the six sentence pairs by heart, in about a second, and its tokenizer; change neither."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
+    batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for _ in range(120):
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def run_python(code: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
+    """What a new Python process prints that runs `code` in the checkout, or in `folder` without the checkout."""
+    path = {"PYTHONPATH": str(ROOT) if folder is None else ""}
+    variables = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | path | environment
+    finished = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder or ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout

@@ -1,0 +1,342 @@
+"""Attention: equation (1) as a loop, every implementation of it, and what may be seen from where."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import modeling_flash_attention_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.attention import CrossAttention, SelfAttention, scaled_dot_product_attention
+
+IMPLEMENTATIONS = ["eager", "sdpa"]
+MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for name in IMPLEMENTATIONS}
+
+
+def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """softmax(Q K^T / sqrt(d_k)) V for one head, a query and a key at a time, in float64."""
+    attended = np.zeros((len(query), value.shape[1]))
+    for i in range(len(query)):
+        scores = [query[i] @ key[j] / math.sqrt(key.shape[1]) for j in range(len(key)) if visible[i, j]]
+        values = [value[j] for j in range(len(key)) if visible[i, j]]
+        exponentials = np.exp(np.array(scores) - max(scores))
+        attended[i] = sum(weight * row for weight, row in zip(exponentials / exponentials.sum(), values, strict=True))
+    return attended
+
+
+def multi_head(attention: nn.Module, states: Tensor, memory: Tensor, visible: np.ndarray) -> np.ndarray:
+    """MultiHead(Q, K, V) of 3.2.2 for one text, head after head, in float64."""
+
+    def project(projection: nn.Linear, rows: Tensor) -> np.ndarray:
+        bias = 0 if projection.bias is None else projection.bias.detach().double().numpy()
+        return rows.double().numpy() @ projection.weight.detach().double().numpy().T + bias
+
+    query = project(attention.q_proj, states)
+    key, value = project(attention.k_proj, memory), project(attention.v_proj, memory)
+    d_k, d_v = attention.head_dim, attention.value_head_dim
+    heads = [
+        equation_1(
+            query[:, h * d_k : (h + 1) * d_k],
+            key[:, h * d_k : (h + 1) * d_k],
+            value[:, h * d_v : (h + 1) * d_v],
+            visible,
+        )
+        for h in range(query.shape[1] // d_k)
+    ]
+    return project(attention.o_proj, torch.from_numpy(np.concatenate(heads, axis=1)))
+
+
+def additive(visible: np.ndarray) -> Tensor:
+    """A mask (1, 1, Q, K) that is added to scores."""
+    return torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), torch.finfo(torch.float32).min)[
+        None, None
+    ]
+
+
+@given(st.integers(1, 6), st.data())
+def test_a_prediction_depends_on_the_past_alone(place: int, data: st.DataObject) -> None:
+    implementation = data.draw(st.sampled_from(IMPLEMENTATIONS))
+    model = MODELS[implementation]
+    batch = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.arange(8, 15)[None]}
+    later = data.draw(st.lists(st.integers(0, 98), min_size=7 - place, max_size=7 - place))
+    changed = batch["decoder_input_ids"].clone()
+    changed[0, place:] = torch.tensor(later)
+    before = model(**batch).logits[:, :place]
+    after = model(**batch | {"decoder_input_ids": changed}).logits[:, :place]
+    torch.testing.assert_close(after, before, **FLOAT32)
+
+
+def test_every_place_of_the_source_sees_every_other() -> None:
+    encoder = tiny_model().get_encoder()
+    tokens = random_tokens(1, 6)
+    states = encoder(tokens).last_hidden_state
+    for place in range(6):
+        changed = tokens.clone()
+        changed[0, place] = 3
+        moved = (encoder(changed).last_hidden_state - states).abs().amax(-1)
+        assert (moved > 1e-4).all()
+
+
+def test_an_end_of_the_target_sees_its_whole_past() -> None:
+    model = tiny_model()
+    batch = random_batch(1, 3, 6)
+    logits = model(**batch).logits[:, -1]
+    for place in range(6):
+        changed = batch["decoder_input_ids"].clone()
+        changed[0, place] = 3
+        moved = model(**batch | {"decoder_input_ids": changed}).logits[:, -1] - logits
+        assert moved.abs().max() > 1e-4
+
+
+@settings(max_examples=25)
+@given(
+    heads=st.integers(1, 4),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    lengths=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    bias=st.booleans(),
+    implementation=st.sampled_from(IMPLEMENTATIONS),
+    seed=st.integers(0, 2**32),
+)
+def test_attention_equals_a_loop_over_equation_1(
+    heads: int, d_k: int, d_v: int, lengths: tuple[int, int], bias: bool, implementation: str, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    config = tiny_config(num_heads=heads, d_k=d_k, d_v=d_v, attention_bias=bias, attn_implementation=implementation)
+    attention = CrossAttention(config, layer_idx=0).eval()
+    states, memory = torch.randn(1, lengths[0], 32), torch.randn(1, lengths[1], 32)
+    visible = np.random.default_rng(seed).random(lengths) < 0.6
+    visible[:, 0] = True  # a query sees something
+    attended, _ = attention(states, memory, additive(visible))
+    expected = multi_head(attention, states[0], memory[0], visible)
+    np.testing.assert_allclose(attended[0].detach().numpy(), expected, **FLOAT32)
+
+
+def test_self_attention_equals_the_loop_over_its_own_states() -> None:
+    attention = SelfAttention(tiny_config(d_v=5, attn_implementation="eager"), layer_idx=0).eval()
+    states, visible = torch.randn(1, 5, 32), np.tril(np.ones((5, 5), dtype=bool))
+    attended, weights = attention(states, additive(visible))
+    np.testing.assert_allclose(
+        attended[0].detach().numpy(), multi_head(attention, states[0], states[0], visible), **FLOAT32
+    )
+    assert weights.shape == (1, 4, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 4, 5))
+    assert (weights.triu(1) == 0).all()
+
+
+def test_scores_are_divided_by_the_root_of_d_k() -> None:
+    attention = SelfAttention(tiny_config(d_k=16, d_v=3), layer_idx=0)
+    assert attention.scaling == 0.25
+    assert attention.q_proj.weight.shape == attention.k_proj.weight.shape == (4 * 16, 32)
+    assert attention.v_proj.weight.shape == (4 * 3, 32)
+    assert attention.o_proj.weight.shape == (32, 4 * 3)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_projections_have_biases_only_on_request(bias: bool) -> None:
+    names = [
+        name for name, _ in SelfAttention(tiny_config(attention_bias=bias), 0).named_parameters() if "bias" in name
+    ]
+    assert names == (["q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"] if bias else [])
+
+
+def test_attention_weights_are_dropped_in_training_alone() -> None:
+    query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    module = nn.Module()
+    _, weights = scaled_dot_product_attention(module.eval(), query, key, value, None, 0.3, dropout=0.5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 4))
+    _, weights = scaled_dot_product_attention(module.train(), query, key, value, None, 0.3, dropout=0.5)
+    assert (weights == 0).any()
+    attention = SelfAttention(tiny_config(attention_dropout=0.5), layer_idx=0)
+    states = torch.randn(1, 5, 32)
+    assert not torch.equal(attention.train()(states)[0], attention(states)[0])
+    assert torch.equal(attention.eval()(states)[0], attention(states)[0])
+
+
+def compare_implementations(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
+    source, source_mask = padded_batch([7, 4, 1])
+    target, target_mask = padded_batch([5, 2, 3])
+    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask} if is_padded else {}
+    kept = target_mask.bool() if is_padded else torch.ones_like(target_mask).bool()
+    eager = tiny_model(d_k=d_k, d_v=d_v, attn_implementation="eager")
+    other = tiny_model(d_k=d_k, d_v=d_v, attn_implementation=implementation)
+    assert other.config._attn_implementation == implementation
+    with torch.no_grad():  # flex attention has no gradients on a CPU
+        expected = eager(input_ids=source, decoder_input_ids=target, **masks).logits
+        logits = other(input_ids=source, decoder_input_ids=target, **masks).logits
+    torch.testing.assert_close(logits[kept], expected[kept], **FLOAT32)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("d_k", "d_v"), [(None, None), (4, 12), (12, 4)])
+def test_sdpa_equals_eager(is_padded: bool, d_k: int | None, d_v: int | None) -> None:
+    compare_implementations("sdpa", is_padded, d_k, d_v)
+
+
+@pytest.mark.slow
+def test_flex_attention_equals_eager() -> None:
+    compare_implementations("flex_attention", True, 16, 32)  # it takes powers of two from 16
+
+
+@pytest.mark.parametrize(("d_k", "d_v"), [(4, 12), (12, 4), (8, 8)])
+def test_flash_attention_is_given_one_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
+    """Flash kernels take no d_v other than d_k; zeros behind the narrower heads change nothing."""
+    widths = []
+
+    def one_width(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object):
+        widths.extend([query.shape[-1], key.shape[-1], value.shape[-1]])
+        return scaled_dot_product_attention(module, query, key, value, *args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_of_the_test", one_width)
+    attention = SelfAttention(tiny_config(d_k=d_k, d_v=d_v, attn_implementation="eager"), layer_idx=0).eval()
+    states = torch.randn(2, 5, 32)
+    expected, _ = attention(states)
+    attention.config._attn_implementation_internal = "flash_attention_of_the_test"
+    attended, _ = attention(states)
+    torch.testing.assert_close(attended, expected, **FLOAT32)
+    assert set(widths) == {max(d_k, d_v)}
+
+
+class FlashKernels:
+    """What the flash-attn package offers, written out: texts side by side, each with its own length."""
+
+    @staticmethod
+    def fixed(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+        if causal:  # the last query sees the last key
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
+            scores = scores.masked_fill(hidden, -math.inf)
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+    @staticmethod
+    def varying(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p=0.0,
+        softmax_scale=None,
+        causal=False,
+    ) -> Tensor:
+        assert int(cu_seqlens_q[-1]) == len(q)
+        assert int(cu_seqlens_k[-1]) == len(k)
+        queries, keys = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
+        texts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+        return torch.cat([FlashKernels.fixed(*(x[None] for x in t), 0.0, softmax_scale, causal)[0] for t in texts])
+
+    @staticmethod
+    def unpad(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+        lengths = mask.sum(-1, dtype=torch.int32)
+        indices = mask.flatten().nonzero().flatten()
+        ends = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return states.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
+
+    @staticmethod
+    def pad(states: Tensor, indices: Tensor, batch: int, length: int) -> Tensor:
+        padded = states.new_zeros(batch * length, *states.shape[1:])
+        padded[indices] = states
+        return padded.unflatten(0, (batch, length))
+
+
+@pytest.fixture
+def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
+    """A model which takes Transformers' way to flash attention, with the kernels above at its end."""
+    kernels = (FlashKernels.fixed, FlashKernels.varying, None, FlashKernels.pad, FlashKernels.unpad)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: kernels)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    model = tiny_model().requires_grad_(False)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    return model
+
+
+@pytest.mark.parametrize("targets", [[3, 3], [5, 5], [8, 8], [1, 1], [4, 2]], ids=str)
+@pytest.mark.parametrize("sources", [[5, 5], [5, 2]], ids=str)
+def test_flash_attention_equals_eager(
+    flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
+) -> None:
+    """With padding and without, for targets shorter than the source, as long and longer."""
+    source, source_mask = padded_batch(sources)
+    target, target_mask = padded_batch(targets)
+    batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
+    batch["decoder_attention_mask"] = target_mask
+    expected, logits = MODELS["eager"](**batch).logits, flash_model(**batch).logits
+    torch.testing.assert_close(logits[target_mask.bool()], expected[target_mask.bool()], **FLOAT32)
+
+
+@settings(max_examples=20)
+@given(
+    rows=st.integers(1, 4),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    target=st.integers(1, 4),
+    side=st.sampled_from(["left", "right"]),
+    implementation=st.sampled_from(IMPLEMENTATIONS),
+)
+def test_many_target_rows_of_a_source_equal_that_source_repeated(
+    rows: int, lengths: list[int], target: int, side: str, implementation: str
+) -> None:
+    model = MODELS[implementation]
+    source, mask = padded_batch(lengths, side)
+    targets = random_tokens(rows * len(lengths), target)
+    shared = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets, output_attentions=True)
+    repeated = model(
+        input_ids=source.repeat_interleave(rows, 0),
+        attention_mask=mask.repeat_interleave(rows, 0),
+        decoder_input_ids=targets,
+        output_attentions=True,
+    )
+    torch.testing.assert_close(shared.logits, repeated.logits, **FLOAT32)
+    if implementation == "eager":
+        for weights, expected in zip(shared.cross_attentions, repeated.cross_attentions, strict=True):
+            torch.testing.assert_close(weights, expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_many_target_rows_of_a_source_take_cached_steps_alike(implementation: str) -> None:
+    model = MODELS[implementation]
+    source, mask = padded_batch([6, 3])
+    targets = random_tokens(6, 4)
+    whole = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
+    encoded, cache = model.get_encoder()(source, attention_mask=mask), None
+    for place in range(4):
+        step = model(
+            encoder_outputs=encoded,
+            attention_mask=mask,
+            decoder_input_ids=targets[:, place : place + 1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = step.past_key_values
+        torch.testing.assert_close(step.logits[:, 0], whole[:, place], **FLOAT32)
+    assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row a source, not a row a target
+
+
+def test_target_rows_that_are_no_multiple_of_the_sources_are_refused() -> None:
+    model = tiny_model()
+    with pytest.raises(ValueError, match=r"target has 5 rows and the source 2.*same number"):
+        model(input_ids=random_tokens(2, 3), decoder_input_ids=random_tokens(5, 3))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_source_of_padding_alone_gives_numbers(implementation: str) -> None:
+    model = MODELS[implementation]
+    source, mask = random_tokens(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
+    assert model(input_ids=source, attention_mask=mask, decoder_input_ids=random_tokens(2, 3)).logits.isfinite().all()
+
+
+def test_attention_of_two_queries_and_two_keys_is_this() -> None:
+    """By hand: scores (2, 0) and (0, 2) over sqrt(4), so that a query gives its own key e / (e + 1) = 0.7310586."""
+    query = torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]])[None, None]
+    key, value = query / 2, torch.tensor([[1.0], [0.0]])[None, None]
+    attended, weights = scaled_dot_product_attention(nn.Module(), query, key, value, None, scaling=4**-0.5)
+    torch.testing.assert_close(weights[0, 0], torch.tensor([[0.7310586, 0.2689414], [0.2689414, 0.7310586]]))
+    torch.testing.assert_close(attended[0, :, 0], torch.tensor([[0.7310586], [0.2689414]]))

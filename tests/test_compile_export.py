@@ -1,0 +1,159 @@
+"""Forward as one graph, compiled and exported, says what it says without."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
+
+KINDS = ["sinusoidal", "learned"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch.compiler.reset()
+
+
+def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
+    """Padded sources and targets with both masks."""
+    source, source_mask = padded_batch(sources)
+    target, target_mask = padded_batch(targets)
+    return {
+        "input_ids": source,
+        "attention_mask": source_mask,
+        "decoder_input_ids": target,
+        "decoder_attention_mask": target_mask,
+    }
+
+
+def labelled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
+    batch = masked_batch(sources, targets)
+    batch["labels"] = batch.pop("decoder_input_ids").masked_fill(batch.pop("decoder_attention_mask") == 0, -100)
+    return batch
+
+
+def same_where_tokens_stand(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_evaluation_compiles_as_one_graph(attention: str, kind: str) -> None:
+    model = tiny_model(attn_implementation=attention, position_embedding=kind).requires_grad_(False)
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for lengths in ([5, 3], [6, 2]), ([4, 9, 1], [3, 3, 7]):
+        batch = masked_batch(*lengths)
+        logits = compiled(**batch, use_cache=False).logits
+        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_with_labels_compiles_as_one_graph(kind: str) -> None:
+    model, batch = tiny_model(position_embedding=kind).requires_grad_(False), labelled([5, 3], [6, 2])
+    outputs, expected = torch.compile(model, fullgraph=True, backend="eager")(**batch), model(**batch)
+    torch.testing.assert_close(outputs.loss, expected.loss)
+    torch.testing.assert_close(outputs.logits, expected.logits, **FLOAT32)
+
+
+def step(
+    model: VaswaniTransformerForConditionalGeneration, forward: nn.Module, batch: dict[str, Tensor]
+) -> list[Tensor]:
+    """The loss of a training step, and the weights after it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = forward(**batch)
+    assert outputs.logits is None
+    outputs.loss.backward()
+    optimizer.step()
+    return [outputs.loss.detach(), *(parameter.detach() for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("num_items_in_batch", [None, 30])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int | None) -> None:
+    batch = labelled([5, 3, 4], [6, 2, 5])
+    if num_items_in_batch is not None:
+        batch["num_items_in_batch"] = torch.tensor(num_items_in_batch)
+    eager = tiny_model(dropout=0.0, tie_word_embeddings=tied).train()
+    model = tiny_model(dropout=0.0, tie_word_embeddings=tied).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
+        torch.testing.assert_close(mine, other, **FLOAT32)
+
+
+def test_the_compiler_of_torch_itself_takes_it() -> None:
+    """Inductor, once for logits and once for a training step."""
+    model, batch = tiny_model().requires_grad_(False), masked_batch([5, 3], [6, 2])
+    logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
+    same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+
+    batch = labelled([5, 3], [6, 2])
+    eager, model = tiny_model(dropout=0.0).train(), tiny_model(dropout=0.0).train()
+    compiled = torch.compile(model, fullgraph=True)
+    for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
+        torch.testing.assert_close(mine, other, **FLOAT32)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bool) -> None:
+    model = tiny_model(position_embedding=kind).requires_grad_(False)
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    shapes = {
+        "input_ids": {0: rows, 1: source},
+        "attention_mask": {0: rows, 1: source},
+        "decoder_input_ids": {0: rows, 1: target},
+        "decoder_attention_mask": {0: rows, 1: target},
+    }
+    program = torch.export.export(
+        model,
+        (),
+        masked_batch([5, 3, 4], [6, 2, 5]) | {"use_cache": False},
+        dynamic_shapes=shapes | {"use_cache": None},
+        strict=strict,
+    ).module()
+    for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
+        batch = masked_batch(*lengths)
+        logits = program(**batch, use_cache=False).logits
+        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+
+
+def test_an_export_without_masks_has_dynamic_lengths_too() -> None:
+    model = tiny_model().requires_grad_(False)
+    rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
+    program = torch.export.export(
+        model,
+        (),
+        {"input_ids": random_tokens(3, 5), "decoder_input_ids": random_tokens(3, 4), "use_cache": False},
+        dynamic_shapes={
+            "input_ids": {0: rows, 1: source},
+            "decoder_input_ids": {0: rows, 1: target},
+            "use_cache": None,
+        },
+        strict=False,
+    ).module()
+    for shape in [(3, 5, 4), (2, 19, 7)]:
+        batch = {"input_ids": random_tokens(*shape[:2]), "decoder_input_ids": random_tokens(shape[0], shape[2])}
+        torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
+
+
+def test_an_encoder_alone_is_exported_with_dynamic_lengths(tmp_path) -> None:
+    encoder = tiny_model().get_encoder().requires_grad_(False)
+    rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
+    tokens, mask = padded_batch([5, 3, 4])
+    shape = {0: rows, 1: source}
+    program = torch.export.export(
+        encoder,
+        (),
+        {"input_ids": tokens, "attention_mask": mask},
+        dynamic_shapes={"input_ids": shape, "attention_mask": shape},
+        strict=False,
+    )
+    torch.export.save(program, tmp_path / "encoder.pt2")
+    program = torch.export.load(tmp_path / "encoder.pt2").module()
+    tokens, mask = padded_batch([17, 2])
+    states = program(input_ids=tokens, attention_mask=mask).last_hidden_state
+    expected = encoder(tokens, attention_mask=mask).last_hidden_state
+    same_where_tokens_stand(states, expected, mask)

@@ -1,0 +1,270 @@
+"""The configuration: the paper's defaults, the paper's models by name, and a helpful refusal of everything else."""
+
+import json
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import tiny_config
+from vaswani_transformer import VaswaniTransformerConfig
+
+DEFAULTS = {
+    "vocab_size": 37000,
+    "d_model": 512,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "num_heads": 8,
+    "d_k": None,
+    "d_v": None,
+    "d_ff": 2048,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "position_embedding": "sinusoidal",
+    "max_position_embeddings": 1024,
+    "attention_bias": False,
+    "layer_norm_eps": 1e-6,
+    "label_smoothing": 0.1,
+    "scale_embedding": True,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": None,
+}
+
+# What each of the paper's models changes in the base model: Table 3, 6.1 (English-French) and 6.3 (parsing).
+PAPER = {
+    "base": {},
+    "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
+    "big-en-fr": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.1, "vocab_size": 32000},
+    "parsing": {"d_model": 1024, "encoder_layers": 4, "decoder_layers": 4, "vocab_size": 16000},
+    "parsing-semi-supervised": {"d_model": 1024, "encoder_layers": 4, "decoder_layers": 4, "vocab_size": 32000},
+    "A-h1": {"num_heads": 1},
+    "A-h4": {"num_heads": 4},
+    "A-h16": {"num_heads": 16},
+    "A-h32": {"num_heads": 32},
+    "B-dk16": {"d_k": 16},
+    "B-dk32": {"d_k": 32},
+    "C-n2": {"encoder_layers": 2, "decoder_layers": 2},
+    "C-n4": {"encoder_layers": 4, "decoder_layers": 4},
+    "C-n8": {"encoder_layers": 8, "decoder_layers": 8},
+    "C-dmodel256": {"d_model": 256},
+    "C-dmodel1024": {"d_model": 1024},
+    "C-dff1024": {"d_ff": 1024},
+    "C-dff4096": {"d_ff": 4096},
+    "D-dropout0.0": {"dropout": 0.0},
+    "D-dropout0.2": {"dropout": 0.2},
+    "D-smoothing0.0": {"label_smoothing": 0.0},
+    "D-smoothing0.2": {"label_smoothing": 0.2},
+    "E": {"position_embedding": "learned"},
+}
+
+# The widths of a head's keys and values that Table 3 prints where they are not 64; 8 heads in parsing are our reading.
+HEAD_WIDTHS = {
+    "A-h1": (512, 512),
+    "A-h4": (128, 128),
+    "A-h16": (32, 32),
+    "A-h32": (16, 16),
+    "B-dk16": (16, 64),
+    "B-dk32": (32, 64),
+    "C-dmodel256": (32, 32),
+    "C-dmodel1024": (128, 128),
+    "parsing": (128, 128),
+    "parsing-semi-supervised": (128, 128),
+}
+
+rates = st.floats(0, 1, exclude_max=True, allow_nan=False)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
+    """Any configuration of small sizes that holds together."""
+    num_heads = draw(st.integers(1, 4))
+    widths = st.none() | st.integers(1, 9)
+    return VaswaniTransformerConfig(
+        vocab_size=draw(st.integers(3, 10**6)),
+        d_model=2 * num_heads * draw(st.integers(1, 8)),
+        encoder_layers=draw(st.integers(1, 9)),
+        decoder_layers=draw(st.integers(1, 9)),
+        num_heads=num_heads,
+        d_k=draw(widths),
+        d_v=draw(widths),
+        d_ff=draw(st.integers(1, 99)),
+        dropout=draw(rates),
+        attention_dropout=draw(rates),
+        activation_dropout=draw(rates),
+        label_smoothing=draw(rates),
+        activation_function=draw(st.sampled_from(["relu", "gelu", "silu"])),
+        position_embedding=draw(st.sampled_from(["sinusoidal", "learned"])),
+        attention_bias=draw(st.booleans()),
+        scale_embedding=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
+        eos_token_id=draw(st.sampled_from([2, [1, 2], None])),
+        decoder_start_token_id=draw(st.none() | st.integers(0, 2)),
+    )
+
+
+@given(configurations())
+def test_any_configuration_survives_its_json(config: VaswaniTransformerConfig) -> None:
+    again = VaswaniTransformerConfig.from_dict(json.loads(config.to_json_string()))
+    assert again.to_dict() == config.to_dict()
+
+
+def test_a_saved_configuration_loads_as_it_was(tmp_path) -> None:
+    config = tiny_config(d_v=5, dropout=0.25, eos_token_id=[2, 3])
+    config.save_pretrained(tmp_path)
+    again = VaswaniTransformerConfig.from_pretrained(tmp_path)
+    assert again.to_dict() == config.to_dict()
+
+
+@given(num_heads=st.integers(1, 8), width=st.integers(1, 8), d_k=st.none() | st.integers(1, 99))
+def test_head_dim_is_d_k_or_an_equal_share_of_d_model(num_heads: int, width: int, d_k: int | None) -> None:
+    config = VaswaniTransformerConfig(d_model=2 * num_heads * width, num_heads=num_heads, d_k=d_k)
+    assert config.head_dim == (2 * width if d_k is None else d_k)
+    assert config.d_k == d_k
+    assert config.d_v is None
+
+
+def test_d_model_need_not_be_divisible_where_both_widths_are_given() -> None:
+    config = VaswaniTransformerConfig(d_model=30, num_heads=4, d_k=3, d_v=5)
+    assert (config.head_dim, config.d_k, config.d_v) == (3, 3, 5)
+
+
+def test_d_model_may_be_odd_with_learned_positions() -> None:
+    assert VaswaniTransformerConfig(d_model=33, num_heads=3, position_embedding="learned").d_model == 33
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dropout", 0),
+        ("attention_dropout", 0),
+        ("activation_dropout", 0),
+        ("label_smoothing", 0),
+        ("layer_norm_eps", 1),
+    ],
+)
+def test_an_int_is_taken_where_a_float_is_meant(field: str, value: int) -> None:
+    assert getattr(VaswaniTransformerConfig(**{field: value}), field) == value
+
+
+def test_several_end_tokens_are_taken() -> None:
+    assert VaswaniTransformerConfig(eos_token_id=[2, 3]).eos_token_id == [2, 3]
+
+
+def test_the_names_of_transformers_reach_the_fields_of_the_paper() -> None:
+    config = tiny_config(encoder_layers=3)
+    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (32, 4, 3)
+    config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 64, 8, 5
+    assert (config.d_model, config.num_heads, config.encoder_layers) == (64, 8, 5)
+    assert VaswaniTransformerConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).d_model == 64
+
+
+# Every refusal: the fields given, then words of the message that name the field, the value and the way out.
+REFUSALS = [
+    *(
+        ({field: value}, (field, str(value), "at least 1"))
+        for field in (
+            *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "num_heads", "d_k", "d_v", "d_ff"),
+            "max_position_embeddings",
+        )
+        for value in (0, -3)
+    ),
+    *(
+        ({field: value}, (field, str(value), "at least 0 and below 1"))
+        for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        for value in (1, 1.5, -0.1, float("nan"))
+    ),
+    ({"layer_norm_eps": 0}, ("layer_norm_eps", "0", "above 0")),
+    ({"layer_norm_eps": -1e-6}, ("layer_norm_eps", "-1e-06", "above 0")),
+    ({"activation_function": "rleu"}, ("activation_function", "'rleu'", "relu", "gelu")),
+    ({"position_embedding": "rotary"}, ("position_embedding", "'rotary'", "'sinusoidal'", "'learned'")),
+    ({"d_model": 33, "num_heads": 3}, ("d_model (33)", "even", 'position_embedding="learned"')),
+    ({"d_model": 30, "num_heads": 4}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
+    ({"d_model": 30, "num_heads": 4, "d_k": 3}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
+    ({"d_model": 30, "num_heads": 4, "d_v": 3}, ("d_model (30)", "num_heads (4)", "divisible", "d_k and d_v")),
+    *(
+        ({"vocab_size": 99, field: value}, (f"{field} ({value})", "99", "0 to 98", "vocab_size"))
+        for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+        for value in (99, -1)
+    ),
+    ({"vocab_size": 99, "eos_token_id": [2, 99]}, ("eos_token_id (99)", "99", "0 to 98", "vocab_size")),
+    ({"d_model": "512"}, ("d_model", "'512'", "int")),
+    ({"d_model": 512.0}, ("d_model", "512.0", "int")),
+    ({"num_heads": True}, ("num_heads", "True", "int")),
+    ({"dropout": "0.1"}, ("dropout", "'0.1'", "float")),
+    ({"attention_bias": 1}, ("attention_bias", "1", "bool")),
+    ({"vocab_size": None}, ("vocab_size", "None", "int")),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSALS, ids=[str(fields) for fields, _ in REFUSALS])
+def test_a_refusal_names_the_field_the_value_and_the_way_out(fields: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(StrictDataclassError) as refusal:
+        VaswaniTransformerConfig(**fields)
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_a_refusal_also_meets_a_saved_configuration(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_dict() | {"dropout": 2}))
+    with pytest.raises(StrictDataclassError, match="dropout"):
+        VaswaniTransformerConfig.from_pretrained(tmp_path)
+
+
+def test_an_assignment_is_refused_as_an_argument_is() -> None:
+    config = tiny_config()
+    with pytest.raises(StrictDataclassError, match="dropout"):
+        config.dropout = 2
+
+
+@pytest.mark.parametrize("name", ["Base", "big-en-de", "transformer", ""])
+def test_an_unknown_name_is_answered_with_the_list(name: str) -> None:
+    with pytest.raises(ValueError, match="not a model of the paper") as refusal:
+        VaswaniTransformerConfig.from_paper(name)
+    assert repr(name) in str(refusal.value)
+    listed = str(refusal.value).split("choose one of ")[1].rstrip(".").split(", ")
+    assert listed == list(PAPER)
+
+
+def test_the_defaults_are_the_base_model_of_the_paper() -> None:
+    config = VaswaniTransformerConfig()
+    assert {field: getattr(config, field) for field in DEFAULTS} == DEFAULTS
+    assert config.is_encoder_decoder
+    assert config.model_type == "vaswani_transformer"
+    assert (config.head_dim, config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (
+        64,
+        512,
+        8,
+        6,
+    )
+
+
+def test_the_fields_are_these_and_all_are_saved() -> None:
+    own = {name for name in VaswaniTransformerConfig.__annotations__ if not name.startswith("_")}
+    assert own == {*DEFAULTS, "is_encoder_decoder"}
+    saved = VaswaniTransformerConfig().to_diff_dict()
+    assert {field: saved[field] for field in DEFAULTS} == DEFAULTS
+    assert "head_dim" not in saved
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_each_model_of_the_paper_has_its_values(name: str) -> None:
+    config = VaswaniTransformerConfig.from_paper(name)
+    assert {field: getattr(config, field) for field in DEFAULTS} == DEFAULTS | PAPER[name]
+    assert (config.head_dim, config.value_head_dim) == HEAD_WIDTHS.get(name, (64, 64))
+
+
+def test_overrides_win_over_the_paper() -> None:
+    config = VaswaniTransformerConfig.from_paper("big", vocab_size=36000, dropout=0)
+    assert (config.vocab_size, config.dropout, config.d_model) == (36000, 0, 1024)
+
+
+def test_tensor_parallel_plans_stand_on_the_classes_and_not_on_the_config() -> None:
+    assert VaswaniTransformerConfig.base_model_tp_plan is None
+    assert VaswaniTransformerConfig().base_model_tp_plan is None

@@ -1,0 +1,221 @@
+"""Plain generation: the best of all texts of a small language, and the same text however it is asked for."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+# Not tied, since a random model that is tied says its last token again and again.
+MODEL = tiny_model(tie_word_embeddings=False).requires_grad_(False)
+WAYS = {"greedy": {}, "beam": {"num_beams": 3}, "many beams": {"num_beams": 5, "length_penalty": 0.0}}
+
+
+def without_padding(rows: Tensor, pad: int = 1) -> list[list[int]]:
+    """Rows of tokens without the padding behind them."""
+    return [row[: max(i + 1 for i, token in enumerate(row) if token != pad)] for row in rows.tolist()]
+
+
+def in_dtype(dtype: torch.dtype) -> VaswaniTransformerForConditionalGeneration:
+    return copy.deepcopy(model_of_pairs()[0]).to(dtype)
+
+
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 8), min_size=2, max_size=4),
+    side=st.sampled_from(["left", "right"]),
+    way=st.sampled_from(list(WAYS)),
+)
+def test_a_batch_gives_what_each_source_gives_alone(lengths: list[int], side: str, way: str) -> None:
+    source, mask = padded_batch(lengths, side)
+    together = MODEL.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
+    for row, kept in enumerate(mask.bool()):
+        alone = MODEL.generate(source[row, kept][None], max_new_tokens=8, **WAYS[way])
+        assert without_padding(together)[row] == without_padding(alone)[0]
+
+
+@settings(max_examples=15)
+@given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=3), way=st.sampled_from(list(WAYS)))
+def test_a_cache_changes_nothing(lengths: list[int], way: str) -> None:
+    source, mask = padded_batch(lengths)
+    inputs = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 8, **WAYS[way]}
+    cached = MODEL.generate(**inputs)
+    assert torch.equal(MODEL.generate(**inputs, use_cache=False), cached)
+    assert torch.equal(MODEL.generate(**inputs, cache_implementation="static"), cached)
+
+
+@settings(max_examples=15)
+@given(prefix=st.integers(1, 7), source=st.integers(1, 8))
+def test_a_text_begun_is_gone_on_with(prefix: int, source: int) -> None:
+    tokens = random_tokens(2, source)
+    whole = MODEL.generate(tokens, max_new_tokens=8)
+    again = MODEL.generate(tokens, decoder_input_ids=whole[:, :prefix], max_new_tokens=9 - prefix)
+    assert torch.equal(again, whole)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_beginning_stays_as_it_is(way: str) -> None:
+    prefix = torch.tensor([[0, 50, 60], [0, 70, 80]])
+    found = MODEL.generate(random_tokens(2, 5), decoder_input_ids=prefix, max_new_tokens=4, **WAYS[way])
+    assert torch.equal(found[:, :3], prefix)
+    assert found.shape[1] <= 7
+
+
+@pytest.mark.parametrize("way", ["greedy", "beam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sentences_come_out_together_as_one_by_one_in_either_precision(dtype: torch.dtype, way: str) -> None:
+    """With a model that is sure of itself, since bfloat16 sees no difference between tokens nearly as good."""
+    model, tokenizer = in_dtype(dtype), model_of_pairs()[1]
+    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    together = model.generate(**batch, max_new_tokens=20, **WAYS[way])
+    assert tokenizer.batch_decode(together, skip_special_tokens=True) == list(PAIRS.values())
+    for row, source in enumerate(PAIRS):
+        alone = model.generate(**tokenizer(source, return_tensors="pt"), max_new_tokens=20, **WAYS[way])
+        assert without_padding(together)[row] == without_padding(alone)[0]
+    assert torch.equal(model.generate(**batch, max_new_tokens=20, use_cache=False, **WAYS[way]), together)
+
+
+def test_a_text_begins_with_the_start_ends_with_the_end_and_is_padded_behind() -> None:
+    model, tokenizer = model_of_pairs()
+    found = model.generate(**tokenizer(list(PAIRS), padding=True, return_tensors="pt"), max_new_tokens=20).tolist()
+    assert len({len(row) for row in found}) == 1
+    for row in found:
+        end = row.index(2)
+        assert row[0] == 0
+        assert set(row[end + 1 :]) <= {1}
+        assert not {0, 1, 2} & set(row[1:end])
+
+
+def test_greedy_search_takes_the_most_probable_token_each_time() -> None:
+    source = random_tokens(3, 6)
+    tokens = torch.zeros(3, 1, dtype=torch.long)
+    for _ in range(8):
+        best = MODEL(input_ids=source, decoder_input_ids=tokens).logits[:, -1].argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, best], dim=1)
+    assert not (tokens == 2).any()  # none has ended, so that no padding is needed
+    assert torch.equal(MODEL.generate(source, max_new_tokens=8), tokens)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_wide_beam_finds_the_best_text_of_a_small_language(length_penalty: float) -> None:
+    """Beside every text of up to four of four words, one of which ends it; score: log P / |Y|^length_penalty."""
+    model = tiny_model(vocab_size=4, tie_word_embeddings=False).requires_grad_(False)
+    source, best, best_score = torch.tensor([[3, 1, 0, 3]]), [], -math.inf
+    for text in itertools.product(range(4), repeat=4):
+        ended = text[: text.index(2) + 1] if 2 in text else text
+        logits = model(input_ids=source, decoder_input_ids=torch.tensor([[0, *ended[:-1]]])).logits[0]
+        total = logits.log_softmax(-1).gather(1, torch.tensor(ended)[:, None]).sum()
+        if (score := float(total) / len(ended) ** length_penalty) > best_score:
+            best, best_score = list(ended), score
+    found = model.generate(
+        source,
+        num_beams=30,  # 27 texts of three words have not ended
+        length_penalty=length_penalty,
+        early_stopping="never",
+        max_new_tokens=4,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    assert found.sequences[0, : len(best) + 1].tolist() == [0, *best]
+    assert float(found.sequences_scores[0]) == pytest.approx(best_score, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
+    source = random_tokens(3, 5)
+
+    def sample(**settings: object) -> Tensor:
+        torch.manual_seed(5)
+        return MODEL.generate(source, do_sample=True, num_beams=num_beams, max_new_tokens=8, **settings)
+
+    assert torch.equal(sample(), sample())
+    assert torch.equal(sample(), sample(use_cache=False))
+    assert not torch.equal(sample(), MODEL.generate(source, max_new_tokens=8))
+    if num_beams == 1:
+        assert torch.equal(sample(top_k=1), MODEL.generate(source, max_new_tokens=8))
+
+
+def test_a_sampled_token_is_as_frequent_as_it_is_probable() -> None:
+    model = tiny_model(vocab_size=6, tie_word_embeddings=False).requires_grad_(False)
+    source = torch.tensor([[3, 4, 5]])
+    found = model.generate(source, do_sample=True, top_k=0, num_return_sequences=4000, max_new_tokens=1)[:, 1]
+    probabilities = model(input_ids=source, decoder_input_ids=torch.tensor([[0]])).logits[0, 0].softmax(-1)
+    # The deviation of a share of 4,000 is 0.008 at most.
+    torch.testing.assert_close(found.bincount(minlength=6) / 4000, probabilities, rtol=0, atol=0.03)
+
+
+def test_as_many_texts_are_returned_as_asked_for_the_best_first() -> None:
+    source, mask = padded_batch([5, 3])
+    found = MODEL.generate(
+        source,
+        attention_mask=mask,
+        num_beams=4,
+        num_return_sequences=3,
+        max_new_tokens=6,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    scores = found.sequences_scores.view(2, 3)
+    assert len(found.sequences) == 6
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    assert len({tuple(row) for row in found.sequences[:3].tolist()}) == 3
+    one = MODEL.generate(source, attention_mask=mask, num_beams=4, max_new_tokens=6)
+    assert without_padding(one) == without_padding(found.sequences[[0, 3]])
+    sampled = MODEL.generate(source, attention_mask=mask, do_sample=True, num_return_sequences=3, max_new_tokens=6)
+    assert len(sampled) == 6
+
+
+def test_a_cache_handed_back_has_a_row_for_each_text() -> None:
+    source, mask = padded_batch([5, 3])
+    found = MODEL.generate(source, attention_mask=mask, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
+    cache = found.past_key_values
+    assert cache.self_attention_cache.layers[0].keys.shape[0] == 6
+    assert cache.cross_attention_cache.layers[0].keys.shape[0] == 6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_encoded_source_may_be_given(way: str) -> None:
+    source, mask = padded_batch([5, 3])
+    encoded = MODEL.get_encoder()(source, attention_mask=mask)
+    found = MODEL.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=6, **WAYS[way])
+    assert torch.equal(found, MODEL.generate(source, attention_mask=mask, max_new_tokens=6, **WAYS[way]))
+
+
+def swapped(tokens: Tensor) -> Tensor:
+    """Tokens with 0 and 1 in each other's place."""
+    return torch.where(tokens < 2, 1 - tokens, tokens)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_padding_with_id_0_works_as_any_other(dtype: torch.dtype, way: str) -> None:
+    """The same model with the embeddings of `<s>` and `<pad>` in each other's place says the same."""
+    model, tokenizer = model_of_pairs()
+    other = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128, pad_token_id=0, bos_token_id=1).requires_grad_(
+        False
+    )
+    state = model.state_dict()
+    for name, weight in state.items():
+        if weight.shape[0] == len(tokenizer):
+            state[name] = weight[swapped(torch.arange(len(tokenizer)))]
+    other.load_state_dict(state)
+    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    renamed = {"input_ids": swapped(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
+    expected = model.generate(**batch, max_new_tokens=20, **WAYS[way])
+    found = other.to(dtype).generate(**renamed, max_new_tokens=20, **WAYS[way])
+    assert swapped(found).tolist() == expected.tolist()
+    labels = torch.tensor([[5, 6, 2, -100]])
+    assert other.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 2]]
+
+
+def test_a_model_made_by_hand_decodes_greedily() -> None:
+    config = tiny_model().generation_config
+    assert config.num_beams in (None, 1)
+    assert not config.do_sample

@@ -1,0 +1,196 @@
+"""The layers beside torch.nn's own with the norm last, given the same weights."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from tests.helpers import FLOAT32, tiny_config
+from vaswani_transformer.attention import MultiHeadAttention
+from vaswani_transformer.layers import (
+    AddAndNorm,
+    FeedForward,
+    VaswaniTransformerDecoderLayer,
+    VaswaniTransformerEncoderLayer,
+)
+
+TORCH = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "layer_norm_eps": 1e-6, "batch_first": True}
+
+
+def random_weights(module: nn.Module) -> None:
+    """Every parameter, norms and biases too, away from what it starts as."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+
+
+def copy_attention(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:
+    theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]))
+    theirs.out_proj.weight.copy_(ours.o_proj.weight)
+    theirs.in_proj_bias.zero_()
+    theirs.out_proj.bias.zero_()
+
+
+def copy_linear(theirs: nn.Module, ours: nn.Module) -> None:
+    theirs.weight.copy_(ours.weight)
+    theirs.bias.copy_(ours.bias)
+
+
+@torch.no_grad()
+def torch_encoder_layer(ours: VaswaniTransformerEncoderLayer) -> nn.TransformerEncoderLayer:
+    theirs = nn.TransformerEncoderLayer(**TORCH, norm_first=False)
+    copy_attention(theirs.self_attn, ours.self_attn)
+    copy_linear(theirs.linear1, ours.feed_forward.fc1)
+    copy_linear(theirs.linear2, ours.feed_forward.fc2)
+    copy_linear(theirs.norm1, ours.self_attn_add_norm.norm)
+    copy_linear(theirs.norm2, ours.feed_forward_add_norm.norm)
+    return theirs.eval()
+
+
+@torch.no_grad()
+def torch_decoder_layer(ours: VaswaniTransformerDecoderLayer) -> nn.TransformerDecoderLayer:
+    theirs = nn.TransformerDecoderLayer(**TORCH, norm_first=False)
+    copy_attention(theirs.self_attn, ours.self_attn)
+    copy_attention(theirs.multihead_attn, ours.cross_attn)
+    copy_linear(theirs.linear1, ours.feed_forward.fc1)
+    copy_linear(theirs.linear2, ours.feed_forward.fc2)
+    copy_linear(theirs.norm1, ours.self_attn_add_norm.norm)
+    copy_linear(theirs.norm2, ours.cross_attn_add_norm.norm)
+    copy_linear(theirs.norm3, ours.feed_forward_add_norm.norm)
+    return theirs.eval()
+
+
+def hidden_places(lengths: list[int]) -> Tensor:
+    """(B, longest), true behind the end of each text: torch's key_padding_mask."""
+    return torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+
+
+def added_to_scores(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+
+
+lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+
+
+@given(st.integers(1, 4), st.integers(1, 6))
+def test_every_output_of_a_sublayer_is_normalised(batch: int, length: int) -> None:
+    """Post-norm: with the norm's weight 1 and bias 0 each vector leaves with mean 0 and variance 1."""
+    layer = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
+    output = layer(5 * torch.randn(batch, length, 32))
+    torch.testing.assert_close(output.mean(-1), torch.zeros(batch, length), atol=1e-5, rtol=0)
+    # eps 1e-6 and the variance's own error; the sub-layers' sums have a variance near 1.
+    torch.testing.assert_close(output.var(-1, correction=0), torch.ones(batch, length), atol=1e-4, rtol=0)
+
+
+@settings(max_examples=20)
+@given(lengths)
+def test_the_encoder_layer_equals_that_of_torch(lengths: list[int]) -> None:
+    ours = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
+    random_weights(ours)
+    theirs = torch_encoder_layer(ours)
+    states, hidden = torch.randn(len(lengths), max(lengths), 32), hidden_places(lengths)
+    output = ours(states, added_to_scores(hidden)[:, None, None])
+    expected = theirs(states, src_key_padding_mask=hidden)
+    torch.testing.assert_close(output[~hidden], expected[~hidden], **FLOAT32)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_the_decoder_layer_equals_that_of_torch(data: st.DataObject) -> None:
+    sources = data.draw(lengths)
+    targets = data.draw(st.lists(st.integers(1, 6), min_size=len(sources), max_size=len(sources)))
+    ours = VaswaniTransformerDecoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
+    random_weights(ours)
+    theirs = torch_decoder_layer(ours)
+    memory, hidden_source = torch.randn(len(sources), max(sources), 32), hidden_places(sources)
+    states, hidden_target = torch.randn(len(targets), max(targets), 32), hidden_places(targets)
+    later = torch.ones(max(targets), max(targets), dtype=torch.bool).triu(1)
+    output = ours(
+        states,
+        added_to_scores(later | hidden_target[:, None])[:, None],
+        encoder_hidden_states=memory,
+        encoder_attention_mask=added_to_scores(hidden_source)[:, None, None],
+    )
+    expected = theirs(
+        states,
+        memory,
+        tgt_mask=later,
+        tgt_key_padding_mask=hidden_target,
+        memory_key_padding_mask=hidden_source,
+    )
+    torch.testing.assert_close(output[~hidden_target], expected[~hidden_target], **FLOAT32)
+
+
+def test_gradients_equal_those_of_torch() -> None:
+    """In training mode, without dropout."""
+    config = tiny_config(attn_implementation="eager", dropout=0.0)
+    ours = VaswaniTransformerEncoderLayer(config, 0).train()
+    random_weights(ours)
+    theirs = torch_encoder_layer(ours).train()
+    for module in theirs.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    theirs.self_attn.dropout = 0.0
+    states = torch.randn(2, 5, 32)
+    ours(states).square().sum().backward()
+    theirs(states).square().sum().backward()
+    # float32 sums of 320 squares: relative to the largest gradient of each matrix.
+    for mine, other in [
+        (ours.feed_forward.fc1.weight, theirs.linear1.weight),
+        (ours.self_attn.o_proj.weight, theirs.self_attn.out_proj.weight),
+        (ours.self_attn_add_norm.norm.weight, theirs.norm1.weight),
+    ]:
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()))
+
+
+def test_without_an_encoder_the_decoder_layer_leaves_cross_attention_out() -> None:
+    config = tiny_config(attn_implementation="eager")
+    decoder, encoder = (
+        VaswaniTransformerDecoderLayer(config, 0).eval(),
+        VaswaniTransformerEncoderLayer(config, 0).eval(),
+    )
+    encoder.load_state_dict(decoder.state_dict(), strict=False)
+    states = torch.randn(2, 5, 32)
+    torch.testing.assert_close(decoder(states), encoder(states))
+
+
+def test_the_feed_forward_network_is_equation_2() -> None:
+    feed_forward = FeedForward(tiny_config()).eval()
+    random_weights(feed_forward)
+    states = torch.randn(2, 3, 32)
+    fc1, fc2 = feed_forward.fc1, feed_forward.fc2
+    inner = torch.maximum(torch.zeros(()), states @ fc1.weight.T + fc1.bias)
+    torch.testing.assert_close(feed_forward(states), inner @ fc2.weight.T + fc2.bias)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_the_activation_is_the_one_of_the_configuration(activation: str) -> None:
+    feed_forward = FeedForward(tiny_config(activation_function=activation)).eval()
+    states = torch.randn(2, 3, 32)
+    expected = feed_forward.fc2(ACT2FN[activation](feed_forward.fc1(states)))
+    assert torch.equal(feed_forward(states), expected)
+
+
+def test_dropout_falls_on_the_sublayer_before_it_is_added() -> None:
+    """5.4: with everything of the sub-layer dropped, what is left is the norm of the residual."""
+    add_and_norm = AddAndNorm(tiny_config(dropout=0.5)).train()
+    residual, output = torch.randn(1, 32), torch.full((1, 32), 1e6)
+    normalised = add_and_norm(residual, output)
+    dropped = add_and_norm.norm(residual + torch.where(normalised > 0, 2e6, 0.0))
+    torch.testing.assert_close(normalised, dropped)
+
+
+def test_dropout_on_the_activation_is_an_option() -> None:
+    states = torch.randn(2, 3, 32)
+    plain, dropping = FeedForward(tiny_config()).train(), FeedForward(tiny_config(activation_dropout=0.5)).train()
+    assert torch.equal(plain(states), plain(states))
+    assert not torch.equal(dropping(states), dropping(states))
+    assert torch.equal(dropping.eval()(states), dropping(states))
+
+
+def test_the_norm_comes_last() -> None:
+    """By hand: x = (3, 1) and Sublayer(x) = (1, -1) make (4, 0), of mean 2 and deviation 2, so that (1, -1) leaves."""
+    config = tiny_config(d_model=2, num_heads=1)
+    output = AddAndNorm(config).eval()(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, -1.0]]))
+    torch.testing.assert_close(output, torch.tensor([[1.0, -1.0]]))

@@ -1,0 +1,310 @@
+"""Saving, loading and registration: every way gives the same logits, no way reads a pickle or asks the network."""
+
+import importlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import vaswani_transformer
+from tests.helpers import TINY, random_batch, run_python, tiny_config, tiny_model
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+    VaswaniTransformerTokenizer,
+)
+from vaswani_transformer.registration import register
+
+KINDS = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "learned": {"position_embedding": "learned", "attention_bias": True, "d_v": 5},
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def small_tokenizer() -> VaswaniTransformerTokenizer:
+    return VaswaniTransformerTokenizer.train_from_iterator(["hello world", "hola mundo"] * 9, vocab_size=280)
+
+
+def weights_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in the safetensors files of a folder."""
+    shapes = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def without_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on whatever would read or write a pickle fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a pickle was read or written")
+
+    for module, names in {
+        pickle: ("load", "loads", "dump", "dumps", "Pickler", "Unpickler"),
+        torch: ("load", "save"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, refuse)
+
+
+def load_plain(folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    return VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
+
+
+def load_by_auto_class(folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def load_to_the_cpu(folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, device_map="cpu")
+
+
+def load_where_there_is_room(folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, device_map="auto")
+
+
+def load_from_the_meta_device(folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    state = load_plain(folder).state_dict()
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig.from_pretrained(folder))
+    model.to_empty(device="cpu").load_state_dict(state)
+    return model.eval()
+
+
+LOADERS = [
+    load_plain,
+    load_by_auto_class,
+    load_to_the_cpu,
+    load_where_there_is_room,
+    load_from_the_meta_device,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("load", LOADERS)
+def test_every_way_of_loading_gives_the_same_logits(load: Callable, kind: str, tmp_path) -> None:
+    model, batch = tiny_model(**KINDS[kind]), random_batch()
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert type(again) is VaswaniTransformerForConditionalGeneration
+    assert not again.training
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_on_loading_equals_that_dtype_afterwards(name: str, kind: str, tmp_path) -> None:
+    model, batch, dtype = tiny_model(**KINDS[kind]), random_batch(), DTYPES[name]
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+    assert torch.equal(again(**batch).logits, model.to(dtype)(**batch).logits)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_is_saved_and_comes_back(name: str, tmp_path) -> None:
+    model, batch = tiny_model().to(DTYPES[name]), random_batch()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert again.dtype == DTYPES[name]
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("load", [load_by_auto_class, load_where_there_is_room])
+def test_a_checkpoint_in_many_files_loads_as_one(load: Callable, kind: str, tmp_path) -> None:
+    model, batch = tiny_model(**KINDS[kind]), random_batch()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert torch.equal(load(tmp_path)(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_missing_and_nothing_left_over(kind: str, tmp_path) -> None:
+    tiny_model(**KINDS[kind]).save_pretrained(tmp_path)
+    _, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+def test_ties_are_there_after_loading(tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    for load in LOADERS:
+        model = load(tmp_path)
+        model.tie_weights()  # to_empty gives every place a matrix of its own
+        shared = model.model.shared.weight
+        assert model.lm_head.weight is shared
+        assert model.model.encoder.embed_tokens.weight is shared
+        assert model.model.decoder.embed_tokens.weight is shared
+
+
+def test_the_body_loads_from_the_whole_and_the_whole_from_the_body(tmp_path) -> None:
+    model, batch = tiny_model(), random_batch()
+    model.save_pretrained(tmp_path / "whole")
+    body = AutoModel.from_pretrained(tmp_path / "whole")
+    assert type(body) is VaswaniTransformerModel
+    states = body(**batch).last_hidden_state
+    assert torch.equal(states, model.model(**batch).last_hidden_state)
+    body.save_pretrained(tmp_path / "body")
+    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "body")
+    assert torch.equal(whole(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
+    stored = weights_on_disk(tmp_path)
+    matrices = {name for name, shape in stored.items() if shape == (99, 32)}
+    assert matrices == ({"model.shared.weight"} if tied else {"model.shared.weight", "lm_head.weight"})
+    assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def test_saving_writes_json_and_safetensors_alone(tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    tiny_model().save_pretrained(tmp_path, max_shard_size="20KB")
+    assert {path.suffix for path in tmp_path.rglob("*")} == {".json", ".safetensors"}
+
+
+def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    without_pickle(monkeypatch)
+    with pytest.raises(AssertionError, match="a pickle"):
+        torch.load(tmp_path / "anything")
+    model, tokenizer, batch = tiny_model(), small_tokenizer(), random_batch()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)(**batch).logits, model(**batch).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
+
+
+def auto_classes_know_the_package() -> None:
+    config = AutoConfig.for_model("vaswani_transformer", **TINY)
+    assert type(config) is VaswaniTransformerConfig
+    assert type(AutoModel.from_config(config)) is VaswaniTransformerModel
+    assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
+
+
+def test_the_auto_classes_know_the_package_however_often_it_registers(tmp_path) -> None:
+    auto_classes_know_the_package()
+    for _ in range(3):
+        register()
+    importlib.reload(vaswani_transformer)
+    auto_classes_know_the_package()
+    tiny_config().save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
+
+
+IMPORT_WITHOUT_A_NETWORK = """
+import random, socket, sys, threading
+
+def refuse(*arguments, **keywords):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
+
+import torch, transformers  # what they do is theirs
+
+state, threads, before = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
+import vaswani_transformer
+assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
+assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32
+assert threading.active_count() == 1
+
+config = transformers.AutoConfig.for_model("vaswani_transformer", vocab_size=9, d_model=8, num_heads=2, d_ff=8)
+assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_transformer.model"
+assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
+"""
+
+
+@pytest.mark.slow
+def test_importing_the_package_registers_it_and_does_nothing_else(tmp_path) -> None:
+    home = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+LOAD_WITHOUT_THE_PACKAGE = """
+import json, sys
+
+sys.modules["vaswani_transformer"] = None  # also where it is installed
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder, text = sys.argv[1:]
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
+batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
+outputs = model(**batch)
+generated = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=2, max_new_tokens=5)
+print(json.dumps([batch["input_ids"].tolist(), outputs.logits.tolist(), generated.tolist()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_saved_folder_carries_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    for part, auto_class in [
+        (VaswaniTransformerConfig, "AutoConfig"),
+        (VaswaniTransformerModel, "AutoModel"),
+        (VaswaniTransformerForConditionalGeneration, "AutoModelForSeq2SeqLM"),
+        (VaswaniTransformerTokenizer, "AutoTokenizer"),
+    ]:
+        monkeypatch.setattr(part, "_auto_class", None)  # and back again after the test
+        part.register_for_auto_class(auto_class)
+    folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tokenizer = small_tokenizer()
+    model = tiny_model(vocab_size=len(tokenizer))
+    model.model.save_pretrained(folder)
+    body_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map | body_map == {
+        "AutoConfig": "config.VaswaniTransformerConfig",
+        "AutoModel": "model.VaswaniTransformerModel",
+        "AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration",
+    }
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map | body_map}))
+    assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == {
+        "AutoTokenizer": ["tokenizer.VaswaniTransformerTokenizer", None]
+    }
+
+    text = "hello world, ¿qué tal? </s>"
+    found = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
+    source: dict[str, Tensor] = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    tokens, logits, generated = json.loads(found)
+    assert tokens == batch["input_ids"].tolist()
+    torch.testing.assert_close(torch.tensor(logits), model(**batch).logits.detach())
+    assert generated == model.generate(**source, num_beams=2, max_new_tokens=5).tolist()
+
+
+def test_the_package_offers_these_names() -> None:
+    names = {
+        "VaswaniTransformerConfig",
+        "VaswaniTransformerForConditionalGeneration",
+        "VaswaniTransformerModel",
+        "VaswaniTransformerPreTrainedModel",
+        "VaswaniTransformerTokenizer",
+    }
+    assert names <= set(vaswani_transformer.__all__)
+    assert all(hasattr(vaswani_transformer, name) for name in vaswani_transformer.__all__)

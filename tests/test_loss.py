@@ -1,0 +1,352 @@
+"""The loss beside torch's own, in value, gradients and memory, and what a model returns of it when."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.loss import CHUNK, ProjectedCrossEntropy, cross_entropy, projected_cross_entropy
+
+# Sums of a few hundred float64 terms near 1, and of float32 terms: some hundred units in the last place.
+TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-6}}
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation makes, in both passes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+def random_case(
+    tokens: int, vocab_size: int, ignored: float = 0.2, dtype: torch.dtype = torch.float64, d_model: int = 8
+):
+    """Hidden states (N, d_model), a projection (V, d_model) and labels (N,), a share of them -100."""
+    hidden = torch.randn(tokens, d_model, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocab_size, d_model, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocab_size, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
+    return hidden, weight, labels
+
+
+def torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, items: int | None = None) -> Tensor:
+    """torch's cross-entropy over all logits, a mean over the target tokens or a sum over `items`."""
+    loss = nn.functional.cross_entropy(hidden @ weight.T, labels, label_smoothing=smoothing, reduction="sum")
+    return loss / (max(int(labels.ne(-100).sum()), 1) if items is None else items)
+
+
+def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return loss, *torch.autograd.grad(loss, (hidden, weight))
+
+
+def labelled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
+    """Sources and labels of these lengths, each with its end token, -100 behind them."""
+    labels, mask = padded_batch(list(lengths))
+    labels[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = 2
+    return {"input_ids": random_tokens(len(lengths), 6), "labels": labels.masked_fill(mask == 0, -100)}
+
+
+@torch.no_grad()
+def loss_by_hand(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], smoothing: float
+) -> float:
+    """Token by token: the start token before the labels, one shift, minus the log of the true token's probability."""
+    terms = []
+    for source, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        target = [label for label in labels.tolist() if label != -100]
+        for place, token in enumerate(target):
+            past = torch.tensor([[0, *target[:place]]])
+            logits = model(input_ids=source[None], decoder_input_ids=past).logits[0, -1].double()
+            log_probs = logits.log_softmax(-1)
+            terms.append(-(1 - smoothing) * log_probs[token] - smoothing * log_probs.mean())
+    return float(sum(terms) / len(terms))
+
+
+@settings(max_examples=30)
+@given(
+    tokens=st.integers(1, 40),
+    vocab_size=st.integers(1, 30),
+    smoothing=st.floats(0, 0.99),
+    ignored=st.sampled_from([0.0, 0.3, 1.0]),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    seed=st.integers(0, 2**32),
+)
+def test_the_loss_equals_that_of_torch_in_value_and_gradients(
+    tokens: int, vocab_size: int, smoothing: float, ignored: float, dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    hidden, weight, labels = random_case(tokens, vocab_size, ignored, dtype)
+    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, smoothing), hidden, weight)
+    theirs = with_gradients(torch_loss(hidden, weight, labels, smoothing), hidden, weight)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine, other, **TOLERANCES[dtype])
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 0.99), st.integers(0, 2**32))
+def test_rows_that_are_masked_equal_rows_that_are_absent(smoothing: float, seed: int) -> None:
+    """A compiled graph masks the rows without a target, where eager mode takes them out."""
+    torch.manual_seed(seed)
+    hidden, weight, labels = random_case(20, 9, ignored=0.4)
+    is_target = labels.ne(-100)
+    masked = ProjectedCrossEntropy.apply(hidden, weight, labels.masked_fill(~is_target, 0), is_target, smoothing)
+    absent = ProjectedCrossEntropy.apply(hidden[is_target], weight, labels[is_target], None, smoothing)
+    for mine, other in zip(with_gradients(masked, hidden, weight), with_gradients(absent, hidden, weight), strict=True):
+        torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
+
+
+@given(smoothing=st.floats(0, 0.99), seed=st.integers(0, 2**32))
+def test_what_stands_where_nothing_is_to_learn_changes_nothing(smoothing: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    hidden, weight, labels = random_case(12, 7, ignored=0.5)
+    ignored = labels.eq(-100)
+    changed = hidden.detach().clone()
+    changed[ignored] = 1e3 * torch.randn(int(ignored.sum()), 8, dtype=torch.float64)
+    changed.requires_grad_()
+    before = with_gradients(projected_cross_entropy(hidden, weight, labels, smoothing), hidden, weight)
+    after = with_gradients(projected_cross_entropy(changed, weight, labels, smoothing), changed, weight)
+    assert all(torch.equal(mine, other) for mine, other in zip(before, after, strict=True))
+    assert (after[1][ignored] == 0).all()
+
+
+def test_the_gradients_are_the_slopes_of_the_loss() -> None:
+    hidden, weight, labels = random_case(6, 5)
+    assert torch.autograd.gradcheck(lambda h, w: projected_cross_entropy(h, w, labels, 0.1), (hidden, weight))
+
+
+@pytest.mark.parametrize("tokens", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1])
+def test_chunks_meet_without_a_seam(tokens: int) -> None:
+    hidden, weight, labels = random_case(tokens, 11, ignored=0.0)
+    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
+    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1), hidden, weight)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+def test_hidden_states_have_any_leading_shape(shape: tuple[int, ...]) -> None:
+    hidden, weight = torch.randn(*shape, 8, dtype=torch.float64), torch.randn(9, 8, dtype=torch.float64)
+    labels = torch.randint(9, shape)
+    loss = projected_cross_entropy(hidden, weight, labels, 0.1)
+    torch.testing.assert_close(loss, torch_loss(hidden.flatten(0, -2), weight, labels.flatten(), 0.1))
+
+
+@pytest.mark.parametrize("needed", ["hidden", "weight"])
+def test_only_the_gradients_that_are_needed_are_made(needed: str) -> None:
+    """A frozen projection, as under LoRA, or frozen states."""
+    hidden, weight, labels = random_case(9, 7)
+    _, *both = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
+    frozen, free = (weight, hidden) if needed == "hidden" else (hidden, weight)
+    frozen.requires_grad_(False)
+    projected_cross_entropy(hidden, weight, labels, 0.1).backward()
+    assert frozen.grad is None
+    assert torch.equal(free.grad, both[0 if needed == "hidden" else 1])
+
+
+@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0)])
+def test_the_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
+    hidden, weight, labels = random_case(20, 9)
+    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
+    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1, 37), hidden, weight)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
+    logits = hidden @ weight.T
+    torch.testing.assert_close(cross_entropy(logits, labels, 0.1, items), theirs[0], **TOLERANCES[torch.float64])
+
+
+@pytest.mark.parametrize("items", [None, 5, 0, torch.tensor(0)])
+def test_no_target_at_all_gives_no_loss_and_no_gradient(items: int | Tensor | None) -> None:
+    hidden, weight, _ = random_case(6, 5)
+    labels = torch.full((6,), -100)
+    loss, *gradients = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+    assert cross_entropy(hidden @ weight.T, labels, 0.1, items) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_the_exact_loss(dtype: torch.dtype) -> None:
+    """Beside float64 on the same rounded inputs.
+
+    bfloat16 keeps 8 bits, so a logit near 8 is off by up to 1/64, at random; the mean over 300 tokens is off by far
+    less. A gradient is a sum of products with numbers rounded so: off by some 1/256 of the largest. float16 keeps 11.
+    """
+    hidden, weight, labels = random_case(300, 50, dtype=dtype, d_model=16)
+    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    theirs = with_gradients(torch_loss(*exact, labels, 0.1), *exact)
+    assert ours[0].dtype == torch.float32
+    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=2e-3, atol=0)
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), other, rtol=0, atol=0.01 * float(other.abs().max()))
+
+
+def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_whole() -> None:
+    hidden, weight, labels = random_case(300, 50, dtype=torch.float32, d_model=16)
+    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1), hidden, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = projected_cross_entropy(hidden, weight, labels, 0.1)
+    ours = with_gradients(loss, hidden, weight)
+    assert [tensor.dtype for tensor in ours] == [torch.float32] * 3
+    assert not torch.equal(ours[0], theirs[0])  # bfloat16 was used
+    # As in the test above; the inputs are rounded too.
+    torch.testing.assert_close(ours[0], theirs[0], rtol=4e-3, atol=0)
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0.02 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_of_all_tokens_and_all_entries_is_ever_alive(dtype: torch.dtype) -> None:
+    tokens, vocab_size = 4 * CHUNK, 500
+    hidden, weight, labels = random_case(tokens, vocab_size, dtype=dtype)
+    with LargestTensor() as largest:
+        projected_cross_entropy(hidden, weight, labels, 0.1).backward()
+    assert largest.numel == CHUNK * vocab_size
+    with LargestTensor() as largest:
+        torch_loss(hidden, weight, labels, 0.1).backward()
+    assert largest.numel == tokens * vocab_size  # the measure sees such a tensor where there is one
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_training_a_model_makes_no_such_tensor_either(tie_word_embeddings: bool) -> None:
+    vocab_size, tokens = 1000, 4 * CHUNK
+    model = tiny_model(vocab_size=vocab_size, tie_word_embeddings=tie_word_embeddings).train()
+    labels = random_tokens(32, tokens // 32, vocab_size=vocab_size)
+    with LargestTensor() as largest:
+        model(input_ids=random_tokens(32, 9), labels=labels).loss.backward()
+    assert largest.numel == CHUNK * vocab_size
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_training_smooths_and_returns_no_logits(smoothing: float) -> None:
+    model, batch = tiny_model(dropout=0.0, label_smoothing=smoothing), labelled_batch()
+    expected = loss_by_hand(model, batch, smoothing)
+    outputs = model.train()(**batch)
+    assert outputs.logits is None
+    assert outputs.loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_is_the_plain_log_likelihood_of_its_logits() -> None:
+    model, batch = tiny_model(), labelled_batch()
+    outputs = model(**batch)
+    assert outputs.loss.item() == pytest.approx(loss_by_hand(model, batch, 0.0), rel=1e-5)
+    expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), batch["labels"].flatten())
+    torch.testing.assert_close(outputs.loss, expected)
+
+
+def test_labels_are_shifted_once_whoever_shifts_them() -> None:
+    """A data collator hands over `decoder_input_ids` beside `labels`."""
+    model, batch = tiny_model(), labelled_batch()
+    shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    assert shifted[:, 0].tolist() == [0, 0, 0]
+    assert torch.equal(shifted[:, 1:], batch["labels"][:, :-1].masked_fill(batch["labels"][:, :-1] == -100, 1))
+    assert torch.equal(model(**batch, decoder_input_ids=shifted).loss, model(**batch).loss)
+    assert torch.equal(model(**batch, decoder_input_ids=shifted).logits, model(**batch).logits)
+
+
+def test_labels_without_a_start_token_are_refused() -> None:
+    model = tiny_model(bos_token_id=None)
+    with pytest.raises(ValueError, match=r"bos_token_id \(None\).*decoder_input_ids"):
+        model(**labelled_batch())
+
+
+def test_a_start_token_of_its_own_begins_the_target() -> None:
+    labels = labelled_batch()["labels"]
+    assert tiny_model(decoder_start_token_id=7).prepare_decoder_input_ids_from_labels(labels)[:, 0].tolist() == [7] * 3
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_the_loss_and_its_gradients_are_the_same_with_logits_and_without(
+    is_training: bool, tie_word_embeddings: bool
+) -> None:
+    model = tiny_model(dropout=0.0, tie_word_embeddings=tie_word_embeddings).train(is_training)
+    batch, found = labelled_batch(), {}
+    for skip_logits in (True, False):
+        model.zero_grad()
+        outputs = model(**batch, skip_logits=skip_logits)
+        assert (outputs.logits is None) == skip_logits
+        outputs.loss.backward()
+        found[skip_logits] = [outputs.loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    for mine, other in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(mine, other, **FLOAT32)
+
+
+def test_in_evaluation_gradients_flow_through_the_logits() -> None:
+    outputs = tiny_model()(**(batch := labelled_batch()))
+    (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+    is_target = batch["labels"].ne(-100)
+    true = nn.functional.one_hot(batch["labels"].clamp(min=0), 99)
+    expected = (outputs.logits.softmax(-1) - true) * is_target[..., None] / is_target.sum()
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_logits_are_there_without_labels(is_training: bool) -> None:
+    model = tiny_model().train(is_training)
+    for skip_logits in (None, False, True):
+        outputs = model(**random_batch(2, 3, 4), skip_logits=skip_logits)
+        assert outputs.loss is None
+        assert outputs.logits.shape == (2, 4, 99)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("kept", [1, 2, torch.tensor([0, 3])])
+def test_logits_to_keep_trims_the_logits_and_not_the_loss(is_training: bool, kept: int | Tensor) -> None:
+    model, batch = tiny_model(dropout=0.0).train(is_training), labelled_batch()
+    places = slice(-kept, None) if isinstance(kept, int) else kept
+    whole = model(**batch, skip_logits=False)
+    trimmed = model(**batch, skip_logits=False, logits_to_keep=kept)
+    torch.testing.assert_close(trimmed.logits, whole.logits[:, places])
+    torch.testing.assert_close(trimmed.loss, whole.loss)
+    tokens = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    unlabelled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
+    torch.testing.assert_close(unlabelled.logits, whole.logits[:, places])
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_small_batches_add_up_to_the_large_one(is_training: bool, as_tensor: bool) -> None:
+    """What gradient accumulation needs: each part is divided by the target tokens of all."""
+    model, batch = tiny_model(dropout=0.0).train(is_training), labelled_batch((5, 2, 4, 1))
+    items = torch.tensor(12) if as_tensor else 12
+    parts = [
+        model(**{name: rows[part] for name, rows in batch.items()}, num_items_in_batch=items).loss
+        for part in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(parts), model(**batch).loss)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_batch_without_a_target_teaches_nothing(is_training: bool) -> None:
+    model, batch = tiny_model().train(is_training), labelled_batch()
+    loss = model(**batch | {"labels": torch.full((3, 4), -100)}).loss
+    loss.backward()
+    assert loss == 0
+    assert all((parameter.grad == 0).all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_a_token_under_uniform_logits_costs_the_logarithm_of_the_vocabulary() -> None:
+    hidden, weight = torch.zeros(3, 8), torch.randn(99, 8)
+    for smoothing in (0.0, 0.1):
+        loss = projected_cross_entropy(hidden, weight, torch.tensor([4, 5, -100]), smoothing)
+        assert float(loss) == pytest.approx(math.log(99), rel=1e-6)
+
+
+def test_the_smoothed_loss_of_two_entries_is_this() -> None:
+    """By hand, eps shared over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
+    loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)
+    assert float(loss) == pytest.approx(0.4132617, abs=1e-6)

@@ -1,0 +1,479 @@
+"""The whole model: sizes of Table 3, one matrix three ways, and what padding, caches and positions may not change."""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+from tests.helpers import (
+    FLOAT32,
+    PAIRS,
+    model_of_pairs,
+    padded_batch,
+    random_batch,
+    random_tokens,
+    tiny_config,
+    tiny_model,
+)
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+)
+from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+
+KINDS = ["sinusoidal", "learned"]
+MODELS = {kind: tiny_model(position_embedding=kind).requires_grad_(False) for kind in KINDS}
+
+# Parameters in millions by the name of the model, as Table 3 prints them.
+TABLE_3 = {
+    "base": 65,
+    "B-dk16": 58,
+    "B-dk32": 60,
+    "C-n2": 36,
+    "C-n4": 50,
+    "C-n8": 80,
+    "C-dmodel256": 28,
+    "C-dmodel1024": 168,
+    "C-dff1024": 53,
+    "C-dff4096": 90,
+}
+
+lengths = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+
+
+def static_cache(config: VaswaniTransformerConfig, target: int, source: int) -> EncoderDecoderCache:
+    return EncoderDecoderCache(StaticCache(config, max_cache_len=target), StaticCache(config, max_cache_len=source))
+
+
+def stepwise(
+    model: VaswaniTransformerForConditionalGeneration,
+    batch: dict[str, Tensor],
+    cache: EncoderDecoderCache,
+    step: int = 1,
+) -> Tensor:
+    """The logits of a target given `step` tokens at a time beside a cache."""
+    tokens, mask = batch["decoder_input_ids"], batch.get("decoder_attention_mask")
+    pieces = []
+    for start in range(0, tokens.shape[1], step):
+        stop = start + step
+        masks = {} if mask is None else {"decoder_attention_mask": mask[:, :stop]}
+        inputs = batch | {"decoder_input_ids": tokens[:, start:stop]} | masks
+        outputs = model(**inputs, past_key_values=cache, use_cache=True)
+        assert outputs.past_key_values is cache
+        pieces.append(outputs.logits)
+    return torch.cat(pieces, dim=1)
+
+
+@settings(max_examples=25)
+@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS), extra=st.integers(0, 3))
+def test_padding_of_a_source_changes_nothing(lengths: list[int], side: str, kind: str, extra: int) -> None:
+    model = MODELS[kind]
+    source, mask = padded_batch([*lengths, max(lengths) + extra], side)
+    target = random_tokens(len(source), 4)
+    padded = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
+    for row, kept in enumerate(mask.bool()):
+        alone = model(input_ids=source[row, kept][None], decoder_input_ids=target[row : row + 1])
+        torch.testing.assert_close(padded.logits[row], alone.logits[0], **FLOAT32)
+        states = padded.encoder_last_hidden_state[row, kept]
+        torch.testing.assert_close(states, alone.encoder_last_hidden_state[0], **FLOAT32)
+
+
+@settings(max_examples=25)
+@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS))
+def test_padding_of_a_target_changes_nothing(lengths: list[int], side: str, kind: str) -> None:
+    model = MODELS[kind]
+    target, mask = padded_batch(lengths, side)
+    source = random_tokens(len(target), 4)
+    padded = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=mask).logits
+    for row, kept in enumerate(mask.bool()):
+        alone = model(input_ids=source[row : row + 1], decoder_input_ids=target[row, kept][None]).logits
+        torch.testing.assert_close(padded[row, kept], alone[0], **FLOAT32)
+
+
+@given(lengths=lengths, side=st.sampled_from(["left", "right"]), filler=st.integers(0, 98))
+def test_what_stands_in_masked_places_does_not_matter(lengths: list[int], side: str, filler: int) -> None:
+    model, target = MODELS["sinusoidal"], random_tokens(len(lengths), 3)
+    source, mask = padded_batch(lengths, side)
+    refilled = source.masked_fill(mask == 0, filler)
+    before = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    after = model(input_ids=refilled, attention_mask=mask, decoder_input_ids=target).logits
+    torch.testing.assert_close(after, before, **FLOAT32)
+
+
+@settings(max_examples=25)
+@given(
+    lengths=lengths,
+    padding=st.integers(0, 3),
+    kind=st.sampled_from(KINDS),
+    is_static=st.booleans(),
+    step=st.integers(1, 3),
+)
+def test_cached_steps_equal_one_pass(lengths: list[int], padding: int, kind: str, is_static: bool, step: int) -> None:
+    model = MODELS[kind]
+    source, source_mask = padded_batch(lengths)
+    target, target_mask = padded_batch([6] * (len(lengths) - 1) + [6 - padding], side="left")
+    batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
+    if padding:
+        batch["decoder_attention_mask"] = target_mask
+    whole = model(**batch).logits
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    if is_static:
+        cache = static_cache(model.config, 6, source.shape[1])
+    kept = target_mask.bool()
+    torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], whole[kept], **FLOAT32)
+
+
+def test_without_a_mask_every_token_counts_padding_too() -> None:
+    model, target = MODELS["sinusoidal"], random_tokens(1, 3)
+    source = torch.tensor([[5, 6, 1, 1]])
+    everything = model(input_ids=source, decoder_input_ids=target).logits
+    masked = model(input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=target).logits
+    torch.testing.assert_close(everything, masked, **FLOAT32)
+    two = model(input_ids=source[:, :2], decoder_input_ids=target).logits
+    assert (everything - two).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_a_mask_may_be_made_of_any_numbers(dtype: torch.dtype) -> None:
+    model, target = MODELS["sinusoidal"], random_tokens(2, 3)
+    source, mask = padded_batch([5, 2])
+    expected = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    logits = model(input_ids=source, attention_mask=mask.to(dtype), decoder_input_ids=target).logits
+    assert torch.equal(logits, expected)
+
+
+def test_a_cache_keeps_the_source_once() -> None:
+    model, batch = MODELS["sinusoidal"], random_batch(2, 5, 3)
+    cache = model(**batch, use_cache=True).past_key_values
+    assert isinstance(cache, EncoderDecoderCache)
+    layer = cache.cross_attention_cache.layers[0]
+    assert layer.keys.shape == (2, 4, 5, 8)
+    keys = layer.keys.clone()
+    step = {"input_ids": random_tokens(2, 5), "decoder_input_ids": random_tokens(2, 1)}
+    model(**step, past_key_values=cache, use_cache=True)
+    assert torch.equal(cache.cross_attention_cache.layers[0].keys, keys)
+    assert cache.get_seq_length() == 4
+
+
+def test_a_cache_is_returned_as_the_configuration_or_the_call_says() -> None:
+    batch = random_batch()
+    model = tiny_model()
+    assert model(**batch).past_key_values is not None
+    assert model(**batch, use_cache=False).past_key_values is None
+    assert model(**batch, labels=batch["decoder_input_ids"]).past_key_values is None
+    frugal = tiny_model(use_cache=False)
+    assert frugal(**batch).past_key_values is None
+    assert frugal(**batch, use_cache=True).past_key_values is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_may_be_given(kind: str) -> None:
+    model, batch = MODELS[kind], random_batch(2, 5, 4)
+    expected = model(**batch).logits
+    source, target = torch.arange(5)[None], torch.arange(4).expand(2, 4)
+    given_positions = model(**batch, position_ids=source, decoder_position_ids=target).logits
+    torch.testing.assert_close(given_positions, expected, **FLOAT32)
+    for moved in (
+        model(**batch, position_ids=2 * source),
+        model(**batch, decoder_position_ids=2 * target),
+    ):
+        assert (moved.logits - expected).abs().max() > 1e-3
+
+
+def test_embeddings_may_be_given_in_place_of_tokens() -> None:
+    model, batch = MODELS["sinusoidal"], random_batch()
+    embed = model.get_input_embeddings()
+    embeds = {"inputs_embeds": embed(batch["input_ids"]), "decoder_inputs_embeds": embed(batch["decoder_input_ids"])}
+    assert torch.equal(model(**embeds).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds; neither was"),
+        ({"inputs_embeds": torch.zeros(3, 7, 32)}, "exactly one of input_ids and inputs_embeds; both were"),
+        ({"decoder_input_ids": None}, "one of decoder_input_ids and decoder_inputs_embeds; neither was"),
+        ({"decoder_inputs_embeds": torch.zeros(3, 5, 32)}, "of decoder_input_ids and decoder_inputs_embeds; both were"),
+    ],
+)
+def test_no_input_and_two_inputs_are_refused(changes: dict[str, Tensor | None], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MODELS["sinusoidal"](**random_batch() | changes)
+
+
+@pytest.mark.parametrize("as_tuple", [True, False])
+def test_an_encoded_source_stands_for_the_source(as_tuple: bool) -> None:
+    model, (source, mask), target = MODELS["sinusoidal"], padded_batch([5, 2]), random_tokens(2, 3)
+    encoded = model.get_encoder()(source, attention_mask=mask)
+    outputs = model(
+        encoder_outputs=tuple(encoded.values()) if as_tuple else encoded, attention_mask=mask, decoder_input_ids=target
+    )
+    expected = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    assert torch.equal(outputs.logits, expected)
+
+
+def test_a_tuple_is_returned_on_request() -> None:
+    model, batch = MODELS["sinusoidal"], random_batch()
+    outputs = model(**batch, use_cache=False, return_dict=False)
+    assert isinstance(outputs, tuple)
+    assert torch.equal(outputs[0], model(**batch).logits)
+
+
+def test_hidden_states_and_attentions_have_their_shapes() -> None:
+    model = tiny_model(encoder_layers=3, d_v=5, attn_implementation="eager")
+    outputs = model(**random_batch(2, 7, 5), output_hidden_states=True, output_attentions=True)
+    assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 7, 32)] * 4
+    assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 5, 32)] * 3
+    assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(2, 4, 7, 7)] * 3
+    assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(2, 4, 5, 5)] * 2
+    assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(2, 4, 5, 7)] * 2
+    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
+    for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert outputs.decoder_attentions[0].triu(1).eq(0).all()
+
+
+def test_the_first_hidden_state_is_what_the_first_layer_is_given() -> None:
+    model, batch = tiny_model(), random_batch()
+    encoder = model.get_encoder()
+    outputs = model(**batch, output_hidden_states=True)
+    positions = torch.arange(7)[None]
+    expected = encoder.input_embedding(encoder.embed_tokens(batch["input_ids"]), positions)
+    torch.testing.assert_close(outputs.encoder_hidden_states[0], expected)
+
+
+def test_the_decoder_runs_without_an_encoder() -> None:
+    decoder, tokens = MODELS["sinusoidal"].get_decoder(), random_tokens(2, 5)
+    outputs = decoder(tokens, use_cache=True)
+    assert outputs.last_hidden_state.shape == (2, 5, 32)
+    drawn = decoder(tokens, encoder_hidden_states=torch.randn(2, 4, 32))
+    assert (drawn.last_hidden_state - outputs.last_hidden_state).abs().max() > 1e-2
+    shorter = decoder(tokens[:, :4], use_cache=True)
+    step = decoder(tokens[:, 4:], past_key_values=shorter.past_key_values)
+    torch.testing.assert_close(step.last_hidden_state[:, 0], outputs.last_hidden_state[:, 4], **FLOAT32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stack", [VaswaniTransformerEncoder, VaswaniTransformerDecoder])
+def test_a_stack_saves_loads_and_runs_alone(stack: type, kind: str, tmp_path) -> None:
+    model = MODELS[kind]
+    part = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
+    part.save_pretrained(tmp_path)
+    again, report = stack.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = random_tokens(2, 5)
+    assert torch.equal(again(tokens).last_hidden_state, part(tokens).last_hidden_state)
+    assert stack(tiny_config())(tokens).last_hidden_state.shape == (2, 5, 32)
+
+
+def test_dropout_is_the_only_difference_between_training_and_evaluation() -> None:
+    batch = random_batch()
+    still = tiny_model(dropout=0.0)
+    assert torch.equal(still.train()(**batch).logits, still.eval()(**batch).logits)
+    dropping = tiny_model(dropout=0.3).train()
+    assert not torch.equal(dropping(**batch).logits, dropping(**batch).logits)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant: bool) -> None:
+    batch = {"input_ids": random_tokens(2, 5), "labels": random_tokens(2, 4)}
+    gradients, calls = [], []
+    for is_checkpointing in (False, True):
+        model = tiny_model().train()
+        if is_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        feed_forward = model.get_decoder().layers[0].feed_forward
+        feed_forward.register_forward_hook(lambda *_, mark=is_checkpointing: calls.append(mark))
+        torch.manual_seed(3)  # the same dropout
+        model(**batch).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for stored, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, stored, **FLOAT32)
+    assert calls == [False, True, True]  # once without, twice with it
+
+
+def test_every_parameter_learns() -> None:
+    model = tiny_model(attention_bias=True, position_embedding="learned", tie_word_embeddings=False).train()
+    model(input_ids=random_tokens(2, 5), labels=random_tokens(2, 4)).loss.backward()
+    unmoved = [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    # The softmax takes no notice of what is added to every score of a query alike.
+    assert all(name.endswith("k_proj.bias") for name in unmoved)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_stays_near_itself(dtype: torch.dtype) -> None:
+    model, batch = tiny_model(), random_batch()
+    exact = model(**batch).logits
+    logits = model.to(dtype)(**batch).logits
+    assert logits.dtype == dtype
+    # Some twenty roundings on the way of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
+    torch.testing.assert_close(logits.float(), exact, rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.0125)
+
+
+def test_autocast_trains_near_full_precision() -> None:
+    model = tiny_model(dropout=0.0).train()
+    batch = {"input_ids": random_tokens(4, 6), "labels": random_tokens(4, 5)}
+    model(**batch).loss.backward()
+    exact = model.model.shared.weight.grad.clone()
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    gradient = model.model.shared.weight.grad
+    assert gradient.dtype == torch.float32
+    # Two roundings of 2^-9 at each of some twenty operations, in the norm of the whole.
+    assert (gradient - exact).norm() < 0.05 * exact.norm()
+
+
+def shares_its_matrix(model: VaswaniTransformerForConditionalGeneration, tied: bool) -> None:
+    shared = model.model.shared.weight
+    assert model.get_input_embeddings().weight is shared
+    assert model.model.encoder.embed_tokens.weight is shared
+    assert model.model.decoder.embed_tokens.weight is shared
+    assert (model.get_output_embeddings().weight is shared) == tied
+    for module in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
+        assert module.num_embeddings == shared.shape[0] == model.config.vocab_size
+        assert module.scale == math.sqrt(32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_matrix_serves_three_ways_and_only_the_projection_can_be_freed(tied: bool) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    shares_its_matrix(model, tied)
+    names = [name for name, _ in model.named_parameters() if name.endswith(("shared.weight", "embed_tokens.weight"))]
+    assert names == ["model.shared.weight"]
+    assert model.lm_head.bias is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("size", [50, 128])
+def test_resizing_the_embeddings_keeps_what_is_tied(tied: bool, size: int, tmp_path) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    kept = min(size, 99)
+    before = model.model.shared.weight.detach()[:kept].clone()
+    model.resize_token_embeddings(size)
+    shares_its_matrix(model, tied)
+    assert torch.equal(model.model.shared.weight[:kept], before)
+    assert model.config.vocab_size == model.lm_head.weight.shape[0] == model.lm_head.out_features == size
+    batch = {"input_ids": random_tokens(2, 4, vocab_size=size), "labels": random_tokens(2, 3, vocab_size=size)}
+    logits = model(**batch).logits
+    assert logits.shape == (2, 3, size)
+    model.save_pretrained(tmp_path)
+    again = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    shares_its_matrix(again, tied)
+    assert torch.equal(again(**batch).logits, logits)
+
+
+def test_embeddings_put_in_their_place_reach_both_stacks() -> None:
+    model, other = tiny_model(), tiny_model()
+    embeddings = tiny_model().get_input_embeddings()
+    nn.init.normal_(embeddings.weight)
+    model.set_input_embeddings(embeddings)
+    model.tie_weights()
+    shares_its_matrix(model, True)
+    batch = random_batch()
+    assert not torch.equal(model(**batch).logits, other(**batch).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False])
+def test_initialisation_is_that_of_tensor2tensor(tied: bool) -> None:
+    """Glorot-uniform projections, embeddings and learned positions of deviation d_model^-0.5, norms 1 and 0."""
+    config = VaswaniTransformerConfig(
+        vocab_size=1000,
+        d_model=128,
+        encoder_layers=1,
+        decoder_layers=1,
+        d_v=32,
+        d_ff=256,
+        position_embedding="learned",
+        attention_bias=True,
+        tie_word_embeddings=tied,
+    )
+    model = VaswaniTransformerForConditionalGeneration(config)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not (tied and name == "lm_head"):
+            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            assert module.weight.abs().max() <= bound
+            # A uniform deviation is the bound over sqrt(3); of 16,384 numbers or more it is known to 1 %.
+            assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
+        elif isinstance(module, nn.Embedding):
+            assert float(module.weight.std()) == pytest.approx(128**-0.5, rel=0.03)
+            assert abs(float(module.weight.mean())) < 0.002  # the deviation of this mean is 0.00025 or less
+        elif isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            assert (module.bias == 0).all()
+
+
+def matches(pattern: str, name: str) -> bool:
+    return re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), name) is not None
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        VaswaniTransformerEncoder,
+        VaswaniTransformerDecoder,
+        VaswaniTransformerModel,
+        VaswaniTransformerForConditionalGeneration,
+    ],
+)
+def test_the_plans_name_every_matrix_and_nothing_else(model_class: type) -> None:
+    model = model_class(tiny_config())
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Embedding))}
+    for name in modules:
+        assert any(matches(pattern, name) for pattern in model.tp_plan)
+    for pattern in model.tp_plan:
+        assert any(matches(pattern, name) for name in modules)
+    for pattern in model._fsdp_plan:
+        assert any(matches(pattern, name) for name, _ in model.named_modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear", ["q_proj", "lm_head"]], ids=str)
+def test_a_lora_recipe_applies_and_all_of_it_learns(targets: list[str] | str) -> None:
+    model = tiny_model(tie_word_embeddings=False)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, task_type="SEQ_2_SEQ_LM")).train()
+    adapted(input_ids=random_tokens(2, 5), labels=random_tokens(2, 4)).loss.backward()
+    learning = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert learning
+    assert [name for name, parameter in learning.items() if parameter.grad is None] == []
+
+
+def test_six_sentence_pairs_are_learnt_by_heart() -> None:
+    model, tokenizer = model_of_pairs()
+    sources = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    found = model.generate(**sources, num_beams=4, max_new_tokens=30)
+    assert tokenizer.batch_decode(found, skip_special_tokens=True) == list(PAIRS.values())
+
+
+def parameters_in_millions(name: str, vocab_size: int) -> int:
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(
+            VaswaniTransformerConfig.from_paper(name, vocab_size=vocab_size)
+        )
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    return round(sum(parameter.numel() for parameter in model.parameters()) / 1e6)
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_the_models_of_table_3_have_the_printed_sizes(name: str) -> None:
+    """With the vocabulary of 41,100 that makes all rows but one come out."""
+    assert parameters_in_millions(name, 41100) == TABLE_3[name]
+
+
+def test_the_big_model_of_table_3_has_its_printed_size() -> None:
+    assert parameters_in_millions("big", 36000) == 213

@@ -1,0 +1,258 @@
+"""The tokenizer: nothing is lost, no text can end itself, and one plain file carries all of it."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.helpers import run_python
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+TEXTS = [
+    "the cat is black",
+    "el gato es negro",
+    "this is a book, isn't it?",
+    "este es un libro, ¿no?",
+    "good morning",
+    "buenos días",
+    "the black cat reads the black book",
+    "el gato negro lee el libro negro",
+]
+BPE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=320)
+WORD_PIECE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=120, algorithm="wordpiece")
+TOKENIZERS = {"bpe": BPE, "wordpiece": WORD_PIECE}
+
+# Any text at all, and texts that spell special tokens, alone and amid others.
+any_text = st.text()
+spelling_text = st.lists(st.sampled_from(["</s>", "<pad>", "<s>", "<unk>", " ", "\n", "a", "gato", "é", "🙂"])).map(
+    "".join
+)
+words = st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=1).map(" ".join)
+
+
+@settings(max_examples=100)
+@given(any_text | spelling_text)
+def test_any_text_comes_back_as_it_was(text: str) -> None:
+    assert BPE.decode(BPE(text).input_ids, skip_special_tokens=True) == text
+
+
+@given(st.lists(any_text | spelling_text, min_size=1, max_size=4))
+def test_a_padded_batch_comes_back_as_it_was(texts: list[str]) -> None:
+    batch = BPE(texts, padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert BPE.batch_decode(batch["input_ids"], skip_special_tokens=True) == texts
+    for tokens, mask, text in zip(batch["input_ids"], batch["attention_mask"], texts, strict=True):
+        length = len(BPE(text).input_ids)
+        assert mask == [1] * length + [0] * (len(tokens) - length)
+        assert tokens[length:] == [1] * (len(tokens) - length)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=any_text | spelling_text | words)
+def test_a_text_ends_once_however_it_is_spelt(name: str, text: str) -> None:
+    tokens = TOKENIZERS[name](text).input_ids
+    assert tokens[-1] == 2
+    assert not {0, 1, 2} & set(tokens[:-1])
+    assert tokens[:-1] == TOKENIZERS[name](text, add_special_tokens=False).input_ids
+
+
+@given(words)
+def test_word_pieces_bring_known_words_back(text: str) -> None:
+    found = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
+    assert found.replace(" ", "") == text.replace(" ", "")
+    assert 3 not in WORD_PIECE(text).input_ids
+
+
+@given(source=words, target=words)
+def test_text_target_gives_the_labels(source: str, target: str) -> None:
+    batch = BPE(source, text_target=target)
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    assert batch["input_ids"] == BPE(source).input_ids
+    assert batch["labels"] == BPE(target).input_ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=words, length=st.integers(2, 9))
+def test_a_text_cut_short_still_ends(name: str, text: str, length: int) -> None:
+    whole = TOKENIZERS[name](text).input_ids
+    cut = TOKENIZERS[name](text, truncation=True, max_length=length).input_ids
+    assert len(cut) == min(length, len(whole))
+    assert cut == [*whole[: len(cut) - 1], 2]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_have_their_ids(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    assert (tokenizer.bos_token, tokenizer.pad_token, tokenizer.eos_token) == ("<s>", "<pad>", "</s>")
+    assert (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.unk_token_id == (3 if name == "wordpiece" else None)
+    assert tokenizer.padding_side == "right"
+    assert tokenizer("").input_ids == [2]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_are_the_numbers_below_the_length(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+    assert len(tokenizer) <= (320 if name == "bpe" else 120)
+
+
+def test_special_tokens_are_found_in_a_text_on_request_alone() -> None:
+    assert BPE("a</s>", split_special_tokens=False).input_ids == [*BPE("a", add_special_tokens=False).input_ids, 2, 2]
+    assert 2 not in BPE("a</s>").input_ids[:-1]
+
+
+def test_a_character_without_a_piece_is_unknown() -> None:
+    assert WORD_PIECE("猫").input_ids == [3, 2]
+    assert "<unk>" not in BPE.get_vocab()
+
+
+@pytest.mark.parametrize("name", ["bpe", "BPE", "wordpiece", "word-piece", "WordPiece", "word_piece"])
+def test_an_algorithm_has_several_spellings(name: str) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(iter(TEXTS), 320, algorithm=name)
+    assert (tokenizer.unk_token is None) == (name.lower() == "bpe")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_what_is_learnt_depends_on_the_texts_alone(name: str) -> None:
+    size = 320 if name == "bpe" else 120
+    for texts in (iter(TEXTS), tuple(TEXTS), (text for text in TEXTS)):
+        again = VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm=name)
+        assert again.get_vocab() == TOKENIZERS[name].get_vocab()
+
+
+def test_many_characters_do_not_swell_a_vocabulary_of_word_pieces() -> None:
+    """1,500 characters, each at the head of a word and within one: more than 2,100 entries hold."""
+    characters = [chr(0x4E00 + i) for i in range(1500)]
+    texts = ["".join(characters[i : i + 3]) for i in range(1500)]
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 2100, algorithm="wordpiece")
+    assert len(tokenizer) <= 2100
+
+
+TRAIN = """
+import json, sys
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+texts, sizes = json.loads(sys.argv[1]), {"bpe": 320, "wordpiece": 120}
+tokenizers = [VaswaniTransformerTokenizer.train_from_iterator(texts, sizes[name], algorithm=name) for name in sizes]
+print(json.dumps([tokenizer(texts).input_ids for tokenizer in tokenizers]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hash_seed", ["1", "271828"])
+def test_another_process_learns_the_same(hash_seed: str) -> None:
+    found = json.loads(run_python(TRAIN, json.dumps(TEXTS), PYTHONHASHSEED=hash_seed))
+    assert found == [BPE(TEXTS).input_ids, WORD_PIECE(TEXTS).input_ids]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("load", [VaswaniTransformerTokenizer.from_pretrained, AutoTokenizer.from_pretrained])
+def test_a_saved_tokenizer_comes_back_whole(load, name: str, tmp_path) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokenizer.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert type(again) is VaswaniTransformerTokenizer
+    texts = [*TEXTS, "", "a </s> b<pad><s>", "¿qué  tal ?\n", "don 't , wait !"]
+    assert again(texts).input_ids == tokenizer(texts).input_ids
+    assert again.batch_decode(again(texts).input_ids) == tokenizer.batch_decode(tokenizer(texts).input_ids)
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    assert (again.unk_token_id, again.padding_side) == (tokenizer.unk_token_id, "right")
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
+def test_a_copy_does_not_look_for_special_tokens_either(again) -> None:
+    """Copies are what worker processes are given."""
+    assert again(BPE)("a </s> b").input_ids == BPE("a </s> b").input_ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_plain_file_needs_no_plugin(name: str, tmp_path) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokenizer.save_pretrained(tmp_path)
+    file = str(tmp_path / "tokenizer.json")
+    bare, plain = Tokenizer.from_file(file), PreTrainedTokenizerFast(tokenizer_file=file)
+    for text in [*TEXTS, "", "¡Hola, mundo!"]:
+        tokens = tokenizer(text).input_ids
+        assert bare.encode(text).ids == plain(text).input_ids == tokens
+        assert bare.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def unigram() -> Tokenizer:
+    """A tokenizer as others make them: its own ids, normaliser, prefix and places of special tokens."""
+    pieces = ["<unk>", "<start>", "<end>", "<fill>", "▁", "▁the", "▁cat", "s", "a", "c", "e", "h", "t"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<start>", "<end>", "<fill>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
+    )
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """Characters with bytes for the strange ones, and a space where each word begins."""
+    characters = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
+    merges = [("t", "h"), ("th", "e")]
+    vocabulary = [*characters, *("".join(pair) for pair in merges)]
+    model = models.BPE({piece: i for i, piece in enumerate(vocabulary)}, merges, unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(Regex(" "), "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [unigram, byte_fallback])
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_any_tokenizer_file_loads_whole(make, is_configured: bool, tmp_path: Path) -> None:
+    foreign, file = make(), str(tmp_path / "tokenizer.json")
+    foreign.save(file)
+    if is_configured:
+        settings = {
+            "tokenizer_class": "VaswaniTransformerTokenizer",
+            "eos_token": "</s>" if make is byte_fallback else "<end>",
+        }
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded.eos_token == settings["eos_token"]
+    else:
+        loaded = VaswaniTransformerTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is VaswaniTransformerTokenizer
+    for text in ["the cats", "The Cats, ﬁne ☃!", ""]:
+        expected = foreign.encode(text)
+        assert loaded(text).input_ids == expected.ids
+        assert loaded.decode(expected.ids, skip_special_tokens=True) == foreign.decode(expected.ids)
+    loaded.save_pretrained(tmp_path / "again")
+    again = VaswaniTransformerTokenizer.from_pretrained(tmp_path / "again")
+    assert again("The Cats!").input_ids == foreign.encode("The Cats!").ids
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'unigram' is not a sub-word algorithm; choose one of bpe, wordpiece\."):
+        VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 320, algorithm="unigram")
+
+
+def test_a_vocabulary_too_small_for_its_alphabet_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"):
+        VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 258)
+    with pytest.raises(ValueError, match=r"vocab_size \(7\) cannot hold the 2 characters .* at least 8"):
+        VaswaniTransformerTokenizer.train_from_iterator(["ab ba"], 7, algorithm="wordpiece")
+    assert len(VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 259)) == 259
+    assert len(VaswaniTransformerTokenizer.train_from_iterator(["ab ba"], 8, algorithm="wordpiece")) <= 8
+
+
+def test_these_are_the_pieces_of_a_text() -> None:
+    """By hand: after the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["low low low lower"], vocab_size=262)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("low lower").input_ids) == ["low", "Ġlow", "e", "r", "</s>"]

@@ -1,0 +1,75 @@
+"""The tests that Transformers puts to each of its own models, put to ours."""
+
+import unittest
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.auto import modeling_auto
+
+from tests.helpers import tiny_config
+from tests.transformers_suite import SETUP, is_there, load, suite_folder
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+)
+
+if not is_there(suite_folder()):
+    pytest.skip(f"Transformers' own tests are not in {suite_folder()}; run `{SETUP}`.", allow_module_level=True)
+
+suite = load()
+
+
+class TinyModels:
+    """The sizes and inputs that the suite asks a model's tester for."""
+
+    batch_size = 13
+    seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
+    is_training = True
+    vocab_size = 99
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
+
+    def get_config(self) -> VaswaniTransformerConfig:
+        return tiny_config(max_position_embeddings=50)
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[VaswaniTransformerConfig, dict[str, Tensor]]:
+        source = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(min=3)
+        source[:, -1] = self.eos_token_id
+        target = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
+        inputs = {
+            "input_ids": source,
+            "attention_mask": torch.ones_like(source),
+            "decoder_input_ids": target,
+            "decoder_attention_mask": torch.ones_like(target),
+        }
+        return self.get_config(), inputs
+
+    prepare_config_and_inputs = prepare_config_and_inputs_for_common
+
+
+class TestTransformersSuite(suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase):
+    all_model_classes = (VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration)
+    is_encoder_decoder = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """By these names the suite tells which model takes labels, and which is the body."""
+        for mapping, model_class in [
+            (modeling_auto.MODEL_MAPPING_NAMES, VaswaniTransformerModel),
+            (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, VaswaniTransformerForConditionalGeneration),
+        ]:
+            names = patch.dict(mapping, {VaswaniTransformerConfig.model_type: model_class.__name__})
+            names.start()
+            cls.addClassCleanup(names.stop)
+
+    def setUp(self) -> None:
+        self.model_tester = TinyModels()
+        self.config_tester = suite.ConfigTester(self, config_class=VaswaniTransformerConfig)
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()

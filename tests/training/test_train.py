@@ -1,0 +1,258 @@
+"""Whole runs of the training command, small ones, and what they leave in their folder."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.helpers import ROOT
+from training import train
+from training.recipe import RecipeError, load_recipe
+from training.train import changed, last_checkpoint, prepare_folder, run
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+
+LANGUAGE = [
+    f"{number} {thing}" for number in ("one", "two", "three", "four") for thing in ("tree", "dog", "house", "sea")
+]
+TINY = [
+    "--tokenizer.vocab_size=280",
+    "--model.d_model=16",
+    "--model.d_ff=16",
+    "--model.num_heads=2",
+    "--model.encoder_layers=1",
+    "--model.decoder_layers=1",
+    "--model.dropout=0.1",
+    "--training.source_tokens=60",
+    "--training.target_tokens=60",
+    "--training.warmup_steps=10",
+    "--training.evaluation_steps=3",
+    "--training.log_steps=1",
+    "--training.keep_checkpoints=10",
+]
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """The arguments of a run of a second or two on sixteen pairs of words and their letters turned round."""
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in LANGUAGE]
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        yaml.safe_dump(
+            {
+                "name": "own",
+                "data": {"kind": "json", "path": str(data)}
+                | {split: f"{split}.jsonl" for split in ("train", "validation", "test")},
+            }
+        )
+    )
+    return [str(recipe), *TINY]
+
+
+def start(arguments, folder, *more, launcher=()):
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", *launcher, "training.train", *arguments, f"--output_dir={folder}", *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path):
+    folder = tmp_path / "run"
+    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"]))
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert isinstance(model, VaswaniTransformerForConditionalGeneration)
+    assert isinstance(tokenizer, VaswaniTransformerTokenizer)
+    assert len(tokenizer) == model.config.vocab_size
+    search = model.generation_config
+    assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (4, 0.6, "gnmt")
+    assert search.max_source_relative_length == 50
+
+    assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert results["steps"] == 6
+    assert len(results["curve"]) == 2
+    assert re.fullmatch(r"nrefs:1\|.*tok:13a.*", results["test"]["signature"])
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert {path.suffix for path in folder.iterdir() if path.is_file()} == {".json", ".yaml", ".safetensors"}
+    checkpoints = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert "checkpoint-6" in checkpoints
+    for checkpoint in checkpoints:
+        saved = json.loads((folder / "checkpoints" / checkpoint / "generation_config.json").read_text())
+        assert saved["length_penalty_type"] == "gnmt"
+        assert "max_length" not in saved
+
+    with pytest.raises(RecipeError, match=r"holds a finished run; give another --output_dir"):
+        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+
+
+@pytest.mark.slow
+def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
+    """An oracle without the Trainer: the sum of -log P of every target token of the set, divided by their number."""
+    folder = tmp_path / "run"
+    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    total, tokens = 0.0, 0
+    for text in LANGUAGE:
+        batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
+        log_probs = model(**batch).logits.log_softmax(-1)[0]
+        total -= log_probs.gather(1, batch["labels"][0][:, None]).sum().item()
+        tokens += batch["labels"].numel()
+    last = results["curve"][-1]
+    assert last["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert last["eval_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_an_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
+    folder = tmp_path / "run"
+    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
+    saved = json.loads((folder / "generation_config.json").read_text())
+    assert saved["max_source_relative_length"] == 50
+    assert saved["num_beams"] == 4  # evaluations during training search with one
+    assert "max_length" not in saved
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_by_the_same_command_to_the_same_weights(arguments, tmp_path):
+    arguments = [*arguments, "--training.steps=40"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(start(arguments, whole))
+    process = start(arguments, killed)
+    while last_checkpoint(killed) is None and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / "results.json").exists()
+    step = int(last_checkpoint(killed).name.rpartition("-")[2])
+    assert step < 40
+    finish(start(arguments, killed))
+    assert equal(weights(whole), weights(killed))
+    assert json.loads((killed / "results.json").read_text())["steps"] == 40
+
+
+@pytest.mark.slow
+def test_a_half_written_checkpoint_is_passed_over(arguments, tmp_path):
+    folder = tmp_path / "run"
+    for step in (3, 6, 9):
+        (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+    for step in (3, 6):
+        (folder / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    assert last_checkpoint(folder).name == "checkpoint-6"
+
+
+@pytest.mark.slow
+def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
+    """One step is the mean over its target tokens on any number of processes, so only the order of sums differs.
+
+    Without dropout, whose masks differ by process; ten steps of Adam at rates near 1e-2 multiply rounding of 1e-7.
+    """
+    arguments = [*arguments, "--training.steps=10", "--model.dropout=0.0"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    finish(start(arguments, one))
+    launcher = (
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+        "--dynamo_backend=no",
+        "--main_process_port=0",
+        "-m",
+    )
+    finish(start(arguments, two, launcher=launcher))
+    first, second = weights(one), weights(two)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
+    curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (one, two)]
+    for alone, shared in zip(*curves, strict=True):
+        assert alone["eval_loss"] == pytest.approx(shared["eval_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_run_ends_after_its_minutes(arguments, tmp_path):
+    folder = tmp_path / "run"
+    more = [f"--output_dir={folder}", "--training.steps=100000", "--training.minutes=0.02"]
+    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    assert 0 < results["steps"] < 100_000
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_quickstart_passes_95_bleu_and_ends_with_its_line(tmp_path):
+    output = finish(start([str(ROOT / "training" / "recipes" / "quickstart.yaml")], tmp_path / "run"))
+    line = output.splitlines()[-1]
+    match = re.fullmatch(r"BLEU (\d+\.\d\d) on 1000 unseen sentences \((nrefs:1\|.*)\)", line)
+    assert match
+    assert float(match[1]) > 95
+    assert output.count("translation  ") == 5
+
+
+def test_a_run_needs_a_folder_of_its_own(tmp_path, arguments):
+    with pytest.raises(RecipeError, match=r"output_dir: the run needs a folder of its own"):
+        prepare_folder(load_recipe(arguments[0], arguments[1:]))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RecipeError, match=r"holds something that is no run; give another --output_dir"):
+        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
+
+
+def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
+    assert prepare_folder(recipe) == folder
+    other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=7"])
+    with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.steps differs"):
+        prepare_folder(other)
+
+
+def test_differing_fields_are_named():
+    assert changed({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
+
+
+def test_a_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        train.main(["nowhere.yaml"])
+    assert end.value.code == 2
+    assert re.fullmatch(r"nowhere\.yaml: there is no such recipe; .*\n", capsys.readouterr().err)
+
+
+def test_nothing_is_written_before_the_data_is_read(tmp_path, arguments):
+    folder = tmp_path / "run"
+    Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
+    with pytest.raises(RecipeError, match=r"test\.jsonl, line 1: not JSON"):
+        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+    assert not folder.exists()
