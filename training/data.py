@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 import datasets
+from datasets.exceptions import DatasetNotFoundError
 from transformers import PreTrainedTokenizerBase
 
 from training.grammar import make_splits
@@ -30,7 +31,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     if recipe.kind == "hub":
         return load_from_hub(recipe)
     read = read_json if recipe.kind == "json" else read_text
-    splits = {}
+    splits = datasets.DatasetDict()
     for split in SPLITS:
         if (name := getattr(recipe, split)) is not None:
             sources, targets = [], []
@@ -38,7 +39,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
                 sources.append(source)
                 targets.append(target)
             splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
-    return refuse_empty(datasets.DatasetDict(splits), recipe)
+    return refuse_empty(splits, recipe)
 
 
 def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
@@ -73,7 +74,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                 for split, name in names.items()
             }
         )
-    except (datasets.exceptions.DatasetNotFoundError, ConnectionError, ValueError) as error:
+    except (DatasetNotFoundError, ConnectionError, ValueError) as error:
         raise RecipeError(f"data.path: {recipe.path} cannot be loaded: {' '.join(str(error).split())}") from error
     pairs = columns(loaded, recipe)
     usable = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
@@ -191,15 +192,15 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
-    """The splits as `input_ids` and `labels`, and the training split without its overlong pairs.
+    """The splits as `input_ids`, `labels` and `reference`, the target's text; no overlong pair is left in training.
 
     Raises:
         RecipeError: a training pair is overlong and the recipe refuses such, or all are.
     """
 
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         encoded = tokenizer(batch["source"], text_target=batch["target"], split_special_tokens=True)
-        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
+        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"], "reference": batch["target"]}
 
     encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenising")
 

@@ -24,10 +24,8 @@ class SacreBleu(evaluate.Metric):
             ),
         )
 
-    def _compute(
-        self, predictions: list[str], references: list[str], tokenize: str = "13a", **kwargs: Any
-    ) -> dict[str, float | str]:
-        metric = BLEU(tokenize=tokenize, force=True)
+    def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
+        metric = BLEU(tokenize=kwargs.get("tokenize", "13a"), force=True)
         score = metric.corpus_score(list(predictions), [list(references)])
         return {
             "bleu": score.score,

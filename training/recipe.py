@@ -129,8 +129,8 @@ class Recipe:
 
     def model_config(self, **token_ids: int | None) -> VaswaniTransformerConfig:
         """The model's configuration, with the vocabulary size and token ids that its tokenizer turned out to have."""
-        fields = {"paper": "base"} | self.model | token_ids
-        return VaswaniTransformerConfig.from_paper(fields.pop("paper"), **fields)
+        fields: dict[str, Any] = {"paper": "base"} | self.model | token_ids
+        return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
 POSITIVE = {

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ import torch
 import transformers
 import yaml
 from accelerate import PartialState
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from transformers import (
     AutoTokenizer,
     EarlyStoppingCallback,
@@ -29,14 +30,19 @@ from transformers import (
 from training.data import load_pairs, tokenize
 from training.metrics import bleu
 from training.recipe import Recipe, RecipeError, load_recipe
-from training.trainer import TranslationTrainer, accumulation, decoding_config
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from training.trainer import TranslationTrainer, accumulation, decoding_config, lengths
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
 
 logger = logging.getLogger(__name__)
 
 RESULTS = "results.json"
 RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
+COLUMNS = ("input_ids", "labels")
 
 
 def prepare_folder(recipe: Recipe) -> Path:
@@ -85,19 +91,75 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def make_tokenizer(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """The run's tokenizer: the one in its folder, the one the recipe names, or one trained on the training pairs."""
-    if (folder / "tokenizer.json").exists():
-        return AutoTokenizer.from_pretrained(folder)
-    if recipe.tokenizer.path is not None:
-        return AutoTokenizer.from_pretrained(recipe.tokenizer.path)
-    train = pairs["train"]
-    texts = (
-        text for side in ("source", "target") for batch in train.select_columns(side).iter(1000) for text in batch[side]
-    )
-    return VaswaniTransformerTokenizer.train_from_iterator(
-        texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
-    )
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path))
+
+
+def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """The tokenizer that the recipe names, or one trained on the training pairs.
+
+    Raises:
+        RecipeError: there is none at the recipe's path, or its vocabulary is too small to train one.
+    """
+    try:
+        if recipe.tokenizer.path is not None:
+            return load_tokenizer(recipe.tokenizer.path)
+        batches = pairs["train"].iter(1000)
+        texts = (text for batch in batches for side in ("source", "target") for text in cast(Any, batch)[side])
+        return VaswaniTransformerTokenizer.train_from_iterator(
+            texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
+        )
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"tokenizer: {' '.join(str(error).split())}") from error
+
+
+def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """Write the recipe and the tokenizer into the run's folder, where they are not there yet; give the tokenizer."""
+    if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
+        tokenizer = make_tokenizer(recipe, pairs)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
+        with tempfile.TemporaryDirectory(dir=folder) as partial:
+            tokenizer.save_pretrained(partial)
+            for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
+                path.replace(folder / path.name)
+    PartialState().wait_for_everyone()
+    return load_tokenizer(folder)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
+    """Refuse, before any training, pairs that the model or a batch cannot hold.
+
+    Raises:
+        RecipeError: a training pair alone exceeds a step's tokens, or a text that is trained on, validated with or
+            translated is longer than the table of learned positions.
+    """
+    longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
+    for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
+        if longest["train", column] > getattr(recipe.training, name):
+            raise RecipeError(
+                f"training.{name}: a pair has {longest['train', column]} tokens on that side, more than the "
+                f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
+            )
+    if config.position_embedding != "learned":
+        return
+    for (split, column), length in longest.items():
+        needed = length
+        if split != "train" and column == "input_ids":
+            needed += recipe.decoding.max_source_relative_length
+        if needed > config.max_position_embeddings:
+            raise RecipeError(
+                f"model.max_position_embeddings: split {split} needs {needed} positions in {column}, translations "
+                f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
+                "sinusoidal positions."
+            )
 
 
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
@@ -110,7 +172,6 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         gradient_accumulation_steps=accumulation(recipe, PartialState().num_processes),
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
-        gradient_checkpointing=training.gradient_checkpointing,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
         eval_steps=training.evaluation_steps,
@@ -128,27 +189,25 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
-def test_scores(
-    trainer: TranslationTrainer, recipe: Recipe, pairs: DatasetDict, encoded: DatasetDict
-) -> dict[str, Any]:
+def test_scores(trainer: TranslationTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
     """BLEU on the test set by the recipe's own search, with a few of its sentences to look at."""
     start = time.monotonic()
-    trainer.references = pairs["test"]["target"]
-    trainer.evaluation_decoding = lambda: trainer.model.generation_config  # ty: ignore[invalid-assignment]
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(encoded["test"]), "Test", metric_key_prefix="test")
-    texts = cast(list[str], output.predictions)
-    score = bleu(texts, trainer.references, recipe.score.tokenize)
+    trainer.search = decoding_config(trainer.model, recipe)
+    output = trainer.predict(encoded)
+    texts, references = cast(list[str], output.predictions), pairs["target"][:]
+    score = bleu(texts, references, recipe.score.tokenize)
     shown = range(0, len(texts), max(1, len(texts) // max(1, recipe.score.examples)))[: recipe.score.examples]
-    examples = [
-        {"source": pairs["test"][index]["source"], "translation": texts[index], "reference": trainer.references[index]}
-        for index in shown
-    ]
-    return output.metrics | {
+    sources = pairs["source"][:]
+    return {
         "bleu": score["bleu"],
         "signature": score["signature"],
+        "loss": cast(dict, output.metrics)["test_loss"],
+        "perplexity": cast(dict, output.metrics)["test_perplexity"],
         "sentences": len(texts),
         "seconds": time.monotonic() - start,
-        "examples": examples,
+        "examples": [
+            {"source": sources[index], "translation": texts[index], "reference": references[index]} for index in shown
+        ],
     }
 
 
@@ -156,38 +215,32 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """Train as `recipe` says and return what `results.json` then holds.
 
     Raises:
-        RecipeError: the recipe, its data or its folder cannot be used; nothing was written then.
+        RecipeError: the recipe, its data or its folder cannot be used; no training time was spent then.
     """
     start = time.monotonic()
     folder = prepare_folder(recipe)
-    set_seed(recipe.seed)
-
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
-        tokenizer = make_tokenizer(recipe, folder, pairs)
-        encoded = tokenize(pairs, tokenizer, recipe.data)
-    if PartialState().is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(folder)
-        (folder / RECIPE).write_text(yaml.safe_dump(as_tree(recipe), allow_unicode=True), encoding="utf-8")
-    PartialState().wait_for_everyone()
-
+    PartialState().wait_for_everyone()  # every process has looked at the folder before one writes into it
+    tokenizer = begin(recipe, folder, pairs)
+    encoded = tokenize(pairs, tokenizer, recipe.data)
     config = recipe.model_config(
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    refuse_misfits(recipe, config, encoded)
+
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(config)
     model.generation_config = decoding_config(model, recipe)
+    if recipe.training.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
 
     arguments = training_arguments(recipe, folder)
-    validation = pairs["validation"]
-    trainer = TranslationTrainer(
-        model, arguments, recipe, tokenizer, encoded["train"], encoded["validation"], validation["target"]
-    )
+    trainer = TranslationTrainer(model, arguments, recipe, tokenizer, encoded["train"], encoded["validation"])
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
     checkpoint = last_checkpoint(folder)
@@ -201,16 +254,15 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "best_validation_bleu": trainer.state.best_metric,
         "curve": [entry for entry in trainer.state.log_history if "eval_bleu" in entry],
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "processes": PartialState().num_processes,
         "threads": torch.get_num_threads(),
     }
     if "test" in encoded:
-        results["test"] = test_scores(trainer, recipe, pairs, encoded)
+        results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
     results["seconds"] = time.monotonic() - start
     if trainer.is_world_process_zero():
         trainer.model.save_pretrained(folder)
-        partial = folder / f"{RESULTS}.part"
-        partial.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
-        partial.replace(folder / RESULTS)
+        write(folder / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
     return results
 
 

@@ -21,7 +21,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from training.metrics import bleu
 from training.recipe import Recipe
@@ -63,8 +63,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
         train_dataset: `input_ids` and `labels` of the training pairs.
-        validation: the same of the validation pairs.
-        references: the validation targets as text.
+        validation: the same of the validation pairs, with their targets as text in `reference`.
+
+    Attributes:
+        search: how evaluations translate; during training with the recipe's `evaluation_beams`.
     """
 
     model: VaswaniTransformerForConditionalGeneration
@@ -78,16 +80,15 @@ class TranslationTrainer(Seq2SeqTrainer):
         tokenizer: PreTrainedTokenizerBase,
         train_dataset: Dataset,
         validation: Dataset,
-        references: list[str],
     ) -> None:
         self.recipe = recipe
-        self.references = references
+        self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
         super().__init__(
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=train_dataset,
-            eval_dataset=validation,
+            train_dataset=cast(Any, train_dataset),
+            eval_dataset=cast(Any, validation),
             processing_class=tokenizer,
         )
         if recipe.training.minutes is not None:
@@ -112,8 +113,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         return self.loader(dataset, sampler)
 
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
+        """Batches of the columns that hold numbers."""
         return DataLoader(
-            cast(Any, dataset),
+            cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
             batch_sampler=batches,
             collate_fn=cast(Callable, self.data_collator),
             num_workers=self.args.dataloader_num_workers,
@@ -149,8 +151,34 @@ class TranslationTrainer(Seq2SeqTrainer):
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         rounds = math.ceil(len(batches) / self.args.world_size)
         own = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
-        numbered = dataset.add_column("pair", list(range(len(dataset))))
+        numbered = dataset.add_column("pair", cast(Any, list(range(len(dataset)))))
         return self.loader(numbered, [batches[index % len(batches)] for index in own])
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """As for an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Loss, perplexity and BLEU of a set; see `evaluation_loop`."""
+        self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """The same with the translations, as text, in `predictions`."""
+        self.evaluated = cast(Dataset, test_dataset)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
     def evaluation_loop(
         self,
@@ -165,6 +193,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         The Trainer's own loop averages batches by sentences, and counts some sentences twice on several ranks.
         """
         self.model.eval()
+        self.callback_handler.eval_dataloader = dataloader
         found: dict[int, tuple[float, int, str]] = {}
         for batch in dataloader:
             pairs = batch.pop("pair").tolist()
@@ -173,7 +202,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         everything = dict(gather_object(list(found.items())))
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
-        score = bleu(list(texts), self.references, self.recipe.score.tokenize)
+        score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
@@ -188,18 +217,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         labels = inputs["labels"]
         with self.accelerator.autocast():
             logits = self.model(**inputs).logits  # (B, T, V)
-            translations = self.model.generate(
+            translations = cast(Any, self.model).generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
-                generation_config=self.evaluation_decoding(),
+                generation_config=self.search,
             )
         losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, strict=True))
-
-    def evaluation_decoding(self) -> GenerationConfig:
-        """The recipe's search with the beams that evaluations during training have."""
-        return decoding_config(self.model, self.recipe, num_beams=self.recipe.training.evaluation_beams)
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:

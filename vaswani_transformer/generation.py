@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
+from .config import VaswaniTransformerConfig
+
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 
 
@@ -57,6 +59,8 @@ class PaperBeamSearch(GenerationMixin):
     Under "gnmt" the search for a source stops when no open beam can still enter the n best, whether `early_stopping`
     is False or "never"; True stops it at `num_beams` finished targets.
     """
+
+    config: VaswaniTransformerConfig
 
     def use_paper_decoding(self) -> None:
         """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""

@@ -1,0 +1,233 @@
+"""The paper's beam search inside generate(): its scores, its limits, its stop and its settings (6.1)."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+from tests.helpers import FLOAT32, padded_batch, tiny_model
+from vaswani_transformer.generation import length_penalty
+
+START, END = 0, 2
+
+
+def small_model(seed, vocab_size=6, **overrides):
+    """A model of a few words whose next tokens are far from even, so that searches differ."""
+    torch.manual_seed(seed)
+    model = tiny_model(
+        vocab_size=vocab_size, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, **overrides
+    )
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (0.6 if weight.dim() > 1 else 0.1)
+    model.use_paper_decoding()
+    return model
+
+
+def source(*words):
+    return torch.tensor([[*words, END]])
+
+
+def best_of_all(model, input_ids, limit, alpha):
+    """Every target of at most `limit` new tokens, scored by log P(Y | X) / lp(Y): the best score and its target."""
+    best = (-float("inf"), [])
+    open_targets = [([START], 0.0)]
+    while open_targets:
+        prefixes = torch.tensor([tokens for tokens, _ in open_targets])
+        with torch.no_grad():
+            logits = model(input_ids=input_ids.expand(len(prefixes), -1), decoder_input_ids=prefixes).logits
+        log_probs = logits[:, -1].log_softmax(-1).tolist()
+        longer = []
+        for (tokens, score), row in zip(open_targets, log_probs, strict=True):
+            for token, log_prob in enumerate(row):
+                target, total = [*tokens, token], score + log_prob
+                if token == END or len(target) - 1 == limit:
+                    best = max(best, (total / ((5 + len(target) - 1) / 6) ** alpha, target))
+                else:
+                    longer.append((target, total))
+        open_targets = longer
+    return best
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha):
+    model = small_model(seed)
+    input_ids = source(3 + seed % 3)
+    score, target = best_of_all(model, input_ids, limit=4, alpha=alpha)
+    found = model.generate(
+        input_ids,
+        num_beams=125,  # 5^3 open targets before the last step
+        length_penalty=alpha,
+        max_source_relative_length=2,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    assert found.sequences[0].tolist()[: len(target)] == target
+    assert found.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
+
+
+def test_lp_is_that_of_wu_et_al():
+    assert length_penalty(1, 0.6) == 1.0
+    assert length_penalty(7, 1.0) == 2.0
+    assert length_penalty(19, 0.5) == 2.0
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
+    """Without an end token every target is cut, at its own source's length plus two."""
+    model = small_model(0)
+    input_ids, mask = padded_batch([3, 5, 1], pad=1)
+    found = model.generate(
+        input_ids % 6, attention_mask=mask, num_beams=num_beams, max_source_relative_length=2, suppress_tokens=[1, 2]
+    )
+    assert (found[:, 1:] != 1).sum(1).tolist() == [5, 7, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_beam_of_a_sentence_in_a_batch_equals_the_sentence_alone(seed):
+    model = small_model(seed, vocab_size=12)
+    input_ids, mask = padded_batch([4, 2, 6], pad=1)
+    input_ids = input_ids % 9 + 3
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    together = model.generate(input_ids.masked_fill(mask == 0, 1), attention_mask=mask, **options)
+    for row, length in enumerate([4, 2, 6]):
+        alone = model.generate(input_ids[row : row + 1, :length], **options)
+        own = together.sequences[4 * row : 4 * row + 4]
+        width = alone.sequences.shape[1]
+        assert torch.equal(own[:, :width], alone.sequences)
+        assert (own[:, width:] == 1).all()
+        torch.testing.assert_close(together.sequences_scores[4 * row : 4 * row + 4], alone.sequences_scores, **FLOAT32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_recompute_from_the_logits(seed):
+    model = small_model(seed, vocab_size=9)
+    found = model.generate(
+        source(4, 5),
+        num_return_sequences=3,
+        max_source_relative_length=4,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    for sequence, score in zip(found.sequences, found.sequences_scores, strict=True):
+        tokens = sequence.tolist()
+        target = sequence[: tokens.index(END) + 1 if END in tokens else 8]  # the limit: three source tokens and four
+        with torch.no_grad():
+            log_probs = model(input_ids=source(4, 5), decoder_input_ids=target[None, :-1]).logits[0].log_softmax(-1)
+        total = log_probs.gather(1, target[1:, None]).sum()
+        torch.testing.assert_close(score, total / length_penalty(len(target) - 1, 0.6), **FLOAT32)
+
+
+class NeverStop:
+    """Switches the stop off: the search then goes on until every open beam has hit its limit."""
+
+    def __enter__(self):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(
+            "vaswani_transformer.generation.PaperBeamSearch._check_early_stop_heuristic",
+            lambda model, **kwargs: torch.ones_like(kwargs["is_early_stop_heuristic_unsatisfied"]),
+        )
+
+    def __exit__(self, *error):
+        self.patch.undo()
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.6, 1.5]), st.integers(2, 4), st.data())
+def test_the_stop_never_costs_a_result(seed, alpha, num_beams, data):
+    model = small_model(seed, vocab_size=8)
+    returned = data.draw(st.integers(1, num_beams))
+    options = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
+    options |= {"max_source_relative_length": 4, "return_dict_in_generate": True, "output_scores": True}
+    inputs = torch.randint(3, 8, (2, 4))
+    stopped = model.generate(inputs, **options)
+    with NeverStop():
+        exhausted = model.generate(inputs, **options)
+    torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
+
+
+def test_power_is_transformers_own_search():
+    model = small_model(3, vocab_size=12)
+    inputs = torch.randint(3, 12, (3, 5))
+    ours = model.generate(inputs, length_penalty_type="power", max_new_tokens=9, length_penalty=0.7)
+    plain = type(model)(model.config).eval()
+    plain.load_state_dict(model.state_dict())
+    theirs = plain.generate(inputs, num_beams=4, max_new_tokens=9, length_penalty=0.7)
+    assert torch.equal(ours, theirs)
+
+
+def limit_of(model, **arguments):
+    """The new tokens that a target gets when nothing ends it, for a source of three tokens."""
+    return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
+
+
+def test_an_argument_of_the_call_wins_over_the_saved_limit():
+    model = small_model(0)
+    model.generation_config = GenerationConfig(
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        num_beams=2,
+        length_penalty_type="gnmt",
+        max_source_relative_length=5,
+    )
+    assert limit_of(model) == 8
+    assert limit_of(model, max_new_tokens=11) == 11
+    assert limit_of(model, max_length=12) == 11
+    assert limit_of(model, max_source_relative_length=1) == 4
+    assert limit_of(model, max_source_relative_length=9, max_new_tokens=6) == 6
+    assert limit_of(model, max_source_relative_length=2, max_new_tokens=6) == 5
+    assert limit_of(model, max_source_relative_length=None, max_new_tokens=4) == 4
+    assert limit_of(model, generation_config=GenerationConfig(max_new_tokens=10, num_beams=1)) == 10
+    assert limit_of(model, generation_config=GenerationConfig(num_beams=1)) == 8
+
+
+def test_a_max_length_in_the_models_own_config_never_shortens_the_limit():
+    model = small_model(0)
+    model.generation_config.max_length = 4  # as Seq2SeqTrainer leaves 20 there after an evaluation
+    assert limit_of(model, max_source_relative_length=5) == 8
+    assert limit_of(model) == 53
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
+        ({"max_source_relative_length": -1}, r"max_source_relative_length \(-1\) is negative"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        small_model(0).generate(source(3), **settings)
+
+
+def test_learned_positions_refuse_a_target_beyond_their_table_before_the_first_step():
+    model = small_model(0, position_embedding="learned", max_position_embeddings=6)
+    assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
+    with pytest.raises(ValueError, match=r"max_length \(8, .*table of 6 learned positions; ask for at most 7"):
+        model.generate(source(3), max_new_tokens=7)
+
+
+def test_the_papers_settings_are_saved_with_the_model(tmp_path):
+    small_model(0).save_pretrained(tmp_path)
+    search = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config
+    assert (search.num_beams, search.length_penalty) == (4, 0.6)
+    assert (search.length_penalty_type, search.max_source_relative_length) == ("gnmt", 50)
+
+
+def test_a_model_made_by_hand_decodes_greedily():
+    model = tiny_model()
+    inputs = torch.randint(3, 99, (1, 4))
+    greedy = model.generate(inputs, num_beams=1, do_sample=False, max_new_tokens=5)
+    assert torch.equal(model.generate(inputs, max_new_tokens=5), greedy)
+
+
+def test_padding_with_id_0_keeps_each_sentences_limit():
+    model = small_model(0, pad_token_id=0, bos_token_id=1)
+    input_ids, mask = padded_batch([3, 1], pad=0)
+    input_ids = (input_ids % 3 + 3) * mask
+    found = model.generate(input_ids, attention_mask=mask, max_source_relative_length=1, suppress_tokens=[0, 1, 2])
+    assert (found[:, 1:] != 0).sum(1).tolist() == [4, 2]
