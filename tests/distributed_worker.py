@@ -1,0 +1,61 @@
+"""One process of a distributed model, started by test_distributed.py: prints how far it is from the whole model.
+
+Usage: python -m torch.distributed.run --nproc_per_node=2 tests/distributed_worker.py tensor|fsdp FOLDER
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from transformers.distributed import DistributedConfig
+
+from tests.helpers import random_batch, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def distance(first, second):
+    return (whole(first) - whole(second)).abs().max().item()
+
+
+def main(kind, folder):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    model = tiny_model(vocab_size=100, dropout=0.0)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    size = dist.get_world_size()
+    config = DistributedConfig(tp_size=size, tp_plan="auto") if kind == "tensor" else DistributedConfig(fsdp_size=size)
+    split = VaswaniTransformerForConditionalGeneration.from_pretrained(folder, distributed_config=config)
+
+    torch.manual_seed(0)
+    batch = random_batch()
+    labels = batch["decoder_input_ids"] % 100
+    with torch.no_grad():
+        logits = distance(split.eval()(**batch).logits, model(**batch).logits)
+    split_loss = split.train()(input_ids=batch["input_ids"], labels=labels).loss
+    loss = model.train()(input_ids=batch["input_ids"], labels=labels).loss
+    split_loss.backward()
+    loss.backward()
+    gradients = dict(model.named_parameters())
+    found = {
+        "logits": logits,
+        "loss": distance(split_loss.detach(), loss.detach()),
+        "gradient": max(distance(weight.grad, gradients[name].grad) for name, weight in split.named_parameters()),
+        "is_split": type(split.model.encoder.layers[0].self_attn.q_proj.weight).__name__,
+    }
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    assert os.environ["WORLD_SIZE"] == "2"
+    main(*sys.argv[1:])

@@ -1,0 +1,29 @@
+"""The model split over two processes by its own plans has the logits, the loss and the gradients of the whole model."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor", "fsdp"])
+def test_a_split_model_equals_the_whole(kind, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    finished = subprocess.run(
+        [*command, str(ROOT / "tests" / "distributed_worker.py"), kind, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout.splitlines()[-1])
+    assert found.pop("is_split") == "DTensor"
+    for name, difference in found.items():  # sums of float32 in another order
+        assert difference < 1e-5, name
