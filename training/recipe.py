@@ -70,7 +70,9 @@ class TrainingRecipe:
     evaluation_beams: beams of those evaluations' translations.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU after which a run ends early; None for no such limit.
+    checkpoint_minutes: minutes between further checkpoints ("written at 10-minute intervals", 6.1); None for none.
     keep_checkpoints: checkpoints kept, the best among them.
+    average_last: whether the run ends with the mean of its last so many checkpoints (6.1), or, None, with the best.
     """
 
     steps: int = 100_000
@@ -88,7 +90,9 @@ class TrainingRecipe:
     evaluation_beams: int = 1
     log_steps: int = 100
     patience: int | None = None
+    checkpoint_minutes: float | int | None = None
     keep_checkpoints: int = 2
+    average_last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Recipe:
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "log_steps", "patience", "keep_checkpoints", "num_beams", "vocab_size",
-    "max_length",
+    "max_length", "checkpoint_minutes", "average_last",
 }  # fmt: skip
 
 
@@ -220,6 +224,11 @@ def check(recipe: Recipe) -> None:
         for name, value in vars(group).items():
             if name in POSITIVE and value is not None and value <= 0:
                 raise RecipeError(f"{name}: {value} is not positive; give a number above 0.")
+    if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
+        raise RecipeError(
+            f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
+            f"keep the best; give {last + 1}."
+        )
     if recipe.data.kind != "grammar" and recipe.data.path is None:
         what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
         raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")

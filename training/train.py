@@ -27,6 +27,7 @@ from transformers import (
     set_seed,
 )
 
+from training.average import CHECKPOINTS, last_checkpoints, mean_weights, step_of, whole_checkpoints
 from training.data import load_pairs, tokenize
 from training.metrics import bleu
 from training.recipe import Recipe, RecipeError, load_recipe
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "results.json"
 RECIPE = "recipe.yaml"
-CHECKPOINTS = "checkpoints"
 COLUMNS = ("input_ids", "labels")
 
 
@@ -86,9 +86,8 @@ def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; the Trainer writes its state last."""
-    whole = [path.parent for path in (folder / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    """The newest whole checkpoint."""
+    return next(reversed(whole_checkpoints(folder)), None)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -189,6 +188,16 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
+def take_average(trainer: TranslationTrainer, folder: Path, last: int) -> dict[str, Any]:
+    """Put the mean of the last checkpoints in the place of the best, and validate it."""
+    checkpoints = last_checkpoints(folder, min(last, len(whole_checkpoints(folder))))
+    trainer.model.load_state_dict(mean_weights(checkpoints), strict=False)  # a tied matrix is stored once
+    scores = trainer.evaluate(metric_key_prefix="average")
+    return {"averaged_steps": [step_of(checkpoint) for checkpoint in checkpoints]} | {
+        name: scores[name] for name in ("average_loss", "average_perplexity", "average_bleu")
+    }
+
+
 def test_scores(trainer: TranslationTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
     """BLEU on the test set by the recipe's own search, with a few of its sentences to look at."""
     start = time.monotonic()
@@ -257,6 +266,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "processes": PartialState().num_processes,
         "threads": torch.get_num_threads(),
     }
+    if recipe.training.average_last is not None:
+        results |= take_average(trainer, folder, recipe.training.average_last)
     if "test" in encoded:
         results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
     results["seconds"] = time.monotonic() - start

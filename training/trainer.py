@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import pyarrow.compute as pc
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -46,6 +47,21 @@ class StopAfterMinutes(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if time.monotonic() - self.start > self.seconds:
             control.should_evaluate = control.should_save = control.should_training_stop = True
+
+
+class SaveEveryMinutes(TrainerCallback):
+    """Has a checkpoint written at the first step after every `minutes`, beside those that follow evaluations."""
+
+    def __init__(self, minutes: float) -> None:
+        self.seconds = 60 * minutes
+        self.last = time.monotonic()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if time.monotonic() - self.last > self.seconds:
+            control.should_save = True
 
 
 def accumulation(recipe: Recipe, num_processes: int) -> int:
@@ -93,6 +109,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
         if recipe.training.minutes is not None:
             self.add_callback(StopAfterMinutes(recipe.training.minutes))
+        if recipe.training.checkpoint_minutes is not None:
+            self.add_callback(SaveEveryMinutes(recipe.training.checkpoint_minutes))
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this rank alone, by token budget; the epoch is read from the state, also after a resumption."""
@@ -229,7 +247,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
 def lengths(dataset: Dataset, column: str) -> list[int]:
     """The tokens of each row of a column."""
-    return [len(tokens) for tokens in dataset[column]]
+    table = dataset.select_columns([column]).with_format("arrow")[:]
+    return cast(Any, pc).list_value_length(table.column(column)).to_pylist()
 
 
 def decoding_config(

@@ -2,18 +2,20 @@
 
 B sources, T target. Transformers' own search loop runs unchanged; what the paper does otherwise enters through the
 steps that the loop takes from the model: how a finished beam is scored, when a source can stop, and how long each
-target may become.
+target may become. The beams of a source share its encoding, and the keys and values that cross-attention makes of it.
 """
 
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
 from .config import VaswaniTransformerConfig
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
+SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 
 
 def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
@@ -120,17 +122,49 @@ class PaperBeamSearch(GenerationMixin):
         has_default_max_length = has_default_max_length and generation_config.max_source_relative_length is None
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
 
-    def _source_limits(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Tensor | None:
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        """Give each source its target rows, and leave the source a single row, which its beams share."""
+        if model_kwargs.get("past_key_values") is not None:  # a cache of the caller's, with a row a target
+            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+        source = {name: model_kwargs.pop(name) for name in SOURCE_INPUTS if name in model_kwargs}
+        input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+        return input_ids, expanded | source
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        """Beams change places within their source alone, so what is kept of the source stays where it is."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+    @staticmethod
+    def _hand_back(found: Any, rows: int) -> Any:
+        """What the search found, its cache with a row a target also for the source."""
+        cache = None if isinstance(found, Tensor) else found.get("past_key_values")
+        if isinstance(cache, EncoderDecoderCache):
+            for layer in cache.cross_attention_cache.layers:
+                if layer.is_initialized and layer.keys.shape[0] != rows:
+                    layer.keys = layer.keys.repeat_interleave(rows // layer.keys.shape[0], dim=0)
+                    layer.values = layer.values.repeat_interleave(rows // layer.values.shape[0], dim=0)
+        return found
+
+    def _source_limits(
+        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> Tensor | None:
         """How many new tokens each target may have (B,); None where its source does not limit it."""
         if generation_config.max_source_relative_length is None:
             return None
-        memory = model_kwargs["encoder_outputs"][0]  # (rows, S, d_model), a row a source or a beam
+        memory = model_kwargs["encoder_outputs"][0]  # (B, S, d_model), or a row a target beside a cache of the caller's
         mask = model_kwargs.get("attention_mask")
         lengths = torch.full(memory.shape[:1], memory.shape[1], device=memory.device)
         if mask is not None:
             lengths = mask.ne(0).sum(-1)
-        expansion = max(generation_config.num_beams, generation_config.num_return_sequences)
-        return lengths[::expansion] + generation_config.max_source_relative_length
+        sources = input_ids.shape[0] // max(generation_config.num_beams, generation_config.num_return_sequences)
+        return lengths[:: lengths.shape[0] // sources] + generation_config.max_source_relative_length
 
     def _limited(
         self, input_ids: Tensor, criteria: StoppingCriteriaList, limits: Tensor | None
@@ -147,9 +181,10 @@ class PaperBeamSearch(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        limits = self._source_limits(generation_config, kwargs)
+        limits = self._source_limits(input_ids, generation_config, kwargs)
         criteria = self._limited(input_ids, stopping_criteria, limits)
-        return super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        found = super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        return self._hand_back(found, input_ids.shape[0])
 
     def _beam_search(
         self,
@@ -159,7 +194,7 @@ class PaperBeamSearch(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        limits = self._source_limits(generation_config, kwargs)
+        limits = self._source_limits(input_ids, generation_config, kwargs)
         criteria = self._limited(input_ids, stopping_criteria, limits)
         if generation_config.length_penalty_type == "gnmt":
             longest = generation_config.max_length - input_ids.shape[1]
@@ -171,7 +206,7 @@ class PaperBeamSearch(GenerationMixin):
         found = super()._beam_search(input_ids, logits_processor, criteria, generation_config, **kwargs)
         if generation_config.pad_token_id == 0:
             self._pad_with_zero(found, input_ids.shape[1], generation_config, limits)
-        return found
+        return self._hand_back(found, input_ids.shape[0])
 
     @staticmethod
     def _pad_with_zero(found: Any, prompt_length: int, config: GenerationConfig, limits: Tensor | None) -> None:

@@ -145,6 +145,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
 class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, PaperBeamSearch, GenerationMixin):
     """The whole model of the paper: encoder, decoder and the projection to the vocabulary (Figure 1)."""
 
+    _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 

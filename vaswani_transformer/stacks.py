@@ -3,6 +3,8 @@
 B batch, S source, T target, k target rows of one source row.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
@@ -36,6 +38,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     config: VaswaniTransformerConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
+    _own_auto_class = "AutoModel"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VaswaniTransformerEncoderLayer", "VaswaniTransformerDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
@@ -61,6 +64,15 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | None = None) -> None:
+        """Have `save_pretrained` add the package's code, so that `auto_class` loads it with trust_remote_code=True.
+
+        None: the Auto class that the model is registered with. The configuration is registered along with it.
+        """
+        super().register_for_auto_class(auto_class or cls._own_auto_class)
+        cast(type[VaswaniTransformerConfig], cls.config_class).register_for_auto_class()
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:

@@ -83,6 +83,11 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
         ("data: {kind: grammar}\nmodel: {width: 3}", [], r"model\.width: no such key; a model has"),
         ("data: {kind: grammar}\nmodel: {paper: huge}", [], r"model\.paper: 'huge' is not one of base, big"),
         ("data: {kind: grammar}\nmodel: {dropout: 1.0}", [], r"model: .*dropout.*1\.0 is outside \[0, 1\)"),
+        (
+            "data: {kind: grammar}\ntraining: {average_last: 2}",
+            [],
+            r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
+        ),
         ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
         ("a: [", [], r"own\.yaml: not YAML"),
         ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),

@@ -202,6 +202,27 @@ def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_ends_with_the_mean_of_its_last_checkpoints_where_its_recipe_says_so(arguments, tmp_path):
+    folder = tmp_path / "run"
+    more = [f"--output_dir={folder}", "--training.steps=12", "--training.average_last=3"]
+    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    assert results["averaged_steps"] == [6, 9, 12]
+    own = weights(folder)
+    checkpoints = [weights(folder / "checkpoints" / f"checkpoint-{step}") for step in (6, 9, 12)]
+    for name, weight in own.items():
+        torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / 3)
+    assert results["average_bleu"] >= 0
+
+
+@pytest.mark.slow
+def test_checkpoints_are_also_written_by_the_clock(arguments, tmp_path):
+    folder = tmp_path / "run"
+    more = ["--training.steps=8", "--training.evaluation_steps=8", "--training.checkpoint_minutes=0.00001"]
+    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", *more]))
+    assert len(list((folder / "checkpoints").iterdir())) > 2
+
+
+@pytest.mark.slow
 def test_a_run_ends_after_its_minutes(arguments, tmp_path):
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=100000", "--training.minutes=0.02"]

@@ -1,0 +1,74 @@
+"""The mean of the last checkpoints."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import tiny_model
+from training.average import average, main, mean_weights
+from training.recipe import RecipeError
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run with whole checkpoints at steps 2, 10 and 9, and one at 11 that was cut short."""
+    run = tmp_path / "run"
+    for step in (2, 10, 9, 11):
+        model = tiny_model()
+        for weight in model.parameters():
+            torch.nn.init.constant_(weight, float(step))
+        folder = run / "checkpoints" / f"checkpoint-{step}"
+        model.save_pretrained(folder)
+        if step != 11:
+            (folder / "trainer_state.json").write_text("{}")
+    return run
+
+
+def test_every_weight_is_the_mean_of_its_own(tmp_path):
+    folders, models = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(VaswaniTransformerForConditionalGeneration(tiny_model().config))
+        folders.append(tmp_path / f"checkpoint-{seed}")
+        models[-1].save_pretrained(folders[-1])
+    mean = mean_weights(folders)
+    states = [model.state_dict() for model in models]
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
+
+
+def test_the_last_whole_checkpoints_are_taken_by_step(run_folder, tmp_path):
+    assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
+    assert all((weight == 9.5).all() for weight in load_file(tmp_path / "mean" / "model.safetensors").values())
+    model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
+    assert model.lm_head.weight is model.model.shared.weight
+    assert not (tmp_path / "mean" / "trainer_state.json").exists()
+
+
+def test_too_few_checkpoints_are_refused(run_folder, tmp_path):
+    with pytest.raises(RecipeError, match=r"has 3 whole checkpoints, not 4 to average"):
+        average(run_folder, 4, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_a_folder_in_use_is_left_alone(run_folder, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RecipeError, match=r"holds something already"):
+        average(run_folder, 2, tmp_path)
+
+
+def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
+    save_file({"x": torch.zeros(1)}, run_folder / "checkpoints" / "checkpoint-10" / "model.safetensors")
+    with pytest.raises(RecipeError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
+        average(run_folder, 2, tmp_path / "mean")
+
+
+def test_the_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
+    main([str(run_folder), "--last=3", f"--output_dir={tmp_path / 'mean'}"])
+    assert json.loads(capsys.readouterr().out)["averaged_steps"] == [2, 9, 10]
+    with pytest.raises(SystemExit) as end:
+        main([str(run_folder), "--last=9", f"--output_dir={tmp_path / 'other'}"])
+    assert end.value.code == 2

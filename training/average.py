@@ -1,0 +1,108 @@
+"""The mean of the last checkpoints, as the paper decodes with (6.1).
+
+`python -m training.average RUN --last=5 --output_dir=FOLDER` averages the last five checkpoints of a run's folder into
+a folder that `from_pretrained` loads.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.recipe import RecipeError
+
+CHECKPOINTS = "checkpoints"
+WEIGHTS = "model.safetensors"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimiser step at which a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def whole_checkpoints(run: Path) -> list[Path]:
+    """A run's checkpoints that were written to the end, the oldest first; the Trainer writes its state last."""
+    return sorted((path.parent for path in (run / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")), key=step_of)
+
+
+def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
+    """The mean of each weight over checkpoints of one model, summed in float64, in the weight's own dtype.
+
+    Raises:
+        RecipeError: a checkpoint cannot be read, or has other weights than the first.
+    """
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for checkpoint in checkpoints:
+        try:
+            with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise RecipeError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); leave the checkpoint out.") from error
+        if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
+            raise RecipeError(f"{checkpoint}: holds other weights than {checkpoints[0]}; average one model's alone.")
+        for name, weight in weights.items():
+            dtypes[name] = weight.dtype
+            sums[name] = weight.double() if name not in sums else sums[name] + weight
+    return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
+
+
+def last_checkpoints(run: Path, last: int) -> list[Path]:
+    """The last so many checkpoints of a run.
+
+    Raises:
+        RecipeError: the run has fewer.
+    """
+    found = whole_checkpoints(run)
+    if last < 1 or len(found) < last:
+        raise RecipeError(
+            f"{run}: has {len(found)} whole checkpoints, not {last} to average; ask for fewer, or keep more of them "
+            "with training.keep_checkpoints."
+        )
+    return found[-last:]
+
+
+def average(run: Path, last: int, output: Path) -> list[int]:
+    """Write the mean of a run's last checkpoints, with its configuration and tokenizer, into a new folder.
+
+    Returns:
+        The steps of the checkpoints.
+
+    Raises:
+        RecipeError: the run has too few checkpoints, one cannot be used, or the folder is in use.
+    """
+    checkpoints = last_checkpoints(run, last)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RecipeError(f"{output}: holds something already; give another --output_dir.")
+    weights = mean_weights(checkpoints)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in checkpoints[-1].glob("*.json"):
+        if path.name != "trainer_state.json":
+            shutil.copy(path, output / path.name)
+    save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
+    return [step_of(checkpoint) for checkpoint in checkpoints]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line; what cannot be averaged ends it with one line and exit status 2."""
+    parser = argparse.ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
+    parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
+    options = parser.parse_args(arguments)
+    try:
+        steps = average(options.run, options.last, options.output_dir)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
+
+
+if __name__ == "__main__":
+    main()
