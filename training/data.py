@@ -3,12 +3,13 @@
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
 import datasets
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from training.grammar import make_splits
@@ -27,7 +28,10 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
             message names the file, the line and the way out.
     """
     if recipe.kind == "grammar":
-        return columns(make_splits(), recipe)
+        splits = columns(make_splits(), recipe)
+        if recipe.test is None:
+            del splits["test"]
+        return splits
     if recipe.kind == "hub":
         return load_from_hub(recipe)
     read = read_json if recipe.kind == "json" else read_text
@@ -55,30 +59,34 @@ def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.Datase
             )
 
     def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
-        pairs = batch["translation"]
+        pairs = [pair or {} for pair in batch["translation"]]
         return {
-            "source": [(pair[recipe.source] or "").strip() for pair in pairs],
-            "target": [(pair[recipe.target] or "").strip() for pair in pairs],
+            "source": [(pair.get(recipe.source) or "").strip() for pair in pairs],
+            "target": [(pair.get(recipe.target) or "").strip() for pair in pairs],
         }
 
-    return splits.map(pick, batched=True, remove_columns=["translation"], desc="Reading pairs")
+    picked = datasets.DatasetDict()
+    for name, split in splits.items():
+        picked[name] = split.map(pick, batched=True, remove_columns=split.column_names, desc=f"Reading {name}")
+    return picked
 
 
 def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
     """A data set of the Hub, which `datasets` keeps on disk, without its unusable pairs."""
-    names = {split: name for split in SPLITS if (name := getattr(recipe, split)) is not None}
-    try:
-        loaded = datasets.DatasetDict(
-            {
-                split: datasets.load_dataset(cast(str, recipe.path), recipe.subset, split=name)
-                for split, name in names.items()
-            }
-        )
-    except (DatasetNotFoundError, ConnectionError, ValueError) as error:
-        raise RecipeError(f"data.path: {recipe.path} cannot be loaded: {' '.join(str(error).split())}") from error
+    loaded = datasets.DatasetDict()
+    for split in SPLITS:
+        if (name := getattr(recipe, split)) is not None:
+            try:
+                loaded[split] = datasets.load_dataset(cast(str, recipe.path), recipe.subset, split=name)
+            except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+                raise RecipeError(
+                    f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
+                    f"({' '.join(str(error).split())}); set data.path, data.subset and the splits, for example "
+                    "--data.validation='train[:1%]', or --data.test=null for none."
+                ) from error
     pairs = columns(loaded, recipe)
-    usable = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
-    for split, kept in usable.items():
+    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
+    for split, kept in whole.items():
         if missing := len(pairs[split]) - len(kept):
             if recipe.unusable == "refuse":
                 raise RecipeError(
@@ -86,7 +94,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                     "leave them out."
                 )
             logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
-    return refuse_empty(usable, recipe)
+    return refuse_empty(whole, recipe)
 
 
 def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
@@ -97,16 +105,16 @@ def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.D
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file, compressed where its name says so.
+    """A text file, compressed where its name says so; only a line feed ends a line, and a byte order mark is no text.
 
     Raises:
         RecipeError: there is no such file.
     """
     if not path.is_file():
         raise RecipeError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
-    return cast(
-        TextIO, gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    )
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline="\n"))
+    return path.open(encoding="utf-8-sig", newline="\n")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -120,13 +128,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         with open_text(path) as lines:
             for number, line in enumerate(lines, start=1):
                 yield number, line.rstrip("\n")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecipeError(
-            f"{path}, after line {number}: not readable as text ({error}); fetch the file anew."
+            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
         ) from error
 
 
-def usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
+def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     """Whether both sides of a pair hold text.
 
     Raises:
@@ -137,19 +145,25 @@ def usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     if recipe.unusable == "refuse":
         side = recipe.target if source else recipe.source
         raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.unusable=drop.")
-    logger.warning("%s: left out, a side is empty.", where)
     return False
+
+
+def warn_of_unusable(path: Path, count: int) -> None:
+    if count:
+        logger.warning("%s: left out %d pairs with an empty side.", path, count)
 
 
 def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
-    path = folder / name
+    path, unusable = folder / name, 0
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise RecipeError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
+        except RecursionError as error:
+            raise RecipeError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
         pair = row.get("translation") if isinstance(row, dict) else None
         if not isinstance(pair, dict):
             found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
@@ -164,8 +178,11 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
                     "data.target to languages of the file."
                 )
         source, target = pair[recipe.source].strip(), pair[recipe.target].strip()
-        if usable(recipe, where, source, target):
+        if is_usable(recipe, where, source, target):
             yield source, target
+        else:
+            unusable += 1
+    warn_of_unusable(path, unusable)
 
 
 def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -174,8 +191,8 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
         raise RecipeError(
             f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}."
         )
-    source_path, target_path = (folder / name.format(language=code) for code in (recipe.source, recipe.target))
-    sources, targets = numbered_lines(source_path), numbered_lines(target_path)
+    source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
+    sources, targets, unusable = numbered_lines(source_path), numbered_lines(target_path), 0
     for number, source in sources:
         other = next(targets, None)
         if other is None:
@@ -183,8 +200,10 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
                 f"{target_path}: ends before line {number} of {source_path}; pair the files line by line."
             )
         pair = source.strip(), other[1].strip()
-        if usable(recipe, f"{source_path}, line {number}", *pair):
+        if is_usable(recipe, f"{source_path}, line {number}", *pair):
             yield pair
+        else:
+            unusable += 1
     if (other := next(targets, None)) is not None:
         raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
 

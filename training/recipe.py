@@ -1,6 +1,7 @@
 """A recipe: everything that makes a run, read from a YAML file and from arguments, and checked before any work."""
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ class TrainingRecipe:
     evaluation_beams: beams of those evaluations' translations.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU after which a run ends early; None for no such limit.
-    checkpoint_minutes: minutes between further checkpoints ("written at 10-minute intervals", 6.1); None for none.
+    checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
+        intervals", 6.1); None for none.
     keep_checkpoints: checkpoints kept, the best among them.
     average_last: whether the run ends with the mean of its last so many checkpoints (6.1), or, None, with the best.
     """
@@ -90,6 +92,7 @@ class TrainingRecipe:
     evaluation_beams: int = 1
     log_steps: int = 100
     patience: int | None = None
+    checkpoint_steps: int | None = None
     checkpoint_minutes: float | int | None = None
     keep_checkpoints: int = 2
     average_last: int | None = None
@@ -137,10 +140,21 @@ class Recipe:
         return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
+TEXT_FIELDS = {"name", "output_dir"} | {
+    f"{group}.{name}"
+    for group, names in (
+        ("data", ("path", "subset", "source", "target", "train", "validation", "test")),
+        ("tokenizer", ("path",)),
+    )
+    for name in names
+}
+NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed"}
+SETTLED_BY_TOKENIZER = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
+MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - SETTLED_BY_TOKENIZER - {"is_encoder_decoder"}
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "log_steps", "patience", "keep_checkpoints", "num_beams", "vocab_size",
-    "max_length", "checkpoint_minutes", "average_last",
+    "max_length", "checkpoint_steps", "checkpoint_minutes", "average_last",
 }  # fmt: skip
 
 
@@ -157,7 +171,7 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
         raise RecipeError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
@@ -179,7 +193,7 @@ def lay_over(tree: dict[str, Any], argument: str) -> None:
         if not isinstance(tree, dict):
             raise RecipeError(f"{argument}: {key} is a value, not a group of fields.")
     try:
-        tree[last] = yaml.safe_load(text)
+        tree[last] = text if name in TEXT_FIELDS and text != "null" else yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"{argument}: {text!r} is not a value; quote it.") from error
 
@@ -213,17 +227,23 @@ def fit(hint: Any, value: Any, name: str) -> Any:
         except ValueError:
             pass
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        kinds = " or ".join(kind.__name__ for kind in allowed)
-        raise RecipeError(f"{name}: expected {kinds}, got {value!r}.")
+        kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
+        quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
+        raise RecipeError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{name}: {value} is not a number; give a finite one.")
     return value
 
 
 def check(recipe: Recipe) -> None:
     """Refuse values that no run can have."""
-    for group in (recipe.data, recipe.tokenizer, recipe.training, recipe.decoding):
+    groups = {"": recipe, "data.": recipe.data, "tokenizer.": recipe.tokenizer, "training.": recipe.training}
+    for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
         for name, value in vars(group).items():
             if name in POSITIVE and value is not None and value <= 0:
-                raise RecipeError(f"{name}: {value} is not positive; give a number above 0.")
+                raise RecipeError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
+            if name in NOT_NEGATIVE and value < 0:
+                raise RecipeError(f"{prefix}{name}: {value} is negative; give 0 or more.")
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
         raise RecipeError(
             f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
@@ -232,11 +252,12 @@ def check(recipe: Recipe) -> None:
     if recipe.data.kind != "grammar" and recipe.data.path is None:
         what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
         raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
-    known = {"paper", *(item.name for item in dataclasses.fields(VaswaniTransformerConfig))}
     for name in recipe.model:
-        if name not in known:
-            raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(known))}.")
-    if (paper := recipe.model.get("paper", "base")) not in PAPER_SETTINGS:
+        if name in SETTLED_BY_TOKENIZER:
+            raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
+        if name not in MODEL_FIELDS:
+            raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
+    if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
         raise RecipeError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)

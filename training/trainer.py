@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pyarrow.compute as pc
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
@@ -32,6 +32,11 @@ from vaswani_transformer.optimization import TokenBudgetBatchSampler, paper_adam
 logger = logging.getLogger(__name__)
 
 
+def elapsed(since: float) -> float:
+    """Seconds since a reading of the main process's clock, the same on every rank, which must act together."""
+    return broadcast_object_list([time.monotonic() - since])[0]
+
+
 class StopAfterMinutes(TrainerCallback):
     """Ends a run at the first step after `minutes` of training; a run that is resumed starts the clock anew."""
 
@@ -45,22 +50,24 @@ class StopAfterMinutes(TrainerCallback):
         self.start = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if time.monotonic() - self.start > self.seconds:
+        if elapsed(self.start) > self.seconds:
             control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
-class SaveEveryMinutes(TrainerCallback):
-    """Has a checkpoint written at the first step after every `minutes`, beside those that follow evaluations."""
+class FurtherCheckpoints(TrainerCallback):
+    """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
 
-    def __init__(self, minutes: float) -> None:
-        self.seconds = 60 * minutes
+    def __init__(self, steps: int | None, minutes: float | None) -> None:
+        self.steps = steps
+        self.seconds = None if minutes is None else 60 * minutes
         self.last = time.monotonic()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.last = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if time.monotonic() - self.last > self.seconds:
+        is_due = self.steps is not None and state.global_step % self.steps == 0
+        if is_due or (self.seconds is not None and elapsed(self.last) > self.seconds):
             control.should_save = True
 
 
@@ -109,8 +116,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
         if recipe.training.minutes is not None:
             self.add_callback(StopAfterMinutes(recipe.training.minutes))
-        if recipe.training.checkpoint_minutes is not None:
-            self.add_callback(SaveEveryMinutes(recipe.training.checkpoint_minutes))
+        self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this rank alone, by token budget; the epoch is read from the state, also after a resumption."""
@@ -262,5 +268,6 @@ def decoding_config(
         bos_token_id=model.config.bos_token_id,
         pad_token_id=model.config.pad_token_id,
         eos_token_id=model.config.eos_token_id,
+        decoder_start_token_id=model.config.decoder_start_token_id,
         **search,
     )
