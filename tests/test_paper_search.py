@@ -5,8 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers.generation import GenerationMixin
 
 from tests.helpers import FLOAT32, padded_batch, tiny_model
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+    VaswaniTransformerPreTrainedModel,
+)
 from vaswani_transformer.generation import length_penalty
 
 START, END = 0, 2
@@ -149,14 +155,62 @@ def test_the_stop_never_costs_a_result(seed, alpha, num_beams, data):
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
 
 
-def test_power_is_transformers_own_search():
-    model = small_model(3, vocab_size=12)
-    inputs = torch.randint(3, 12, (3, 5))
-    ours = model.generate(inputs, length_penalty_type="power", max_new_tokens=9, length_penalty=0.7)
-    plain = type(model)(model.config).eval()
+class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
+    """The same model under Transformers' own search, without a step of ours."""
+
+    _tied_weights_keys = VaswaniTransformerForConditionalGeneration._tied_weights_keys
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = VaswaniTransformerModel(config)
+        self.lm_head = torch.nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    forward = VaswaniTransformerForConditionalGeneration.forward
+    loss_and_logits = VaswaniTransformerForConditionalGeneration.loss_and_logits
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
+@settings(max_examples=100)
+def test_power_is_transformers_own_search(seed, alpha, early_stopping):
+    """Token for token and score for score; padded sources, and more returned than the best."""
+    model = small_model(seed, vocab_size=12)
+    plain = PlainSearch(model.config).eval()
     plain.load_state_dict(model.state_dict())
-    theirs = plain.generate(inputs, num_beams=4, max_new_tokens=9, length_penalty=0.7)
-    assert torch.equal(ours, theirs)
+    assert type(plain)._beam_search is GenerationMixin._beam_search
+    input_ids, mask = padded_batch([4, 2, 5])
+    input_ids = (input_ids % 9 + 3).masked_fill(mask == 0, 1)
+    options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": alpha, "early_stopping": early_stopping}
+    options |= {"attention_mask": mask, "max_new_tokens": 7, "return_dict_in_generate": True, "output_scores": True}
+    ours = model.generate(input_ids, length_penalty_type="power", **options)
+    theirs = plain.generate(input_ids, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed):
+    """It may miss the best, and then only returns something worse."""
+    model = small_model(seed, vocab_size=8)
+    options = {"max_source_relative_length": 6, "return_dict_in_generate": True, "output_scores": True}
+    early = model.generate(source(4, 5, 6), early_stopping=True, **options)
+    late = model.generate(source(4, 5, 6), early_stopping=False, **options)
+    assert len(early.scores) <= len(late.scores)
+    assert early.sequences_scores[0] <= late.sequences_scores[0] + 1e-5
+
+
+@pytest.mark.parametrize("way", [{"prompt_lookup_num_tokens": 2}, {"encoder_outputs": True}])
+def test_the_limit_holds_in_other_ways_of_calling(way):
+    model = small_model(0)
+    input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
+    options = {"attention_mask": mask, "max_source_relative_length": 2, "suppress_tokens": [1, END], "num_beams": 1}
+    if "encoder_outputs" in way:
+        with torch.no_grad():
+            way = {"encoder_outputs": model.get_encoder()(input_ids, attention_mask=mask).to_tuple()}
+        found = model.generate(**options, **way)
+    else:
+        found = model.generate(input_ids, **options, **way)
+    assert found.shape[1] - 1 == 5
 
 
 def limit_of(model, **arguments):
@@ -207,8 +261,12 @@ def test_a_setting_that_is_none_is_refused(settings, message):
 def test_learned_positions_refuse_a_target_beyond_their_table_before_the_first_step():
     model = small_model(0, position_embedding="learned", max_position_embeddings=6)
     assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
-    with pytest.raises(ValueError, match=r"max_length \(8, .*table of 6 learned positions; ask for at most 7"):
+    with pytest.raises(
+        ValueError, match=r"max_length \(8, .*table of 6 learned positions; .* max_new_tokens of at most 6"
+    ):
         model.generate(source(3), max_new_tokens=7)
+    padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
+    assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
 
 
 def test_the_papers_settings_are_saved_with_the_model(tmp_path):

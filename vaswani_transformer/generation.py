@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
 
@@ -94,6 +95,10 @@ class PaperBeamSearch(GenerationMixin):
             raise ValueError(f"max_source_relative_length ({relative}) is negative; give 0 or more, or None.")
         prepared.length_penalty_type, prepared.max_source_relative_length = penalty_type, relative
         prepared._has_own_limit = has_own_limit or prepared.max_new_tokens is not None
+        if isinstance(model_kwargs.get("encoder_outputs"), tuple):
+            model_kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=model_kwargs["encoder_outputs"][0])
+        mask = model_kwargs.get("attention_mask")
+        prepared._longest_source = None if mask is None else int(mask.ne(0).sum(-1).max())
         return prepared, model_kwargs
 
     @staticmethod
@@ -105,14 +110,15 @@ class PaperBeamSearch(GenerationMixin):
     ) -> GenerationConfig:
         prepared = super()._prepare_generated_length(generation_config, *args, **kwargs)
         if prepared.max_source_relative_length is not None:
-            source_length = kwargs["inputs_tensor"].shape[1]
+            source_length = prepared._longest_source
+            source_length = kwargs["inputs_tensor"].shape[1] if source_length is None else source_length
             longest = kwargs["input_ids_length"] + source_length + prepared.max_source_relative_length
             prepared.max_length = min(prepared.max_length, longest) if prepared._has_own_limit else longest
         table = self.config.max_position_embeddings
         if self.config.position_embedding == "learned" and prepared.max_length - 1 > table:
             raise ValueError(
                 f"max_length ({prepared.max_length}, with the start token) goes beyond the table of {table} learned "
-                f"positions; ask for at most {table + 1} by max_length or max_new_tokens."
+                f"positions; ask for a max_length of at most {table + 1} or max_new_tokens of at most {table}."
             )
         return prepared
 
@@ -185,6 +191,18 @@ class PaperBeamSearch(GenerationMixin):
         criteria = self._limited(input_ids, stopping_criteria, limits)
         found = super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
         return self._hand_back(found, input_ids.shape[0])
+
+    def _assisted_decoding(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **kwargs: Any,
+    ) -> Any:
+        limits = self._source_limits(input_ids, generation_config, kwargs)
+        criteria = self._limited(input_ids, stopping_criteria, limits)
+        return super()._assisted_decoding(input_ids, logits_processor, criteria, generation_config, **kwargs)
 
     def _beam_search(
         self,

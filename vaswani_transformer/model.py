@@ -63,11 +63,11 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         return dict(self._tied_weights_keys)
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Share the weight of `value`, an embedding of any kind, in place of the present one; the scale stays."""
-        weight = cast(nn.Embedding, value).weight
-        for embedding in (self.shared, self.encoder.embed_tokens, self.decoder.embed_tokens):
-            embedding.weight = weight
-            embedding.num_embeddings = weight.shape[0]
+        """Put `value`, best another `ScaledEmbedding`, in place of the shared one, and its weight into both stacks."""
+        self.shared = cast(ScaledEmbedding, value)
+        for stack in (self.encoder, self.decoder):
+            stack.embed_tokens.weight = self.shared.weight
+            stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
     @can_return_tuple
     def forward(
