@@ -43,6 +43,22 @@ def test_every_batch_keeps_to_both_budgets(pairs):
         assert len(batch) * max(pairs[index][1] for index in batch) <= 60
 
 
+def test_a_step_is_the_same_on_any_number_of_processes_and_in_any_number_of_parts():
+    generator = random.Random(0)
+    pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(300)]
+    whole = [sorted(batch) for batch in sampler(pairs)]
+    for num_processes, accumulation in ((2, 1), (1, 3), (2, 2)):
+        ranks = [
+            list(sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation))
+            for rank in range(num_processes)
+        ]
+        steps = [
+            sorted(index for rank in ranks for part in rank[step : step + accumulation] for index in part)
+            for step in range(0, len(ranks[0]), accumulation)
+        ]
+        assert steps == whole
+
+
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
 def test_every_epoch_and_every_rank_has_the_same_number_of_batches(pairs, num_processes, accumulation):
     counts = set()

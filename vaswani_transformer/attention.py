@@ -135,6 +135,13 @@ class CausalSelfAttention(SelfAttention):
     is_causal = True
 
 
+def unfold_rows(weights: Tensor, rows: int, length: int) -> Tensor:
+    """Attention weights (B, H, k Q, K) of k target rows a source as one row a target (k B, H, Q, K)."""
+    batch, heads, _, keys = weights.shape
+    by_row = weights.reshape(batch, heads, rows // batch, length, keys).transpose(1, 2)  # (B, k, H, Q, K)
+    return by_row.reshape(rows, heads, length, keys)
+
+
 class CrossAttention(MultiHeadAttention):
     """Every position of the target attends to every position of the source ("encoder-decoder attention", 3.2.3).
 
@@ -202,13 +209,6 @@ class CrossAttention(MultiHeadAttention):
             attended = attended.reshape(rows, length, *attended.shape[2:])  # (k B, Q, H, d_v)
             weights = None if weights is None else unfold_rows(weights, rows, length)  # (k B, H, Q, K)
         return self.o_proj(attended.flatten(-2)), weights
-
-
-def unfold_rows(weights: Tensor, rows: int, length: int) -> Tensor:
-    """Attention weights (B, H, k Q, K) of k target rows a source as one row a target (k B, H, Q, K)."""
-    batch, heads, _, keys = weights.shape
-    by_row = weights.reshape(batch, heads, rows // batch, length, keys).transpose(1, 2)  # (B, k, H, Q, K)
-    return by_row.reshape(rows, heads, length, keys)
 
 
 __all__ = [

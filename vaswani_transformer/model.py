@@ -142,6 +142,12 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         )
 
 
+def is_plain(projection: nn.Module) -> bool:
+    """Whether a projection is its weight and no more: no adapter, no hook, not split by tensor parallelism."""
+    has_hooks = hasattr(projection, "_hf_hook") or bool(projection._forward_hooks or projection._forward_pre_hooks)
+    return type(projection) is nn.Linear and not isinstance(projection.weight, DTensor) and not has_hooks
+
+
 class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, PaperBeamSearch, GenerationMixin):
     """The whole model of the paper: encoder, decoder and the projection to the vocabulary (Figure 1)."""
 
@@ -254,12 +260,6 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
         loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
         return loss, logits
-
-
-def is_plain(projection: nn.Module) -> bool:
-    """Whether a projection is its weight and no more: no adapter, no hook, not split by tensor parallelism."""
-    has_hooks = hasattr(projection, "_hf_hook") or bool(projection._forward_hooks or projection._forward_pre_hooks)
-    return type(projection) is nn.Linear and not isinstance(projection.weight, DTensor) and not has_hooks
 
 
 __all__ = ["VaswaniTransformerForConditionalGeneration", "VaswaniTransformerModel"]

@@ -8,6 +8,8 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 
+FUSED_ON = ("cpu", "cuda", "mps", "xpu")
+
 
 def learning_rate(step: int, d_model: int, warmup_steps: int = 4000) -> float:
     """Equation (3): d_model^-0.5 min(step^-0.5, step warmup_steps^-1.5), the steps counted from 1."""
@@ -29,16 +31,14 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
     return Adam(parameters, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=is_fusable or None)
 
 
-FUSED_ON = ("cpu", "cuda", "mps", "xpu")
-
-
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Batches "by approximate sequence length" of at most so many source and so many target tokens (5.1).
 
     Pairs are ordered by target and then source length, cut into batches that keep to both budgets, padding counted,
     and the batches are shuffled. Every epoch deals pairs of equal lengths anew, from the seed and the epoch; the
     lengths in a batch, and so the number of batches, stay. No pair is lost or seen twice in an epoch. A batch is split
-    evenly over `num_processes` ranks and `accumulation` parts of a step; each rank's sampler yields its own parts.
+    evenly over `num_processes` ranks and `accumulation` parts of a step, so that a step is the same on any number of
+    them; a part may exceed its share of the budgets by one pair. Each rank's sampler yields its own parts.
 
     Args:
         source_lengths, target_lengths: the tokens of each pair, end tokens counted.
@@ -120,10 +120,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 end += 1
             bounds.append((start, end))
             start = end
-        if bounds[-1][1] - bounds[-1][0] < self.parts:  # too few for every part: the last two batches share evenly
+        if bounds[-1][1] - bounds[-1][0] < self.parts:  # too few for every part: it takes some from the one before
             (first, _), (_, last) = bounds[-2:]
-            middle = max(first + self.parts, (first + last) // 2)
-            bounds[-2:] = [(first, middle), (middle, last)] if last - middle >= self.parts else [(first, last)]
+            middle = last - self.parts
+            bounds[-2:] = [(first, middle), (middle, last)] if middle - first >= self.parts else [(first, last)]
         return bounds
 
     def set_epoch(self, epoch: int) -> None:

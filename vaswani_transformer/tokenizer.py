@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -36,6 +37,13 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     return tokenizer
 
 
+def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Word-pieces within words and punctuation marks (En-Fr in the paper); a word with a strange character is `<unk>`.
 
@@ -65,13 +73,6 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
-
-
 ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
@@ -85,9 +86,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
-    def train_from_iterator(
-        cls, texts: Iterable[str], vocab_size: int, algorithm: str = "bpe"
-    ) -> "VaswaniTransformerTokenizer":
+    def train_from_iterator(cls, texts: Iterable[str], vocab_size: int, algorithm: str = "bpe") -> Self:
         """A tokenizer with a vocabulary learnt from `texts`, sources and targets together.
 
         The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and

@@ -1,4 +1,4 @@
-"""Training speed of this model and of Transformers' MarianMTModel of the same shape, in turn, in one process.
+"""Training speed of this model and of Transformers' MarianMTModel of the same shape, in turn, in one process, on Linux.
 
 `python -m tests.benchmarks.train_against_marian --shape=small --rounds=3 --steps=8` trains the arms in turn on the same
 sentences, synthetic token ids with a log-normal mix of lengths of mean 25, each through Seq2SeqTrainer, and prints one
@@ -13,9 +13,7 @@ smoother; Marian with `group_by_length` beside it.
 import argparse
 import json
 import math
-import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -196,19 +194,20 @@ def memory(arm: str, options: argparse.Namespace) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def resident() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+def resident(field: str) -> float:
+    """MiB of this process now ("VmRSS") or at its peak ("VmHWM", which unlike getrusage forgets the parent's)."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
 
 
 def measure_memory(arm: str, options: argparse.Namespace) -> float:
     shape = SHAPES[options.shape]
     model, data, tokenizer = make_model(arm, shape), sentences(2000, shape["vocab_size"]), make_tokenizer()
-    weights = sum(weight.numel() * weight.element_size() for weight in set(model.parameters())) / 2**20
-    before = resident()
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
+    before = resident("VmRSS")
     options.steps = 4
     make_trainer(arm, model, data, tokenizer, options)[0].train()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before - 3 * weights
+    return resident("VmHWM") - before - 3 * weights
 
 
 def make_tokenizer() -> VaswaniTransformerTokenizer:
