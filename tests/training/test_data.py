@@ -70,6 +70,28 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
         columns(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
+def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
+    """A folder stands in for the data set: `load_dataset` reads either."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    own = tmp_path / "set"
+    own.mkdir()
+    lines = [json.dumps({"id": str(number)} | json.loads(json_line(*pair))) for number, pair in enumerate(PAIRS)]
+    (own / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    hub = DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test=None)
+    pairs = load_pairs(hub)
+    assert {name: len(split) for name, split in pairs.items()} == {"train": 3, "validation": 2}
+    assert pairs["train"].column_names == ["source", "target"]
+    with pytest.raises(RecipeError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
+        load_pairs(DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test="test"))
+
+
+def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
+    (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
+    own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
+    assert load_pairs(own)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
