@@ -96,9 +96,9 @@ class MultiHeadAttention(nn.Module):
 
         Flash attention takes one width for all: the narrower heads are widened by zeros, and the surplus cut off.
         """
-        implementation = self.config._attn_implementation
+        implementation = self.config._attn_implementation or "eager"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
-        if self.is_flash and self.head_dim != self.value_head_dim:
+        if self.head_dim != self.value_head_dim and "flash" in implementation:
             width = max(self.head_dim, self.value_head_dim)
             query, key, value = widen(query, width), widen(key, width), widen(value, width)
         dropout = self.dropout if self.training else 0.0

@@ -5,6 +5,7 @@ from typing import Any, Self
 from huggingface_hub.dataclasses import as_validated_field, strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 
 @as_validated_field
@@ -179,6 +180,13 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                         f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; give an id from "
                         f"0 to {self.vocab_size - 1} or a larger vocab_size."
                     )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """As every configuration; the installed package has its own pipeline and needs no trust in a published one."""
+        if not cls.__module__.startswith(TRANSFORMERS_DYNAMIC_MODULE_NAME):
+            config_dict = {name: value for name, value in config_dict.items() if name != "custom_pipelines"}
+        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def from_paper(cls, name: str, **overrides: int | float | str | bool | None) -> Self:

@@ -10,11 +10,46 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK = 256  # tokens; the fastest of 64 to 2,048 on a CPU, where larger chunks fall out of the cache
+ACCELERATOR_CHUNK = 2048  # tokens; a GPU wants more work of every kernel
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sums of half-precision terms are kept in float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+class Chunk:
+    """Loss and gradient of n tokens at a time, in memory that the next n use again.
+
+    Tensors of n V numbers are slow to come by on a CPU: the allocator returns them to the system each time.
+
+    Args:
+        hidden: all states (N, d_model), whose dtype the products with `projection` (V, d_model) have.
+        mean_weight: (d_model,), the mean row of the projection, in the dtype of sums.
+        smoothing: eps_ls.
+    """
+
+    def __init__(self, hidden: Tensor, projection: Tensor, mean_weight: Tensor, smoothing: float) -> None:
+        self.projection, self.mean_weight, self.smoothing = projection, mean_weight, smoothing
+        self.size = max(1, min(CHUNK if hidden.device.type == "cpu" else ACCELERATOR_CHUNK, hidden.shape[0]))
+        wide = mean_weight.dtype
+        self.logits = hidden.new_empty(self.size, projection.shape[0])
+        self.wide_logits = self.logits if wide == hidden.dtype else torch.empty_like(self.logits, dtype=wide)
+        self.probs = torch.empty_like(self.wide_logits)
+
+    def loss_and_gradient(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (n, 1) of `targets` (n, 1) after states (n, d_model), and softmax(z) - (1 - eps) onehot(y) (n, V)."""
+        count = states.shape[0]
+        logits = torch.mm(states, self.projection.T, out=self.logits[:count])  # (n, V)
+        is_narrow = logits.dtype != self.probs.dtype
+        wide_logits = self.wide_logits[:count].copy_(logits) if is_narrow else logits
+        true_logits, largest = wide_logits.gather(1, targets), wide_logits.amax(1, keepdim=True)  # (n, 1)
+        probs = torch.softmax(wide_logits, 1, out=self.probs[:count])  # (n, V)
+        normaliser = largest - probs.amax(1, keepdim=True).log()  # lse(z), (n, 1)
+        mean = states.to(probs.dtype) @ self.mean_weight[:, None]  # mean(z), (n, 1)
+        loss = (1 - self.smoothing) * (normaliser - true_logits) + self.smoothing * (normaliser - mean)
+        gradient = probs.scatter_add_(1, targets, torch.full_like(true_logits, self.smoothing - 1))
+        return loss, logits.copy_(gradient) if is_narrow else gradient
 
 
 class ProjectedCrossEntropy(torch.autograd.Function):
@@ -40,23 +75,19 @@ class ProjectedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
-        for start in range(0, hidden.shape[0], CHUNK):
-            rows = slice(start, start + CHUNK)
-            states, targets = hidden[rows], labels[rows, None]  # (n, d_model), (n, 1)
-            logits = (states @ projection.T).to(wide)  # (n, V)
-            true_logits = logits.gather(1, targets)  # (n, 1)
-            log_probs = nn.functional.log_softmax(logits, dim=-1)  # (n, V)
-            true_log_probs = log_probs.gather(1, targets)  # (n, 1)
-            above_mean = true_logits - true_log_probs - (states.to(wide) @ mean_weight)[:, None]  # lse(z) - mean(z)
-            token_loss = smoothing * above_mean - (1 - smoothing) * true_log_probs  # (n, 1)
-            gradient = log_probs.exp_().scatter_add_(1, targets, torch.full_like(true_logits, smoothing - 1))
+        chunk = Chunk(hidden, projection, mean_weight, smoothing)
+        for start in range(0, hidden.shape[0], chunk.size):
+            rows = slice(start, start + chunk.size)
+            states = hidden[rows]  # (n, d_model)
+            token_loss, gradient = chunk.loss_and_gradient(states, labels[rows, None])  # (n, 1), (n, V)
             if is_target is not None:
                 token_loss, gradient = token_loss * is_target[rows, None], gradient * is_target[rows, None]
             loss += token_loss.sum()
-            gradient = gradient.to(hidden.dtype)  # softmax(z) - (1 - eps) onehot(y), (n, V)
             if grad_hidden is not None:
                 grad_hidden[rows] = gradient @ projection - (smoothing * mean_weight).to(hidden.dtype)
-            if grad_weight is not None:
+            if grad_weight is not None and wide == hidden.dtype:
+                grad_weight.addmm_(gradient.T, states)
+            elif grad_weight is not None:
                 grad_weight += gradient.T @ states
         if is_target is not None:
             hidden = hidden * is_target[:, None]

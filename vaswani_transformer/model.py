@@ -3,7 +3,7 @@
 B batch, S source, T target, k target rows of one source row, V vocabulary.
 """
 
-from typing import Any, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -160,6 +160,13 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         self.model = VaswaniTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    def with_code(self) -> Self:
+        """The same whose code is also found by AutoModel, which loads the body alone."""
+        published, body = super().with_code(), type(self.model)
+        if body.__module__ == type(self).__module__:  # else a subclass of somebody's own, saved without this file
+            published.config.auto_map["AutoModel"] = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
+        return published
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """`labels` (B, T) shifted right, as a data collator wants it; see `shift_right`."""

@@ -3,7 +3,9 @@
 B batch, S source, T target, k target rows of one source row.
 """
 
-from typing import cast
+import copy
+import os
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,39 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """
         super().register_for_auto_class(auto_class or cls._own_auto_class)
         cast(type[VaswaniTransformerConfig], cls.config_class).register_for_auto_class()
+
+    def with_code(self) -> Self:
+        """This model, over the same weights, whose `save_pretrained` adds the package's code and `auto_map`.
+
+        A shallow copy that counts as registered for its Auto class; this model, its class and its configuration stay
+        as they are, whatever becomes of the copy.
+        """
+        published, config = cast(Any, copy.copy(self)), cast(Any, copy.copy(self.config))
+        published.config, config.auto_map = config, {}
+        published._auto_class, config._auto_class = self._own_auto_class, "AutoConfig"
+        published.is_remote_code = lambda: True  # a method of the class otherwise, which is not registered
+        return published
+
+    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
+        """Publish the model with the code that loads it, in one commit; the settings are those of every model."""
+        return super(VaswaniTransformerPreTrainedModel, self.with_code()).push_to_hub(repo_id, **settings)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As every model: without the code, unless `register_for_auto_class()` or `push_to_hub=True` asks for it.
+
+        With the code goes a whole model's pipeline. A folder without the code does not name it either, whatever folder
+        the model came from.
+        """
+        if kwargs.get("push_to_hub") and not self.is_remote_code():
+            return self.with_code().save_pretrained(save_directory, *args, **kwargs)
+        self.config.__dict__.pop("custom_pipelines", None)
+        if not self.is_remote_code():
+            self.config.__dict__.pop("auto_map", None)
+        elif self.can_generate():
+            from .pipeline import PUBLISHED_PIPELINES  # here alone; it also has the Hub's loader copy the file
+
+            self.config.custom_pipelines = PUBLISHED_PIPELINES
+        return super().save_pretrained(save_directory, *args, **kwargs)
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:

@@ -1,14 +1,17 @@
 """One sub-word vocabulary that source and target share (5.1)."""
 
+import copy
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Self
+from typing import Any, Self, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
 LARGEST_ALPHABET = 1000
+WHERE_IT_CAME_FROM = ("auto_map", "is_local", "local_files_only")
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 
 
@@ -111,6 +114,29 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         )
         names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
         return cls(tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names)
+
+    def with_code(self) -> Self:
+        """This tokenizer, over the same vocabulary, whose `save_pretrained` adds the package's code and `auto_map`.
+
+        A shallow copy that counts as registered for AutoTokenizer; this tokenizer and its class stay as they are.
+        """
+        published = cast(Any, copy.copy(self))
+        published._auto_class = "AutoTokenizer"
+        return published
+
+    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
+        """Publish the tokenizer with the code that loads it, in one commit; the settings are those of every one."""
+        return super(VaswaniTransformerTokenizer, self.with_code()).push_to_hub(repo_id, **settings)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """As every tokenizer: without the code, unless `register_for_auto_class()` or `push_to_hub=True` asks for it.
+
+        A folder does not say from where this tokenizer was loaded, nor name code that it does not hold.
+        """
+        if kwargs.get("push_to_hub") and self._auto_class is None:
+            return self.with_code().save_pretrained(save_directory, *args, **kwargs)
+        self.init_kwargs = {name: value for name, value in self.init_kwargs.items() if name not in WHERE_IT_CAME_FROM}
+        return super().save_pretrained(save_directory, *args, **kwargs)
 
 
 __all__ = ["VaswaniTransformerTokenizer"]
