@@ -13,6 +13,7 @@ from transformers.distributed import DistributedConfig
 
 from tests.helpers import random_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.optimization import paper_adam, paper_schedule
 
 
 def whole(tensor):
@@ -20,7 +21,7 @@ def whole(tensor):
 
 
 def distance(first, second):
-    return (whole(first) - whole(second)).abs().max().item()
+    return (whole(first) - whole(second)).detach().abs().max().item()
 
 
 def main(kind, folder):
@@ -43,12 +44,19 @@ def main(kind, folder):
     loss = model.train()(input_ids=batch["input_ids"], labels=labels).loss
     split_loss.backward()
     loss.backward()
-    gradients = dict(model.named_parameters())
+    own = dict(model.named_parameters())
+    gradient = max(distance(weight.grad, own[name].grad) for name, weight in split.named_parameters())
+    for parameters in (split.parameters(), model.parameters()):
+        optimizer = paper_adam(parameters)
+        paper_schedule(optimizer, d_model=32, warmup_steps=4)
+        optimizer.step()
     found = {
         "logits": logits,
         "loss": distance(split_loss.detach(), loss.detach()),
-        "gradient": max(distance(weight.grad, gradients[name].grad) for name, weight in split.named_parameters()),
+        "gradient": gradient,
+        "weights after a step": max(distance(weight, own[name]) for name, weight in split.named_parameters()),
         "is_split": type(split.model.encoder.layers[0].self_attn.q_proj.weight).__name__,
+        "is_tied": split.lm_head.weight is split.model.shared.weight,
     }
     if dist.get_rank() == 0:
         print(json.dumps(found))

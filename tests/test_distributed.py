@@ -1,4 +1,4 @@
-"""The model split over two processes by its own plans has the logits, the loss and the gradients of the whole model."""
+"""The model split over two processes by its own plans gives and learns in a step what the whole model does."""
 
 import json
 import os
@@ -25,5 +25,6 @@ def test_a_split_model_equals_the_whole(kind, tmp_path):
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout.splitlines()[-1])
     assert found.pop("is_split") == "DTensor"
+    assert found.pop("is_tied")
     for name, difference in found.items():  # sums of float32 in another order
         assert difference < 1e-5, name

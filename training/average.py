@@ -15,20 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from training.checkpoints import MANIFEST, STATE, WEIGHTS, step_of, whole_checkpoints
 from training.recipe import RecipeError
-
-CHECKPOINTS = "checkpoints"
-WEIGHTS = "model.safetensors"
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimiser step at which a checkpoint was written."""
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def whole_checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints that were written to the end, the oldest first; the Trainer writes its state last."""
-    return sorted((path.parent for path in (run / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")), key=step_of)
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -83,7 +71,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     weights = mean_weights(checkpoints)
     output.mkdir(parents=True, exist_ok=True)
     for path in checkpoints[-1].glob("*.json"):
-        if path.name != "trainer_state.json":
+        if path.name not in (STATE, MANIFEST):
             shutil.copy(path, output / path.name)
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]

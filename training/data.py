@@ -1,14 +1,16 @@
-"""Sentence pairs for training: read from where the recipe says, checked line by line, and tokenised."""
+"""Sentence pairs for training: read from where the recipe says, at once or as a stream, checked, and tokenised."""
 
 import gzip
 import json
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import datasets
+from accelerate import PartialState
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
@@ -18,10 +20,12 @@ from training.recipe import DataRecipe, RecipeError
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
+LOOK = 1000  # pairs of a stream that are looked at before training begins
+STREAM_SAMPLE = 1_000_000  # pairs of a stream that a vocabulary is learnt from
 
 
 def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
-    """The recipe's splits, each with the columns `source` and `target`.
+    """The recipe's splits, each with the columns `source` and `target`; of streamed training pairs the first ones.
 
     Raises:
         RecipeError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
@@ -34,16 +38,19 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
         return splits
     if recipe.kind == "hub":
         return load_from_hub(recipe)
-    read = read_json if recipe.kind == "json" else read_text
     splits = datasets.DatasetDict()
     for split in SPLITS:
         if (name := getattr(recipe, split)) is not None:
             sources, targets = [], []
-            for source, target in read(recipe, Path(recipe.path or ""), name):
+            for source, target in islice(read_file(recipe, name), LOOK if is_streamed(recipe, split) else None):
                 sources.append(source)
                 targets.append(target)
             splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
     return refuse_empty(splits, recipe)
+
+
+def is_streamed(recipe: DataRecipe, split: str) -> bool:
+    return recipe.streaming and split == "train"
 
 
 def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
@@ -75,15 +82,10 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
     """A data set of the Hub, which `datasets` keeps on disk, without its unusable pairs."""
     loaded = datasets.DatasetDict()
     for split in SPLITS:
-        if (name := getattr(recipe, split)) is not None:
-            try:
-                loaded[split] = datasets.load_dataset(cast(str, recipe.path), recipe.subset, split=name)
-            except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-                raise RecipeError(
-                    f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
-                    f"({' '.join(str(error).split())}); set data.path, data.subset and the splits, for example "
-                    "--data.validation='train[:1%]', or --data.test=null for none."
-                ) from error
+        if getattr(recipe, split) is not None:
+            loaded[split] = open_hub_split(recipe, split)
+            if is_streamed(recipe, split):
+                loaded[split] = datasets.Dataset.from_list(list(loaded[split].take(LOOK)), loaded[split].features)
     pairs = columns(loaded, recipe)
     whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
     for split, kept in whole.items():
@@ -95,6 +97,23 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                 )
             logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
     return refuse_empty(whole, recipe)
+
+
+def open_hub_split(recipe: DataRecipe, split: str) -> Any:
+    """A split of a data set of the Hub, the training pairs of a recipe that streams them as a stream.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    name, path = getattr(recipe, split), cast(str, recipe.path)
+    try:
+        return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        raise RecipeError(
+            f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
+            f"({' '.join(str(error).split())}); set data.path, data.subset and the splits, for example "
+            "--data.validation='train[:1%]', or --data.test=null for none."
+        ) from error
 
 
 def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
@@ -148,9 +167,9 @@ def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     return False
 
 
-def warn_of_unusable(path: Path, count: int) -> None:
-    if count:
-        logger.warning("%s: left out %d pairs with an empty side.", path, count)
+def warn_of_unusable(where: object, count: int) -> None:
+    if count and PartialState().is_main_process:
+        logger.warning("%s: left out %d pairs with an empty side.", where, count)
 
 
 def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -206,6 +225,100 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
             unusable += 1
     if (other := next(targets, None)) is not None:
         raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
+    warn_of_unusable(source_path, unusable)
+
+
+def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a split in files of the recipe's kind."""
+    read = read_json if recipe.kind == "json" else read_text
+    return read(recipe, Path(recipe.path or ""), name)
+
+
+def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The pairs of a stream in the schema of Hugging Face translation data sets."""
+    where, unusable = f"{recipe.path}, split {recipe.train}", 0
+    for number, row in enumerate(rows, start=1):
+        pair = row["translation"] or {}
+        source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
+        if is_usable(recipe, f"{where}, pair {number}", source, target):
+            yield source, target
+        else:
+            unusable += 1
+    warn_of_unusable(where, unusable)
+
+
+class PairStream:
+    """The training pairs as text, read anew in every iteration and never held together.
+
+    Files are read in their order. A data set of the Hub is shuffled as `datasets` shuffles streams, with a buffer of
+    `recipe.pool` pairs: its shards are read in another order in every epoch, as `set_epoch` says.
+
+    Raises:
+        RecipeError: while iterating, of a line as when all are read at once.
+    """
+
+    def __init__(self, recipe: DataRecipe, seed: int) -> None:
+        self.recipe = recipe
+        self.rows = None
+        if recipe.kind == "hub":
+            self.rows = open_hub_split(recipe, "train").shuffle(seed=seed, buffer_size=recipe.pool)
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.rows is not None:
+            self.rows.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        if self.rows is not None:
+            return read_rows(self.recipe, self.rows)
+        return read_file(self.recipe, self.recipe.train)
+
+
+def sample_texts(pairs: datasets.Dataset | PairStream, count: int | None) -> Iterator[str]:
+    """Both sides of `count` pairs, evenly spaced over a set or the first of a stream.
+
+    Args:
+        count: None for all pairs of a set and the first million of a stream.
+    """
+    if isinstance(pairs, PairStream):
+        for pair in islice(pairs, count or STREAM_SAMPLE):
+            yield from pair
+        return
+    if count is not None and count < len(pairs):
+        pairs = pairs.select([number * len(pairs) // count for number in range(count)])
+    for batch in pairs.iter(1000):
+        for side in ("source", "target"):
+            yield from cast(Any, batch)[side]
+
+
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The tokens of sources and of targets; a text that spells a special token stays text."""
+    encoded = tokenizer(sources, text_target=targets, split_special_tokens=True, return_attention_mask=False)
+    return cast(Any, encoded["input_ids"]), cast(Any, encoded["labels"])
+
+
+def encoder(
+    tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
+) -> Callable[[list[tuple[str, str]]], list[dict[str, list[int]]]]:
+    """What makes `input_ids` and `labels` of streamed pairs.
+
+    Raises:
+        RecipeError: when called, a pair is overlong and the recipe refuses such.
+    """
+
+    def encode(pairs: list[tuple[str, str]]) -> list[dict[str, list[int]]]:
+        sources, targets = (list(side) for side in zip(*pairs, strict=True))
+        encoded = list(zip(*token_ids(tokenizer, sources, targets), strict=True))
+        for (source, _), sides in zip(pairs, encoded, strict=True):
+            if recipe.overlong == "refuse" and (longest := max(map(len, sides))) > recipe.max_length:
+                raise RecipeError(
+                    f"data.max_length: a training pair ({source[:40]!r}...) has {longest} tokens on a side, more than "
+                    f"{recipe.max_length}; raise it or set data.overlong=drop."
+                )
+        return [{"input_ids": source, "labels": target} for source, target in encoded]
+
+    return encode
 
 
 def tokenize(
@@ -218,8 +331,8 @@ def tokenize(
     """
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
-        encoded = tokenizer(batch["source"], text_target=batch["target"], split_special_tokens=True)
-        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"], "reference": batch["target"]}
+        sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
+        return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
 
     encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenising")
 
@@ -229,12 +342,11 @@ def tokenize(
     everything = encoded["train"]
     encoded["train"] = everything.filter(fits, desc="Looking for overlong pairs")
     if overlong := len(everything) - len(encoded["train"]):
+        pairs = f"{overlong} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"
         if recipe.overlong == "refuse" or not len(encoded["train"]):
             raise RecipeError(
-                f"data.max_length: {overlong} of {len(everything)} training pairs are longer than "
-                f"{recipe.max_length} tokens; raise it or set data.overlong=drop."
+                f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
+                "data.overlong=drop."
             )
-        logger.warning(
-            "Left out %d of %d training pairs, longer than %d tokens.", overlong, len(everything), recipe.max_length
-        )
+        logger.warning("Left out %s, longer than %d tokens.", pairs, recipe.max_length)
     return encoded

@@ -31,6 +31,9 @@ class DataRecipe:
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
     overlong: whether a longer training pair is dropped, with a count, or refused.
     unusable: whether a pair with an empty side is refused or dropped, with a count.
+    streaming: whether the training pairs are read and tokenised while training goes on, anew in every epoch, as those
+        must be that do not fit in memory; a bad line is met when it is reached.
+    pool: the streamed pairs that are held, and sorted by length, at a time: the more, the less padding.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"
@@ -44,15 +47,22 @@ class DataRecipe:
     max_length: int = 256
     overlong: Literal["drop", "refuse"] = "drop"
     unusable: Literal["refuse", "drop"] = "refuse"
+    streaming: bool = False
+    pool: int = 100_000
 
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The shared vocabulary: trained on the training pairs, or loaded from `path`, a folder or a name on the Hub."""
+    """The shared vocabulary: trained on the training pairs, or loaded from `path`, a folder or a name on the Hub.
+
+    sample: the pairs that it is trained on, evenly spaced over the training set or the first of a stream; None for all
+        of a set and the first million of a stream.
+    """
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"
     vocab_size: int = 37000
     path: str | None = None
+    sample: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,17 +70,21 @@ class TrainingRecipe:
     """The course of a run.
 
     steps: optimiser steps.
-    minutes: wall-clock minutes of training after which a run ends early; None for no such limit.
+    minutes: wall-clock minutes of training after which a run ends early, those before an interruption counted up to
+        the checkpoint that it goes on from; None for no such limit.
     source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
     device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
         several passes where its share is larger.
     warmup_steps, learning_rate_scale: equation (3), times a factor that the paper does not have.
     precision: "fp32", or "bf16" for autocast.
+    attention: Transformers' name of what computes equation (1); "auto" is "eager" on a CPU, where for sentences plain
+        products are as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
     max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
     evaluation_beams: beams of those evaluations' translations.
     log_steps: steps between lines of the log.
-    patience: evaluations without a better BLEU after which a run ends early; None for no such limit.
+    patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
+        such limit.
     checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
         intervals", 6.1); None for none.
     keep_checkpoints: checkpoints kept, the best among them.
@@ -87,6 +101,7 @@ class TrainingRecipe:
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
     max_grad_norm: float | int = 0.0
     evaluation_steps: int = 1000
     evaluation_beams: int = 1
@@ -140,6 +155,13 @@ class Recipe:
         return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
+def as_tree(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values; the folder's own name is no part of it, so that a folder can be moved."""
+    tree = dataclasses.asdict(recipe)
+    del tree["output_dir"]
+    return tree
+
+
 TEXT_FIELDS = {"name", "output_dir"} | {
     f"{group}.{name}"
     for group, names in (
@@ -154,7 +176,7 @@ MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - SETTL
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "log_steps", "patience", "keep_checkpoints", "num_beams", "vocab_size",
-    "max_length", "checkpoint_steps", "checkpoint_minutes", "average_last",
+    "max_length", "pool", "sample", "checkpoint_steps", "checkpoint_minutes", "average_last",
 }  # fmt: skip
 
 
@@ -252,6 +274,8 @@ def check(recipe: Recipe) -> None:
     if recipe.data.kind != "grammar" and recipe.data.path is None:
         what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
         raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
+    if recipe.data.kind == "grammar" and recipe.data.streaming:
+        raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
     for name in recipe.model:
         if name in SETTLED_BY_TOKENIZER:
             raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")

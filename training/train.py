@@ -4,7 +4,6 @@ The folder `output_dir` ends up with the best model, its tokenizer, the recipe, 
 the checkpoints. The same command resumes a run that was interrupted.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -15,8 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-import transformers
+import datasets
 import yaml
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
@@ -29,12 +27,33 @@ from transformers import (
     TrainerState,
     set_seed,
 )
+from transformers.utils.logging import disable_progress_bar
 
-from training.average import CHECKPOINTS, WEIGHTS, last_checkpoints, mean_weights, step_of, whole_checkpoints
-from training.data import load_pairs, tokenize
-from training.metrics import bleu
-from training.recipe import Recipe, RecipeError, load_recipe
+from training.average import last_checkpoints, mean_weights
+from training.checkpoints import (
+    CHECKPOINTS,
+    PARTIAL,
+    RECIPE,
+    STATE,
+    WEIGHTS,
+    WholeCheckpoints,
+    alone_in,
+    checkpoint_at,
+    has_ended,
+    refuse_other_engine,
+    resume_point,
+    step_of,
+    whole_checkpoints,
+    write,
+    writing,
+)
+from training.data import PairStream, is_streamed, load_pairs, sample_texts, tokenize
+from training.engines import join_processes, load_weights, uses_cpu, without_ties
+from training.metrics import bleu, chrf
+from training.recipe import Recipe, RecipeError, as_tree, load_recipe
+from training.results import RESULTS, fingerprint, plain
 from training.trainer import TranslationTrainer, accumulation, decoding_config, lengths
+from training.watch import time_line
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -43,9 +62,7 @@ from vaswani_transformer import (
 
 logger = logging.getLogger(__name__)
 
-RESULTS = "results.json"
-RECIPE = "recipe.yaml"
-TRAINED = "trainer_state.json"
+TRAINED = STATE
 COLUMNS = ("input_ids", "labels")
 
 
@@ -64,7 +81,7 @@ def prepare_folder(recipe: Recipe) -> Path:
     if (folder / RESULTS).exists():
         raise RecipeError(f"{folder}: holds a finished run; give another --output_dir, or remove the folder.")
     if not (folder / RECIPE).exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
             raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
         return folder
     before = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
@@ -74,14 +91,8 @@ def prepare_folder(recipe: Recipe) -> Path:
             f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
             "it, or another --output_dir."
         )
-    return folder
-
-
-def as_tree(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values; the folder's own name is no part of it, so that a folder can be moved."""
-    tree = dataclasses.asdict(recipe)
-    del tree["output_dir"]
-    return tree
+    with alone_in(folder):
+        return folder
 
 
 def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
@@ -90,11 +101,6 @@ def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
         return [] if before == now else [prefix.rstrip(".")]
     names = sorted(before.keys() | now.keys())
     return [name for key in names for name in changed(before.get(key), now.get(key), f"{prefix}{key}.")]
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint."""
-    return next(reversed(whole_checkpoints(folder)), None)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -109,12 +115,14 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
             too small to train one.
     """
     if (path := recipe.tokenizer.path) is None:
-        batches = pairs["train"].iter(1000)
-        texts = (text for batch in batches for side in ("source", "target") for text in cast(Any, batch)[side])
+        train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
+        texts = sample_texts(train, recipe.tokenizer.sample)
         try:
             return VaswaniTransformerTokenizer.train_from_iterator(
                 texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
             )
+        except RecipeError:
+            raise
         except ValueError as error:
             raise RecipeError(f"tokenizer.vocab_size: {error}") from error
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
@@ -143,20 +151,20 @@ def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokeniz
     if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
         tokenizer = make_tokenizer(recipe, pairs)
         folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
-        with tempfile.TemporaryDirectory(dir=folder) as partial:
+        with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
     PartialState().wait_for_everyone()
+    if not (folder / "tokenizer.json").exists():
+        raise RecipeError(
+            f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
+            "machines of the launch share."
+        )
     return load_tokenizer(folder)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
@@ -167,10 +175,13 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
             translated is longer than the table of learned positions.
     """
     longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
+    if recipe.data.streaming:  # a pair of any length that is not dropped may come
+        longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
     for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
         if longest["train", column] > getattr(recipe.training, name):
             raise RecipeError(
-                f"training.{name}: a pair has {longest['train', column]} tokens on that side, more than the "
+                f"training.{name}: a pair {'may have' if recipe.data.streaming else 'has'} "
+                f"{longest['train', column]} tokens on that side, more than the "
                 f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
             )
     parts = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
@@ -178,6 +189,10 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
         raise RecipeError(
             f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split over {parts} passes of a "
             "step; raise it, or use fewer processes."
+        )
+    if recipe.data.streaming and recipe.data.pool < 10 * parts:
+        raise RecipeError(
+            f"data.pool: {recipe.data.pool} pairs are too few for {parts} passes of a step; give at least {10 * parts}."
         )
     if config.position_embedding != "learned":
         return
@@ -200,18 +215,20 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     return Seq2SeqTrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
         max_steps=training.steps,
+        ignore_data_skip=recipe.data.streaming,  # the stream itself goes on from where it was
         gradient_accumulation_steps=accumulation(recipe, PartialState().num_processes),
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
-        use_cpu=not torch.accelerator.is_available(),
+        use_cpu=uses_cpu(),
+        ddp_find_unused_parameters=False,
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
         eval_steps=training.evaluation_steps,
         save_strategy="steps",
         save_steps=training.evaluation_steps,
-        save_total_limit=training.keep_checkpoints,
         logging_steps=training.log_steps,
+        logging_nan_inf_filter=False,  # it hides what went wrong, and waits for the device at every step
         load_best_model_at_end=True,
         metric_for_best_model="bleu",
         greater_is_better=True,
@@ -222,45 +239,85 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
+def train_on(trainer: TranslationTrainer, folder: Path) -> None:
+    """Train, from the newest whole checkpoint where there is one; where training had ended there, load the best model.
+
+    Raises:
+        RecipeError: the checkpoint was written by another engine.
+    """
+    checkpoint = resume_point(folder)
+    if checkpoint is None:
+        trainer.train()
+        return
+    refuse_other_engine(checkpoint, trainer.is_fsdp_enabled)
+    trainer.watch.carry_on(checkpoint)
+    if has_ended(checkpoint):  # the Trainer would take a step more
+        trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
+        load_weights(trainer.model, load_file(best / WEIGHTS))
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
 def train_to_the_end(trainer: TranslationTrainer, recipe: Recipe, folder: Path) -> None:
     """Train, or go on from the last whole checkpoint, and keep the best model or the mean of the last ones.
 
     What was trained to its end before, and then interrupted, is loaded and not trained on.
     """
     if (folder / TRAINED).exists():
+        trainer.watch.carry_on(folder)
         trainer.state = TrainerState.load_from_json(str(folder / TRAINED))
-        trainer.model.load_state_dict(load_file(folder / WEIGHTS), strict=False)  # a tied matrix is stored once
+        load_weights(trainer.model, load_file(folder / WEIGHTS))
         return
-    checkpoint = last_checkpoint(folder)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    train_on(trainer, folder)
     if (last := recipe.training.average_last) is not None:
         checkpoints = last_checkpoints(folder, min(last, len(whole_checkpoints(folder))))
-        trainer.model.load_state_dict(mean_weights(checkpoints), strict=False)
+        load_weights(trainer.model, mean_weights(checkpoints))
         logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
+    weights = without_ties(trainer.accelerator.get_state_dict(trainer.model), trainer.model)  # of all ranks together
     if trainer.is_world_process_zero():
-        trainer.model.save_pretrained(folder)
-        partial = folder / f"{TRAINED}.part"
-        trainer.state.save_to_json(str(partial))
-        partial.replace(folder / TRAINED)
+        with writing(folder):
+            trainer.model.save_pretrained(folder, state_dict=weights)
+            trainer.watch.save(folder)
+            partial = folder / f"{TRAINED}{PARTIAL}"
+            trainer.state.save_to_json(str(partial))
+            partial.replace(folder / TRAINED)
     PartialState().wait_for_everyone()
 
 
+def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
+    """Of each split; streamed training pairs are told by the first of them."""
+    return {
+        str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
+        for split, texts in pairs.items()
+    }
+
+
+def validation_scores(trainer: TranslationTrainer) -> dict[str, Any]:
+    """Loss, perplexity and BLEU on the validation set, by the search of the evaluations during training."""
+    metrics = trainer.evaluate(metric_key_prefix="eval_final")
+    scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", "bleu")}
+    return scores | {"signature": trainer.signature}
+
+
 def test_scores(trainer: TranslationTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
-    """BLEU on the test set by the recipe's own search, with a few of its sentences to look at."""
-    start = time.monotonic()
+    """BLEU and chrF on the test set by the recipe's own search, with a few of its sentences to look at."""
+    start = time.perf_counter()
     trainer.search = decoding_config(trainer.model, recipe)
     output = trainer.predict(encoded)
     texts, references = cast(list[str], output.predictions), pairs["target"][:]
-    score = bleu(texts, references, recipe.score.tokenize)
+    score, other = bleu(texts, references, recipe.score.tokenize), chrf(texts, references)
     shown = range(0, len(texts), max(1, len(texts) // max(1, recipe.score.examples)))[: recipe.score.examples]
     sources = pairs["source"][:]
     return {
         "bleu": score["bleu"],
         "signature": score["signature"],
+        "chrf": other["chrf"],
+        "chrf_signature": other["signature"],
         "loss": cast(dict, output.metrics)["test_loss"],
         "perplexity": cast(dict, output.metrics)["test_perplexity"],
         "sentences": len(texts),
-        "seconds": time.monotonic() - start,
+        "seconds": time.perf_counter() - start,
         "examples": [
             {"source": sources[index], "translation": texts[index], "reference": references[index]} for index in shown
         ],
@@ -299,6 +356,13 @@ def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniT
     )
 
 
+def attention(recipe: Recipe) -> str:
+    """What computes equation (1) on this machine."""
+    if recipe.training.attention != "auto":
+        return recipe.training.attention
+    return "eager" if uses_cpu() else "sdpa"
+
+
 def make_trainer(
     recipe: Recipe, folder: Path, encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase
 ) -> TranslationTrainer:
@@ -306,12 +370,18 @@ def make_trainer(
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer))
     model.generation_config = decoding_config(model, recipe)
-    if recipe.training.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    try:
+        model.set_attn_implementation(attention(recipe))
+    except (ImportError, ValueError) as error:
+        raise RecipeError(f"training.attention: {' '.join(str(error).split())}") from error
+    if recipe.training.gradient_checkpointing:  # Transformers is renaming it
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
+    train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else encoded["train"]
     trainer = TranslationTrainer(
-        model, training_arguments(recipe, folder), recipe, tokenizer, encoded["train"], encoded["validation"]
+        model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"]
     )
+    trainer.add_callback(WholeCheckpoints(folder, recipe.training.keep_checkpoints))
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
     return trainer
@@ -323,41 +393,37 @@ def run(recipe: Recipe) -> dict[str, Any]:
     Raises:
         RecipeError: the recipe, its data or its folder cannot be used; no training time was spent then.
     """
-    start = time.monotonic()
+    start = time.perf_counter()
+    join_processes()
     folder = prepare_folder(recipe)
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)
-    train_to_the_end(trainer, recipe, folder)
-    results = {
-        "name": recipe.name,
-        "recipe": as_tree(recipe),
-        "parameters": trainer.model.num_parameters(),
-        "steps": trainer.state.global_step,
-        "best_validation_bleu": trainer.state.best_metric,
-        "curve": [entry for entry in trainer.state.log_history if "eval_bleu" in entry],
-        "validation": trainer.evaluate(metric_key_prefix="final"),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "processes": PartialState().num_processes,
-        "threads": torch.get_num_threads(),
-    }
+    trainer.watch.began(start)
+    with alone_in(folder):
+        train_to_the_end(trainer, recipe, folder)
+    results: dict[str, Any] = {"name": None, "recipe": None, "data": fingerprints(recipe, pairs)} | trainer.results()
+    results["validation"] = validation_scores(trainer)
     if "test" in encoded:
         results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
-    results["seconds"] = time.monotonic() - start
+    results["time"] = trainer.watch.time()
+    results["seconds"] = sum(results["time"].values())
     if trainer.is_world_process_zero():
-        write(folder / RESULTS, json.dumps(results, indent=2, ensure_ascii=False))
+        with writing(folder / RESULTS):
+            write(folder / RESULTS, json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False))
     return results
 
 
 def report(results: dict[str, Any]) -> None:
-    """Print a few translations, and BLEU on the last line."""
+    """Print a few translations, where the time went, and BLEU on the last line."""
     scores = results.get("test")
-    if scores is None:
-        print(f"BLEU {results['validation']['final_bleu']:.2f} on the validation set")
-        return
-    for example in scores["examples"]:
+    for example in scores["examples"] if scores else []:
         for name in ("source", "translation", "reference"):
             print(f"{name:<12} {example[name]}")
         print()
+    print(time_line(results["time"]))
+    if scores is None:
+        print(f"BLEU {results['validation']['bleu']:.2f} on the validation set")
+        return
     print(f"BLEU {scores['bleu']:.2f} on {scores['sentences']} unseen sentences ({scores['signature']})")
 
 
@@ -372,9 +438,13 @@ def main(arguments: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
         sys.exit(0 if arguments else 2)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    is_first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     for noisy in ("httpx", "absl"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    disable_progress_bar()  # one for every file that is saved
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         results = run(load_recipe(arguments[0], arguments[1:]))
     except RecipeError as error:
@@ -382,6 +452,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     if PartialState().is_main_process:
         report(results)
+    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":

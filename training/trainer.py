@@ -1,56 +1,63 @@
 """Seq2SeqTrainer with the paper's batches, optimiser and schedule, and with validation counted in tokens and BLEU."""
 
+import contextlib
+import json
 import logging
 import math
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow.compute as pc
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
+from huggingface_hub import HfApi
 from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
     PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
+from training.checkpoints import writing
+from training.data import PairStream, encoder
+from training.engines import shard, without_ties
 from training.metrics import bleu
-from training.recipe import Recipe
+from training.publish import upload, write_repository
+from training.recipe import Recipe, as_tree
+from training.results import commit, hardware, published, versions
+from training.watch import Watch, WatchedTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.optimization import TokenBudgetBatchSampler, paper_adam, paper_schedule
+from vaswani_transformer.optimization import TokenBudgetBatches, TokenBudgetBatchSampler, paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
 
+PLACE = "stream.json"  # beside a checkpoint: where in the stream it was written
 
-def elapsed(since: float) -> float:
-    """Seconds since a reading of the main process's clock, the same on every rank, which must act together."""
-    return broadcast_object_list([time.monotonic() - since])[0]
+
+def agreed(seconds: float) -> float:
+    """The main process's reading of its clock, the same on every rank, which must act together."""
+    return broadcast_object_list([seconds])[0]
 
 
 class StopAfterMinutes(TrainerCallback):
-    """Ends a run at the first step after `minutes` of training; a run that is resumed starts the clock anew."""
+    """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
 
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, watch: Watch) -> None:
         self.seconds = 60 * minutes
-        self.start = time.monotonic()
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.start = time.monotonic()
+        self.watch = watch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if elapsed(self.start) > self.seconds:
+        if agreed(self.watch.trained) > self.seconds:
             control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
@@ -67,8 +74,35 @@ class FurtherCheckpoints(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         is_due = self.steps is not None and state.global_step % self.steps == 0
-        if is_due or (self.seconds is not None and elapsed(self.last) > self.seconds):
+        if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
             control.should_save = True
+
+
+class LowerLossDecides(TrainerCallback):
+    """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
+
+    The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
+    called after this one: the best so far is lowered by the least there is.
+    """
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        best = state.best_metric
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        before = losses.get(state.best_global_step, -math.inf)
+        if best is not None and metrics.get("eval_bleu") == best and metrics["eval_loss"] < before:
+            state.best_metric = math.nextafter(best, -math.inf)
+
+
+class EpochOfStream(TrainerCallback):
+    """Has the log count the passes over a stream, whose length the Trainer does not know."""
+
+    def __init__(self, batches: TokenBudgetBatches) -> None:
+        self.batches = batches
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.epoch = float(self.batches.epoch)
 
 
 def accumulation(recipe: Recipe, num_processes: int) -> int:
@@ -77,7 +111,26 @@ def accumulation(recipe: Recipe, num_processes: int) -> int:
     return math.ceil(tokens / (num_processes * recipe.training.device_tokens))
 
 
-class TranslationTrainer(Seq2SeqTrainer):
+def batches_of_stream(
+    pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
+) -> TokenBudgetBatches:
+    """Batches of this rank alone, by token budget."""
+    return TokenBudgetBatches(
+        pairs,
+        recipe.training.source_tokens,
+        recipe.training.target_tokens,
+        num_processes=args.world_size,
+        rank=args.process_index,
+        accumulation=args.gradient_accumulation_steps,
+        seed=recipe.seed,
+        pool_size=recipe.data.pool,
+        max_length=recipe.data.max_length,
+        overlong=recipe.data.overlong,
+        encode=encoder(tokenizer, recipe.data),
+    )
+
+
+class TranslationTrainer(WatchedTrainer):
     """Trains as the recipe says.
 
     Args:
@@ -85,11 +138,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         args: the Trainer's arguments, made by `training.train`.
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
-        train_dataset: `input_ids` and `labels` of the training pairs.
+        train_dataset: `input_ids` and `labels` of the training pairs, or a stream of them as text.
         validation: the same of the validation pairs, with their targets as text in `reference`.
 
     Attributes:
         search: how evaluations translate; during training with the recipe's `evaluation_beams`.
+        signature: sacreBLEU's, of the last evaluation's BLEU.
     """
 
     model: VaswaniTransformerForConditionalGeneration
@@ -101,25 +155,107 @@ class TranslationTrainer(Seq2SeqTrainer):
         args: Seq2SeqTrainingArguments,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
-        train_dataset: Dataset,
+        train_dataset: Dataset | PairStream,
         validation: Dataset,
     ) -> None:
         self.recipe = recipe
+        self.stream = None
+        if isinstance(train_dataset, PairStream):
+            self.stream = batches_of_stream(train_dataset, recipe, args, tokenizer)
         self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
         super().__init__(
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=cast(Any, train_dataset),
+            train_dataset=cast(Any, train_dataset if self.stream is None else self.stream),
             eval_dataset=cast(Any, validation),
             processing_class=tokenizer,
         )
+        self.code = commit()
+        if self.is_fsdp_enabled:
+            shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
         if recipe.training.minutes is not None:
-            self.add_callback(StopAfterMinutes(recipe.training.minutes))
+            self.add_callback(StopAfterMinutes(recipe.training.minutes, self.watch))
         self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
+        self.add_callback(LowerLossDecides())
+        if self.stream is not None:
+            self.add_callback(EpochOfStream(self.stream))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, from where a checkpoint was in the stream if it was in one."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(cast(str, self.args.output_dir))
+        if self.stream is not None and resume_from_checkpoint:
+            place = (Path(resume_from_checkpoint) / PLACE).read_text(encoding="utf-8")
+            self.stream.load_state_dict(json.loads(place))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and in a checkpoint the place in the stream."""
+        super().save_model(output_dir, _internal_call)
+        if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
+            (Path(output_dir) / PLACE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+
+    def results(self) -> dict[str, Any]:
+        """What `results.json` says of training so far; every process must ask."""
+        return {
+            "name": self.recipe.name,
+            "recipe": published(as_tree(self.recipe)),
+            "commit": self.code,
+            "versions": versions(),
+            "hardware": hardware(self.args.device),
+            "processes": self.args.world_size,
+            "parameters": self.model.num_parameters(),
+            "steps": self.state.global_step,
+            "flops": self.state.total_flos,
+            "best_validation_bleu": self.state.best_metric,
+            "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
+        }
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the model as it is now, as `training.publish` does: in one commit, with its code and a card.
+
+        The repository is `args.hub_model_id`, or the recipe's name. No checkpoint goes along and no
+        `training_args.bin`. Of further arguments `license` counts; the card tells the rest from the run itself.
+
+        Returns:
+            The commit, or its future where `blocking` is False; None on other processes than the main one.
+        """
+        results = self.results() | self.last_validation()
+        if not self.is_world_process_zero():
+            return None
+        if self.hub_model_id is None:
+            self.args.hub_model_id = self.args.hub_model_id or self.recipe.name
+            self.init_hf_repo(token=token, private=private)
+        api, repository = HfApi(token=token or self.args.hub_token), cast(str, self.hub_model_id)
+        folder = tempfile.TemporaryDirectory()
+        license = kwargs.get("license") or "apache-2.0"
+        write_repository(Path(folder.name), self.model, cast(Any, self.processing_class), results, repository, license)
+        settings = (repository, private, revision or self.args.hub_revision, commit_message or "End of training")
+        commit = api.run_as_future(upload, api, Path(folder.name), *settings)
+        commit.add_done_callback(lambda _: folder.cleanup())
+        return commit.result() if blocking else commit
+
+    def last_validation(self) -> dict[str, Any]:
+        """`validation`, as `results.json` has it, of the last evaluation in training, if there was one."""
+        found = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if not found:
+            return {}
+        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", "bleu")}
+        return {"validation": scores | {"signature": self.signature}}
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this rank alone, by token budget; the epoch is read from the state, also after a resumption."""
+        if self.stream is not None:
+            return self.stream_loader(self.stream)
         dataset = cast(Dataset, self.train_dataset)
         sampler = TokenBudgetBatchSampler(
             lengths(dataset, "input_ids"),
@@ -136,6 +272,18 @@ class TranslationTrainer(Seq2SeqTrainer):
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
         return self.loader(dataset, sampler)
 
+    def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
+        """Read in this process, which must know the place at every step; a loader draws a seed when it is begun, and a
+        generator of its own keeps that from the random numbers of training.
+        """
+        return DataLoader(
+            batches,
+            batch_size=None,
+            collate_fn=cast(Callable, self.data_collator),
+            generator=torch.Generator(),
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
+
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
         """Batches of the columns that hold numbers."""
         return DataLoader(
@@ -145,6 +293,22 @@ class TranslationTrainer(Seq2SeqTrainer):
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""
+        stack = super().compute_loss_context_manager()
+        if self.is_fsdp_enabled:
+            stack.enter_context(self.accelerator.autocast())
+        return stack
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """As the Trainer does, and where the disk cannot hold it with one line that says so."""
+        with writing(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """As the Trainer does, a tied matrix once."""
+        super()._save(output_dir, None if state_dict is None else without_ties(state_dict, self.model))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The paper's Adam (5.3)."""
@@ -227,6 +391,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
+        self.signature = score["signature"]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
@@ -238,13 +403,16 @@ class TranslationTrainer(Seq2SeqTrainer):
     @torch.no_grad()
     def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str]]:
         """For each pair of a batch the summed loss of its target, the target's tokens, and a translation."""
-        labels = inputs["labels"]
+        labels, model = inputs["labels"], cast(Any, self.model)
         with self.accelerator.autocast():
-            logits = self.model(**inputs).logits  # (B, T, V)
-            translations = cast(Any, self.model).generate(
+            logits = model(**inputs).logits  # (B, T, V)
+            if self.is_fsdp_enabled:  # the search calls the embeddings without the model around them
+                model.unshard()
+            translations = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 generation_config=self.search,
+                synced_gpus=self.is_fsdp_enabled,  # a layer is whole only where all ranks call it
             )
         losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)

@@ -2,12 +2,14 @@
 
 `python -m tests.benchmarks.train_against_marian --shape=small --rounds=3 --steps=8` trains the arms in turn on the same
 sentences, synthetic token ids with a log-normal mix of lengths of mean 25, each through Seq2SeqTrainer, and prints one
-JSON object: real target tokens a second (the median over rounds), the share of cells that are padding, the peak memory
-of a process of its own above model and optimiser, and the ratios.
+JSON object: real target tokens a second (the median over rounds), the share of cells that are padding, the share of
+the matrix products' peak speed that real tokens reach, the peak memory of a process of its own above weights,
+gradients and optimiser, and the ratios.
 
 The arms: ours with the paper's Adam, batches by token budget and the model's own label smoothing; Marian with random
 batches of a fixed number of sentences, as many as hold the same real tokens on average, and the Trainer's label
-smoother; Marian with `group_by_length` beside it.
+smoother; Marian with `group_by_length` beside it. Each arm's sampler deals a whole epoch, of which a round takes
+batches evenly spaced by their size, so that few steps stand for all: `group_by_length` begins with the longest.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from typing import Any, cast
 
 import datasets
 import torch
+from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -31,15 +34,19 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
+from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
 from training.recipe import DataRecipe, Recipe, TrainingRecipe
+from training.train import attention
 from training.trainer import TranslationTrainer
+from training.watch import pair_lengths, training_flops
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.loss import projected_cross_entropy
 
 SHAPES = {
     "base": {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab_size": 37_000},
@@ -51,13 +58,16 @@ MEAN_LENGTH = 25
 
 
 def sentences(count: int, vocab_size: int) -> datasets.Dataset:
-    """Pairs of random token ids; lengths are log-normal with mean 25, targets within a fifth of their sources."""
+    """Pairs of random token ids; lengths are log-normal with mean 25, and so is a target's ratio to its source.
+
+    The ratio's logarithm varies by 0.2; on Tatoeba, Multi30k and Canada's laws it is 0.15 to 0.21.
+    """
     generator = random.Random(0)
-    sigma = 0.6
+    sigma, ratio_sigma = 0.6, 0.2
     rows = []
     for _ in range(count):
         length = max(3, round(generator.lognormvariate(math.log(MEAN_LENGTH) - sigma**2 / 2, sigma)))
-        other = max(3, round(length * generator.uniform(0.85, 1.15)))
+        other = max(3, round(length * generator.lognormvariate(-(ratio_sigma**2) / 2, ratio_sigma)))
         rows.append(
             {
                 "input_ids": [generator.randrange(4, vocab_size) for _ in range(length - 1)] + [2],
@@ -69,11 +79,10 @@ def sentences(count: int, vocab_size: int) -> datasets.Dataset:
 
 
 class Clock(TrainerCallback):
-    """Seconds and real target tokens of every step but the first two, which warm up."""
+    """Seconds of all steps but the first two, which warm up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.steps = 0
         self.start: float | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -82,33 +91,53 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.start is not None:
-            self.seconds, self.steps = time.perf_counter() - self.start, state.global_step - 2
+            self.seconds = time.perf_counter() - self.start
 
 
-def counting(collate: Any, seen: list[tuple[int, int, int]]) -> Any:
-    """A collator that notes each batch's real target tokens, all real tokens and all cells."""
+def sampled(loader: DataLoader, lengths: list[int], count: int, place: float) -> DataLoader:
+    """Batches of one epoch: two to warm up, then `count` evenly spaced in the order of their size, shuffled."""
+    batches = list(cast(Any, loader.batch_sampler))
+    batches.sort(key=lambda batch: len(batch) * max(lengths[row] for row in batch))
+    chosen = [batches[int((index + place) * len(batches) / count)] for index in range(count)]
+    random.Random(0).shuffle(chosen)
+    warm_up = [batches[-1], batches[len(batches) // 2]]
+    return DataLoader(loader.dataset, batch_sampler=cast(Any, warm_up + chosen), collate_fn=loader.collate_fn)
+
+
+def counting(collate: Any, seen: list[dict[str, int]], config: VaswaniTransformerConfig) -> Any:
+    """A collator that notes what each batch holds, and the operations of a model of ours to learn from it."""
 
     def collated(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = collate([{name: feature[name] for name in ("input_ids", "labels")} for feature in features])
-        targets = int(batch["labels"].ne(-100).sum())
+        sources, targets = pair_lengths(batch)
         seen.append(
-            (
-                targets,
-                targets + int(batch["attention_mask"].sum()),
-                batch["labels"].numel() + batch["input_ids"].numel(),
-            )
+            {
+                "tokens": int(sources.sum() + targets.sum()),
+                "targets": int(targets.sum()),
+                "cells": batch["labels"].numel() + batch["input_ids"].numel(),
+                "flops": training_flops(config, sources, targets),
+            }
         )
         return batch
 
     return collated
 
 
+def common_fields(shape: dict[str, int]) -> dict[str, Any]:
+    """What both configurations call by the same name."""
+    layers = {"encoder_layers": shape["layers"], "decoder_layers": shape["layers"]}
+    return layers | {"vocab_size": shape["vocab_size"], "d_model": shape["d_model"], "dropout": 0.1}
+
+
+def our_config(shape: dict[str, int]) -> VaswaniTransformerConfig:
+    return VaswaniTransformerConfig(num_heads=shape["heads"], d_ff=shape["d_ff"], **common_fields(shape))
+
+
 def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
-    common = {"vocab_size": shape["vocab_size"], "d_model": shape["d_model"], "dropout": 0.1}
-    common |= {"encoder_layers": shape["layers"], "decoder_layers": shape["layers"]}
     if arm == "ours":
-        config = VaswaniTransformerConfig(num_heads=shape["heads"], d_ff=shape["d_ff"], **cast(Any, common))
-        return VaswaniTransformerForConditionalGeneration(config)
+        model = VaswaniTransformerForConditionalGeneration(our_config(shape))
+        model.set_attn_implementation(attention(Recipe()))
+        return model
     sides = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
@@ -122,15 +151,13 @@ def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
         "forced_eos_token_id": 2,
     }
     extra = {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 512}
-    return MarianMTModel(MarianConfig(**cast(Any, common | sides | ids | extra)))
+    return MarianMTModel(MarianConfig(**cast(Any, common_fields(shape) | sides | ids | extra)))
 
 
 def make_trainer(
     arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace
-) -> tuple[Any, Clock, list]:
-    """The arm's trainer, its clock, and the list that its batches are noted in."""
-    seen: list[tuple[int, int, int]] = []
-    clock = Clock()
+) -> Seq2SeqTrainer:
+    """What trains an arm, `steps` steps and two before them."""
     arguments: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(),
         "max_steps": options.steps + 2,
@@ -142,56 +169,73 @@ def make_trainer(
         "bf16": options.precision == "bf16",
         "use_cpu": not torch.accelerator.is_available(),
         "remove_unused_columns": False,
-        "per_device_train_batch_size": max(1, options.tokens // MEAN_LENGTH),
     }
+    recipe = Recipe(
+        data=DataRecipe(kind="grammar"),
+        training=TrainingRecipe(
+            steps=options.steps + 2,
+            source_tokens=options.tokens,
+            target_tokens=options.tokens,
+            device_tokens=options.tokens,
+            precision=options.precision,
+        ),
+    )
+    ours = TranslationTrainer(cast(Any, model), Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data)
     if arm == "ours":
-        recipe = Recipe(
-            data=DataRecipe(kind="grammar"),
-            training=TrainingRecipe(
-                steps=options.steps + 2,
-                source_tokens=options.tokens,
-                target_tokens=options.tokens,
-                device_tokens=options.tokens,
-            ),
-        )
-        trainer = TranslationTrainer(
-            cast(Any, model), Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data
-        )
-    else:
-        arguments |= {"label_smoothing_factor": 0.1, "learning_rate": 3e-4, "optim": "adamw_torch_fused"}
-        if arm == "marian_grouped":
-            arguments |= {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
-        trainer = Seq2SeqTrainer(
-            cast(Any, model),
-            Seq2SeqTrainingArguments(**arguments),
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=cast(Any, data),
-            processing_class=tokenizer,
-        )
-    trainer.data_collator = counting(trainer.data_collator, seen)
-    trainer.add_callback(clock)
-    return trainer, clock, seen
+        return ours
+    arguments |= {"label_smoothing_factor": 0.1, "learning_rate": 3e-4, "optim": "adamw_torch_fused"}
+    arguments |= {"per_device_train_batch_size": round(len(data) / len(ours.get_train_dataloader()))}
+    if arm == "marian_grouped":
+        arguments |= {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
+    return Seq2SeqTrainer(
+        cast(Any, model),
+        Seq2SeqTrainingArguments(**arguments),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        train_dataset=cast(Any, data),
+        processing_class=tokenizer,
+    )
 
 
 def one_round(
-    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace
+    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, place: float
 ) -> dict[str, float]:
-    trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options)
+    """Speed and padding of one arm over `steps` batches."""
+    trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []
+    loader = trainer.get_train_dataloader()
+    trainer.get_train_dataloader = lambda: sampled(loader, cast(Any, data["length"][:]), options.steps, place)
+    trainer.data_collator = counting(trainer.data_collator, seen, our_config(SHAPES[options.shape]))
+    loader.collate_fn = trainer.data_collator
+    trainer.add_callback(clock)
     trainer.train()
-    timed = seen[2 : 2 + clock.steps]
-    targets, tokens, cells = (sum(column) for column in zip(*timed, strict=True))
+    timed = {name: sum(batch[name] for batch in seen[2:]) for name in seen[0]}
     return {
-        "tokens_per_second": targets / clock.seconds,
-        "padding": 1 - tokens / cells,
-        "tokens_per_step": targets / len(timed),
+        "tokens_per_second": timed["targets"] / clock.seconds,
+        "padding": 1 - timed["tokens"] / timed["cells"],
+        "tokens_per_step": timed["targets"] / options.steps,
+        "gemm_share": timed["flops"] / clock.seconds / gemm_peak(options.precision),
     }
 
 
-def memory(arm: str, options: argparse.Namespace) -> float:
-    """MiB that the training of one arm takes at its peak above its model, gradients and optimiser, in a new process."""
+def gemm_peak(precision: str) -> float:
+    """FLOP a second of a large matrix product, the fastest of several."""
+    size, times = 2048, []
+    device = torch.accelerator.current_accelerator() or "cpu"
+    factor = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    for _ in range(6):
+        start = time.perf_counter()
+        (factor @ factor)[0, 0].item()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
+    """MiB that an arm takes at its peak above weights, gradients and optimiser, in a process of its own.
+
+    Of whole steps, and of logits and loss alone, forward and backward, for as many target tokens as a step has.
+    """
     command = [sys.executable, "-m", "tests.benchmarks.train_against_marian", f"--memory_of={arm}"]
     command += [f"--{name}={getattr(options, name)}" for name in ("shape", "tokens", "precision", "threads")]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def resident(field: str) -> float:
@@ -200,14 +244,30 @@ def resident(field: str) -> float:
         return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
 
 
-def measure_memory(arm: str, options: argparse.Namespace) -> float:
+def measure_memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
     shape = SHAPES[options.shape]
     model, data, tokenizer = make_model(arm, shape), sentences(2000, shape["vocab_size"]), make_tokenizer()
+    of_loss = loss_memory(arm, cast(Any, model), options)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
+    model.zero_grad()
     before = resident("VmRSS")
     options.steps = 4
-    make_trainer(arm, model, data, tokenizer, options)[0].train()
-    return resident("VmHWM") - before - 3 * weights
+    make_trainer(arm, model, data, tokenizer, options).train()
+    return {"peak_mib": resident("VmHWM") - before - 3 * weights, "loss_peak_mib": of_loss}
+
+
+def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float:
+    hidden = torch.randn(1, options.tokens, model.config.d_model, requires_grad=True)
+    labels = torch.randint(4, model.config.vocab_size, (1, options.tokens))
+    gradients = hidden.numel() + model.lm_head.weight.numel()
+    before = resident("VmRSS")
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+        if arm == "ours":
+            loss = projected_cross_entropy(hidden, model.lm_head.weight, labels, smoothing=0.1)
+        else:
+            loss = LabelSmoother(0.1)({"logits": model.lm_head(hidden) + model.final_logits_bias}, labels)
+    loss.backward()
+    return resident("VmHWM") - before - 4 * gradients / 2**20
 
 
 def make_tokenizer() -> VaswaniTransformerTokenizer:
@@ -220,35 +280,39 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tokens", type=int, default=2048, help="real tokens a side in a step")
+    parser.add_argument("--sentences", type=int, default=20_000, help="pairs of an epoch")
     parser.add_argument("--steps", type=int, default=8, help="timed steps a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--memory_of", choices=ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     datasets.disable_progress_bars()
     if options.memory_of:
-        print(measure_memory(options.memory_of, options))
+        print(json.dumps(measure_memory(options.memory_of, options)))
         return
     shape = SHAPES[options.shape]
-    data, tokenizer = sentences(6000, shape["vocab_size"]), make_tokenizer()
-    models = {arm: make_model(arm, shape) for arm in ARMS}
-    rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-    for _ in range(options.rounds):
-        for arm in ARMS:
-            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options))
+    data, tokenizer = sentences(options.sentences, shape["vocab_size"]), make_tokenizer()
+    models = {arm: make_model(arm, shape) for arm in options.arms}
+    rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    for turn in range(options.rounds):
+        for arm in options.arms:
+            place = (turn + 0.5) / options.rounds
+            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, place))
     found = {
         arm: {name: statistics.median(one[name] for one in rounds[arm]) for name in rounds[arm][0]}
-        | {"peak_mib": memory(arm, options)}
-        for arm in ARMS
+        | memory(arm, options)
+        for arm in options.arms
     }
     ratios = {
         f"ours_to_{arm}": statistics.median(
             ours["tokens_per_second"] / theirs["tokens_per_second"]
             for ours, theirs in zip(rounds["ours"], rounds[arm], strict=True)
         )
-        for arm in ARMS[1:]
+        for arm in options.arms
+        if arm != "ours" and "ours" in options.arms
     }
     print(json.dumps({"options": vars(options), "torch": torch.__version__, "arms": found, "ratios": ratios}, indent=2))
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
 from training.average import average, main, mean_weights
+from training.checkpoints import mark_whole
 from training.recipe import RecipeError
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -22,8 +23,9 @@ def run_folder(tmp_path):
             torch.nn.init.constant_(weight, float(step))
         folder = run / "checkpoints" / f"checkpoint-{step}"
         model.save_pretrained(folder)
+        (folder / "trainer_state.json").write_text("{}")
         if step != 11:
-            (folder / "trainer_state.json").write_text("{}")
+            mark_whole(folder)
     return run
 
 
@@ -46,6 +48,7 @@ def test_the_last_whole_checkpoints_are_taken_by_step(run_folder, tmp_path):
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
     assert model.lm_head.weight is model.model.shared.weight
     assert not (tmp_path / "mean" / "trainer_state.json").exists()
+    assert not (tmp_path / "mean" / "manifest.json").exists()
 
 
 def test_too_few_checkpoints_are_refused(run_folder, tmp_path):
@@ -61,7 +64,9 @@ def test_a_folder_in_use_is_left_alone(run_folder, tmp_path):
 
 
 def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
-    save_file({"x": torch.zeros(1)}, run_folder / "checkpoints" / "checkpoint-10" / "model.safetensors")
+    other = run_folder / "checkpoints" / "checkpoint-10"
+    save_file({"x": torch.zeros(1)}, other / "model.safetensors")
+    mark_whole(other)
     with pytest.raises(RecipeError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
         average(run_folder, 2, tmp_path / "mean")
 

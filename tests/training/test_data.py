@@ -1,12 +1,16 @@
 """Sentence pairs: where they come from, and how a bad line is refused."""
 
+import dataclasses
 import gzip
+import itertools
 import json
+import logging
 
 import datasets
 import pytest
 
-from training.data import columns, load_pairs, tokenize
+from training import data
+from training.data import PairStream, columns, encoder, load_pairs, sample_texts, tokenize
 from training.recipe import DataRecipe, RecipeError
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -151,6 +155,98 @@ def test_the_name_of_text_files_needs_a_place_for_the_language(tmp_path):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
 
+def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
+    (tmp_path / "train.en").write_text("one\n\nthree\n", encoding="utf-8")
+    (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
+    own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
+    with caplog.at_level(logging.WARNING):
+        load_pairs(dataclasses.replace(own, unusable="drop"))
+    assert f"{tmp_path / 'train.en'}: left out 1 pairs with an empty side." in caplog.messages
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_streamed_files_give_the_pairs_that_are_otherwise_read_at_once_anew_in_every_iteration(folder, kind):
+    for side, code in enumerate(("en", "de")):
+        (folder / f"train.{code}").write_text("".join(pair[side] + "\n" for pair in PAIRS), encoding="utf-8")
+    names = {} if kind == "json" else {"kind": "text", "train": "train.{language}", "validation": "train.{language}"}
+    own = recipe(folder, streaming=True, test=None, **names)
+    at_once = load_pairs(dataclasses.replace(own, streaming=False))["train"]
+    stream = PairStream(own, seed=0)
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        assert list(stream) == list(zip(at_once["source"], at_once["target"], strict=True))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A folder of four shards that stands in for a data set of the Hub: `load_dataset` reads either."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    own = tmp_path / "set"
+    own.mkdir()
+    for shard in range(4):
+        lines = [json_line(f"text {shard} {number}", f"wort {number}" if number else "") for number in range(10)]
+        (own / f"train-{shard}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test=None, streaming=True)
+
+
+def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, caplog):
+    own = dataclasses.replace(hub, unusable="drop", pool=10)
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
+        stream = PairStream(own, seed)
+        stream.set_epoch(epoch)
+        with caplog.at_level(logging.WARNING):
+            orders.append(list(stream))
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert len(orders[0]) == 36
+    assert caplog.messages == [f"{own.path}, split train: left out 4 pairs with an empty side."] * 4
+    first, second, again, other = orders
+    assert first == again
+    assert second != first != other
+    assert [text for text, _ in first[:9]] != sorted(text for text, _ in first[:9])
+
+
+def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
+    with pytest.raises(RecipeError, match=r"split train: 4 pairs have an empty side; set data\.unusable=drop"):
+        load_pairs(hub)
+    with pytest.raises(RecipeError, match=r"set, split train, pair \d+: the side 'de' is empty"):
+        list(PairStream(hub, seed=0))
+    with pytest.raises(RecipeError, match=r"split train: the columns are translation with the languages .*en and fr"):
+        load_pairs(dataclasses.replace(hub, target="fr"))
+    with pytest.raises(RecipeError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
+        load_pairs(dataclasses.replace(hub, train="training"))
+
+
+def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_it_is_reached(folder, monkeypatch):
+    monkeypatch.setattr(data, "LOOK", 2)
+    lines = [json_line(*pair) for pair in PAIRS[:2]]
+    own = recipe(folder, train="train.jsonl", streaming=True)
+    for bad in (1, 2, 3):
+        text = "\n".join([*lines[: bad - 1], "{", *lines[bad - 1 :]])
+        (folder / "train.jsonl").write_text(text, encoding="utf-8")
+        if bad < 3:
+            with pytest.raises(RecipeError, match=rf"train\.jsonl, line {bad}: not JSON"):
+                load_pairs(own)
+        else:
+            assert len(load_pairs(own)["train"]) == 2
+            pairs = iter(PairStream(own, seed=0))
+            assert list(itertools.islice(pairs, 2)) == PAIRS[:2]
+            with pytest.raises(RecipeError, match=r"train\.jsonl, line 3: not JSON"):
+                next(pairs)
+
+
+def test_a_vocabulary_is_learnt_from_evenly_spaced_pairs_of_a_set_and_from_the_first_of_a_stream(folder):
+    (folder / "train.jsonl").write_text("\n".join(json_line(f"s{n}", f"t{n}") for n in range(10)), encoding="utf-8")
+    own = recipe(folder, train="train.jsonl", streaming=True)
+    stream, whole = PairStream(own, seed=0), load_pairs(own)["train"]
+    assert list(sample_texts(whole, 3)) == ["s0", "s3", "s6", "t0", "t3", "t6"]
+    assert list(sample_texts(stream, 3)) == ["s0", "t0", "s1", "t1", "s2", "t2"]
+    everything = {f"{side}{number}" for side in "st" for number in range(10)}
+    for pairs in (whole, stream):
+        for count in (None, 10, 11):
+            assert set(sample_texts(pairs, count)) == everything
+
+
 @pytest.fixture
 def tokenizer():
     """One token a byte, and one more for the end."""
@@ -173,3 +269,18 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
         tokenize(pairs, tokenizer, recipe(folder, max_length=10, overlong="refuse"))
     with pytest.raises(RecipeError, match=r"3 of 3 training pairs"):
         tokenize(pairs, tokenizer, recipe(folder, max_length=1))
+
+
+def test_streamed_pairs_have_the_tokens_of_those_that_are_read_at_once(folder, tokenizer):
+    own = recipe(folder, streaming=True)
+    at_once = tokenize(load_pairs(own), tokenizer, own)["train"].remove_columns("reference")
+    assert encoder(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
+
+
+def test_an_overlong_streamed_pair_is_refused_where_the_recipe_says_so(folder, tokenizer):
+    pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
+    assert len(encoder(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
+    with pytest.raises(RecipeError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
+        encoder(tokenizer, recipe(folder, max_length=10, overlong="refuse"))(pairs)
+    with pytest.raises(RecipeError, match=r"3 of the first 3 training pairs are longer than 1 tokens"):
+        tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder, max_length=1, streaming=True))

@@ -1,15 +1,17 @@
-"""BLEU behind evaluate's metric classes."""
+"""BLEU and chrF behind evaluate's metric classes, and the BLEU of the literature."""
 
 import math
 
 import evaluate
 import pytest
+import sacremoses
 
-from training.metrics import SacreBleu, bleu
+from training.metrics import ChrF, SacreBleu, bleu, chrf, split_compounds, tokenized_bleu
 
 
-def test_bleu_is_one_of_evaluates_metrics():
-    assert isinstance(SacreBleu(keep_in_memory=True), evaluate.Metric)
+@pytest.mark.parametrize("kind", [SacreBleu, ChrF])
+def test_a_score_is_one_of_evaluates_metrics(kind):
+    assert isinstance(kind(keep_in_memory=True), evaluate.Metric)
 
 
 def test_bleu_equals_its_definition():
@@ -27,3 +29,53 @@ def test_a_translation_that_is_too_short_pays_for_it():
 def test_the_signature_names_the_tokeniser():
     assert "tok:13a" in bleu(["a b c d"], ["a b c d"])["signature"]
     assert "tok:none" in bleu(["a b c d"], ["a b c d"], tokenize="none")["signature"]
+
+
+def test_chrf_equals_its_definition():
+    """Popovic 2015 by hand, with characters up to bigrams in "abc" against "abd", of which longer ones have no match.
+
+    Precision and recall, equal for texts of one length, are the means 2/3, 1/2, 0 of one, two and three characters.
+    """
+    score = chrf(["abc"], ["abd"])
+    assert score["chrf"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
+    assert "nc:6" in score["signature"]
+
+
+def test_chrf_counts_no_white_space():
+    assert chrf(["a b , c"], ["a b, c"])["chrf"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rich-text format", "rich ##AT##-##AT## text format"),
+        ("well-to-do", "well ##AT##-##AT## to ##AT##-##AT## do"),
+        ("a-b-c", "a ##AT##-##AT## b-c"),  # as perl's s///g, which looks at no letter twice
+        ("1990 - 2000 -x x-", "1990 - 2000 -x x-"),
+    ],
+)
+def test_compounds_are_split_at_hyphens_within_words(text, expected):
+    assert split_compounds(text) == expected
+
+
+def test_tokenized_bleu_is_of_the_tokens_that_moses_makes():
+    found = tokenized_bleu(['Er sagt, "z.B." & so.'], ["Er sagt : & so ."], "de")
+    expected = bleu(["Er sagt , &quot; z.B. &quot; &amp; so ."], ["Er sagt : &amp; so ."], tokenize="none")
+    assert found["bleu"] == pytest.approx(expected["bleu"])
+    assert found["signature"] == f"{expected['signature']}|text:moses-de-sacremoses-{sacremoses.__version__}"
+
+
+def test_tokenized_bleu_of_tokenized_files_is_of_their_own_tokens():
+    found = tokenized_bleu(["a b, c d"], ["a b, c e"], None)
+    expected = bleu(["a b, c d"], ["a b, c e"], tokenize="none")
+    assert found["bleu"] == expected["bleu"]
+    assert found["signature"].endswith("|text:tokens")
+
+
+def test_splitting_compounds_raises_bleu_where_their_parts_are_right():
+    """5 of 6 unigrams, 4 of 5 bigrams, 3 of 4 and 2 of 3, in place of 2 of 3, 1 of 2 and none."""
+    pair = ["das rich-text format da"], ["das rich-text format dort"]
+    split = tokenized_bleu(*pair, None, compounds=True)
+    assert split["bleu"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert split["bleu"] > tokenized_bleu(*pair, None)["bleu"]
+    assert split["signature"].endswith("|text:tokens|compounds:split")

@@ -51,6 +51,7 @@ def test_the_wmt_recipes_have_the_papers_regime():
     french = load_recipe(RECIPES[0].parent / "wmt14-en-fr-big.yaml", [])
     assert (french.tokenizer.algorithm, french.tokenizer.vocab_size) == ("wordpiece", 32_000)
     assert french.model_config().dropout == 0.1
+    assert french.data.streaming
 
 
 def test_arguments_are_laid_over_the_file(recipe_file):
@@ -88,6 +89,9 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
             [],
             r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
         ),
+        ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
+        ("data: {kind: grammar, pool: 0}", [], r"data\.pool: 0 is not positive"),
+        ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
         ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
         ("a: [", [], r"own\.yaml: not YAML"),
         ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),

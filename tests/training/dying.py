@@ -1,0 +1,47 @@
+"""`training.train`, killed while it writes a file of a checkpoint.
+
+Usage: python -m tests.training.dying FILE STEP RECIPE.yaml ...; what is torch's own is cut off in its middle.
+"""
+
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from transformers import TrainerState
+
+from training import checkpoints, train
+
+save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write
+
+
+def die_at(path: str | Path, whole: bytes) -> None:
+    """Leave half of a file, and be killed, if it is the one."""
+    file, step = sys.argv[1:3]
+    if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
+        Path(path).write_bytes(whole[: len(whole) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_save(content: object, path: str | Path, *arguments: object, **keywords: object) -> None:
+    buffer = io.BytesIO()
+    save(content, buffer)
+    die_at(path, buffer.getvalue())
+    save(content, path, *arguments, **keywords)
+
+
+def dying_save_to_json(state: TrainerState, path: str) -> None:
+    save_to_json(state, path)
+    die_at(path, Path(path).read_bytes())
+
+
+def dying_write(path: Path, text: str) -> None:
+    die_at(path, b"")
+    write(path, text)
+
+
+if __name__ == "__main__":
+    torch.save, TrainerState.save_to_json, checkpoints.write = dying_save, dying_save_to_json, dying_write
+    train.main(sys.argv[3:])

@@ -1,0 +1,117 @@
+"""Small runs of the training command, in this process or in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.helpers import ROOT
+from training.checkpoints import all_checkpoints, remove, step_of, whole_checkpoints
+
+SPLITS = ("train", "validation", "test")
+LANGUAGE = [
+    f"{number} {thing}" for number in ("one", "two", "three", "four") for thing in ("tree", "dog", "house", "sea")
+]
+TINY = [
+    "--tokenizer.vocab_size=280",
+    "--model.d_model=16",
+    "--model.d_ff=16",
+    "--model.num_heads=2",
+    "--model.encoder_layers=1",
+    "--model.decoder_layers=1",
+    "--model.dropout=0.1",
+    "--training.source_tokens=60",
+    "--training.target_tokens=60",
+    "--training.warmup_steps=10",
+    "--training.evaluation_steps=3",
+    "--training.log_steps=1",
+    "--training.keep_checkpoints=10",
+]
+
+
+def make_arguments(folder, **texts):
+    """The arguments of a run on pairs of texts and their letters turned round: each split's `texts`, or LANGUAGE."""
+    data = folder / "data"
+    data.mkdir()
+    for split in SPLITS:
+        lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in texts.get(split, LANGUAGE)]
+        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    recipe = folder / "own.yaml"
+    files = {split: f"{split}.jsonl" for split in SPLITS}
+    recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files}))
+    return [str(recipe), *TINY]
+
+
+def launched_by(file, *options):
+    """`accelerate launch` with one of the project's files."""
+    return ("accelerate.commands.launch", f"--config_file=training/accelerate/{file}.yaml", *options, "-m")
+
+
+TWO_PROCESSES = launched_by("two-cpu-processes")
+SHARDED = {
+    "launcher": launched_by("eight-gpus-fsdp2", "--num_processes=2"),
+    "module": "tests.training.sharding_on_cpu",
+}
+
+
+def start(arguments, folder, *more, launcher=(), module="training.train"):
+    """The command, or another module that takes its arguments, in a process of its own."""
+    command = [sys.executable, "-m", *launcher, module, *arguments, f"--output_dir={folder}", *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kill(process):
+    """End a run and all of its processes by SIGKILL; torch's launcher gives each a session of its own."""
+    for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        member.kill()
+    process.communicate()
+
+
+def finish(process, seconds=300):
+    """What a run prints, which must end well."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise
+    assert process.returncode == 0, errors
+    return output
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def same_course(first, second):
+    """Whether two runs hold whole checkpoints of the same steps, and in each and at the end the same bits."""
+    names = [[path.name for path in whole_checkpoints(run)] for run in (first, second)]
+    assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
+    folders = [*zip(whole_checkpoints(first), whole_checkpoints(second), strict=True), (first, second)]
+    return all(equal(weights(one), weights(other)) for one, other in folders)
+
+
+def cut_back(folder, step):
+    """Make a finished run one that was killed after its checkpoint of this step."""
+    for checkpoint in all_checkpoints(folder):
+        if step_of(checkpoint) > step:
+            remove(checkpoint)
+    for name in ("results.json", "trainer_state.json", "model.safetensors"):
+        (folder / name).unlink()

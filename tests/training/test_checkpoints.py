@@ -1,0 +1,206 @@
+"""Checkpoints: whole or passed over, whenever a run is killed and whatever fills up; never the best is deleted."""
+
+import json
+import re
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.runs import TWO_PROCESSES, finish, make_arguments, same_course, start
+from training import checkpoints
+from training.checkpoints import (
+    all_checkpoints,
+    is_whole,
+    last_checkpoint,
+    mark_whole,
+    refuse_other_engine,
+    remove,
+    resume_point,
+    rotate,
+    step_of,
+    whole_checkpoints,
+)
+from training.recipe import RecipeError, load_recipe
+from training.train import run
+
+
+def make(folder, step, *, whole=True):
+    """A checkpoint of three small files."""
+    checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True)
+    for name in ("model.safetensors", "rng_state_1.pth", "trainer_state.json"):
+        (checkpoint / name).write_text(name)
+    if whole:
+        mark_whole(checkpoint)
+    return checkpoint
+
+
+def steps(found):
+    return [step_of(checkpoint) for checkpoint in found]
+
+
+def test_checkpoints_are_found_by_step_and_only_whole_ones_count(tmp_path):
+    for step, whole in ((100, True), (9, True), (20, False), (3, True)):
+        make(tmp_path, step, whole=whole)
+    (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
+    assert steps(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
+    assert steps(whole_checkpoints(tmp_path)) == [3, 9, 100]
+    assert step_of(last_checkpoint(tmp_path)) == 100
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
+def test_a_checkpoint_that_has_lost_a_byte_is_not_whole(tmp_path, damage):
+    checkpoint = make(tmp_path, 3)
+    assert is_whole(checkpoint)
+    file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
+    match damage:
+        case "cut":
+            file.write_text("rng_state_1.pt")
+        case "missing":
+            file.unlink()
+        case "grown":
+            file.write_text("rng_state_1.pth?")
+        case "half a manifest":
+            manifest.write_text(manifest.read_text()[:20])
+        case "no manifest":
+            manifest.unlink()
+    assert not is_whole(checkpoint)
+    assert last_checkpoint(tmp_path) is None
+
+
+def test_a_run_goes_on_from_its_newest_whole_checkpoint_and_what_lies_behind_is_gone(tmp_path):
+    for step, whole in ((3, True), (6, False), (9, True), (12, False), (15, False)):
+        make(tmp_path, step, whole=whole)
+    assert step_of(resume_point(tmp_path)) == 9
+    assert steps(all_checkpoints(tmp_path)) == [3, 6, 9]
+
+
+def test_a_run_without_a_whole_checkpoint_begins_anew(tmp_path):
+    make(tmp_path, 3, whole=False)
+    assert resume_point(tmp_path) is None
+    assert all_checkpoints(tmp_path) == []
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
+def test_never_the_best_or_the_newest_is_deleted(tmp_path_factory, course, keep):
+    """A course of saves, some of them a new best, some cut short."""
+    run, best, saved = tmp_path_factory.mktemp("run"), None, []
+    for step, (is_best, is_cut) in enumerate(course, start=1):
+        if is_cut:
+            make(run, step, whole=False)
+            continue
+        make(run, step)
+        best = step if is_best else best
+        saved.append(step)
+        rotate(run, keep, best)
+        kept = steps(whole_checkpoints(run))
+        protected = {step, best} - {None}
+        assert protected <= set(kept)
+        assert len(kept) == min(len(saved), max(keep, len(protected)))
+        others = [other for other in kept if other not in protected]
+        assert others == [other for other in saved if other not in protected][len(saved) - len(kept) :]
+
+
+def test_a_deletion_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+    checkpoint = make(tmp_path, 3)
+    monkeypatch.setattr(shutil, "rmtree", lambda path: None)
+    remove(checkpoint)
+    assert not is_whole(checkpoint)
+
+
+@pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
+def test_a_checkpoint_of_another_engine_is_refused(tmp_path, was_sharded, words):
+    checkpoint = make(tmp_path, 3)
+    if was_sharded:
+        (checkpoint / "pytorch_model_fsdp.bin").write_text("")
+    refuse_other_engine(checkpoint, was_sharded)
+    with pytest.raises(RecipeError, match=f"{words}.*; launch it as before"):
+        refuse_other_engine(checkpoint, not was_sharded)
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory):
+    """The arguments of a run of nine steps and what it leaves when it is not killed."""
+    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+    return arguments, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
+def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(never_killed, tmp_path, file):
+    arguments, whole = never_killed
+    killed = tmp_path / "killed"
+    process = start([file, "6", *arguments], killed, module="tests.training.dying")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert steps(all_checkpoints(killed)) == [3, 6]
+    assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
+    assert step_of(last_checkpoint(killed)) == 3
+    finish(start(arguments, killed))
+    assert same_course(whole, killed)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_whole_when_the_last_process_has_written_its_part(arguments, tmp_path):
+    """The second of two processes is killed over its random numbers, which the first does not wait for."""
+    arguments = [*arguments, "--training.steps=9"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(start(arguments, whole, launcher=TWO_PROCESSES))
+    dying = start(["rng_state_1.pth", "6", *arguments], killed, launcher=TWO_PROCESSES, module="tests.training.dying")
+    dying.communicate(timeout=300)
+    assert dying.returncode != 0
+    assert steps(all_checkpoints(killed)) == [3, 6]
+    assert step_of(last_checkpoint(killed)) == 3
+    finish(start(arguments, killed, launcher=TWO_PROCESSES))
+    assert same_course(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
+def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(never_killed, tmp_path):
+    """A limit on the size of a file stands for it: the weights fit below it, the optimiser's state does not."""
+    arguments, whole = never_killed
+    folder = tmp_path / "run"
+    process = start(arguments, folder)
+    while last_checkpoint(folder) is None and process.poll() is None:
+        time.sleep(0.01)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert re.search(r"^\S+checkpoint-\d+: cannot be written \(.*\); make room, and give .*$", errors, re.MULTILINE)
+    assert "Traceback" not in errors
+    assert step_of(last_checkpoint(folder)) < 9
+    finish(start(arguments, folder))
+    assert same_course(whole, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["--training.steps=7", "--training.patience=2", "--training.average_last=2"])
+def test_a_run_that_is_killed_right_after_its_last_checkpoint_is_not_trained_on(arguments, tmp_path, monkeypatch, end):
+    """Steps that are no multiple of an epoch's, of which the Trainer would take one more."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    own = [*arguments, "--training.steps=30", end]
+    recipes = [load_recipe(own[0], [*own[1:], f"--output_dir={folder}"]) for folder in (whole, killed)]
+    first = run(recipes[0])
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.train.without_ties", die)  # the first step after training
+        with pytest.raises(KeyboardInterrupt):
+            run(recipes[1])
+    assert checkpoints.has_ended(last_checkpoint(killed))
+    again = run(recipes[1])
+    assert again["steps"] == first["steps"] <= 30
+    assert same_course(whole, killed)
+    assert json.dumps(again["validation"]) == json.dumps(first["validation"])

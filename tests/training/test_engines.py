@@ -1,0 +1,160 @@
+"""What training runs on: the launch settles how many processes, the recipe what they compute."""
+
+import os
+
+import pytest
+import torch
+from accelerate import PartialState
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+from tests.helpers import ROOT, tiny_model
+from tests.training.runs import cut_back, same_course
+from training.engines import join_processes, load_weights, uses_cpu, without_ties
+from training.recipe import RecipeError, load_recipe
+from training.train import make_trainer, prepare, prepare_folder, run
+
+FILES = {
+    "one-gpu": (1, 1),
+    "eight-gpus": (8, 1),
+    "eight-gpus-fsdp2": (8, 1),
+    "two-nodes": (16, 2),
+    "two-cpu-processes": (2, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """What a test does to the environment is undone."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_these_are_the_projects_files_and_the_readme_names_each():
+    assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"training/accelerate/{name}.yaml" in readme for name in FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_accelerate_takes_a_file_and_it_leaves_the_recipe_its_own(name):
+    """Through the launcher's own reading and checks, up to the environment that the processes get."""
+    options = ["--machine_rank=1", "--main_process_ip=10.0.0.1"] if name == "two-nodes" else []
+    command = [f"--config_file={ROOT / 'training' / 'accelerate' / name}.yaml", *options, "-m", "training.train", "x"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command))
+    assert (arguments.num_processes, arguments.num_machines) == FILES[name]
+    if arguments.num_processes == 1:
+        _, found = prepare_simple_launcher_cmd_env(arguments)
+    else:
+        found = prepare_multi_gpu_env(arguments)
+    assert (found["ACCELERATE_MIXED_PRECISION"], found["ACCELERATE_DYNAMO_BACKEND"]) == ("no", "NO")
+    assert ("ACCELERATE_USE_FSDP" in found) == ("fsdp" in name)
+    assert found.get("FSDP_VERSION") == ("2" if "fsdp" in name else None)
+    assert found.get("CUDA_VISIBLE_DEVICES", "all") == ("-1,-1" if "cpu" in name else "all")
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "expected"),
+    [
+        (None, {}, True),
+        ("cuda", {}, False),
+        ("cuda", {"WORLD_SIZE": "8"}, False),
+        ("cuda", {"ACCELERATE_USE_CPU": "True"}, True),
+        ("cuda", {"ACCELERATE_USE_CPU": "False"}, False),
+        ("mps", {}, False),
+        ("mps", {"WORLD_SIZE": "2"}, True),
+    ],
+)
+def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monkeypatch, device, variables, expected):
+    found = None if device is None else torch.device(device)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
+    os.environ.update(variables)
+    assert uses_cpu() is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("2", r"fsdp: Accelerate shards models on accelerators alone"), ("1", r"fsdp: version 1 is asked for.* alone")],
+)
+def test_shards_that_would_be_none_are_refused(version, message):
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
+    with pytest.raises(RecipeError, match=message):
+        join_processes()
+
+
+def trainer_of(arguments, folder, *more):
+    recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
+    join_processes()
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    return make_trainer(recipe, folder, encoded, tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "own"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
+def test_the_recipes_precision_is_in_force_whatever_the_launch_asks_for(arguments, tmp_path, caplog, asked, own):
+    os.environ.update(ACCELERATE_MIXED_PRECISION=asked, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
+    trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={own}")
+    found = set()
+
+    def look(*_):
+        if trainer.model.training:
+            found.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+
+    trainer.model.model.encoder.register_forward_hook(look)
+    trainer.train()
+    assert found == {torch.bfloat16 if own == "bf16" else torch.float32}
+    assert trainer.accelerator.state.dynamo_plugin.backend.value == "NO"
+    assert "ACCELERATE_DYNAMO_BACKEND of the launch is left aside: the recipe settles it." in caplog.text
+    assert ("ACCELERATE_MIXED_PRECISION of the launch is left aside" in caplog.text) == (asked != "no")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_whole_weights_are_loaded_with_a_tied_matrix_once(tied):
+    model, other = tiny_model(tie_word_embeddings=tied), tiny_model(tie_word_embeddings=tied)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight))
+    saved = without_ties(model.state_dict(), model)
+    assert ("lm_head.weight" in saved) is not tied
+    assert not {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"} & saved.keys()
+    load_weights(other, saved)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, other.get_parameter(name))
+    assert (other.lm_head.weight is other.model.shared.weight) is tied
+    assert other.model.encoder.embed_tokens.weight is other.model.shared.weight
+
+
+def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monkeypatch):
+    """As on the second of two machines, where the first process's files do not appear."""
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    monkeypatch.setattr(PartialState, "is_main_process", False)
+    with pytest.raises(RecipeError, match=r"this machine does not see what the first process wrote there; name a fold"):
+        prepare(recipe, prepare_folder(recipe))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
+def test_a_run_with_a_switch_learns_and_resumes_to_the_bit(arguments, tmp_path, switch):
+    """In batches of one shape, so that the compiler is called as often before the interruption as after it."""
+    torch.compiler.reset()
+    more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
+    own, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
+    recipes = [load_recipe(own[0], [*own[1:], f"--output_dir={folder}"]) for folder in runs]
+    first = run(recipes[0])
+    losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.5
+    run(recipes[1])
+    cut_back(runs[1], 3)
+    assert run(recipes[1])["steps"] == 6
+    assert same_course(*runs)
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments, tmp_path):
+    """Dropout is drawn again as it was."""
+    for name in ("false", "true"):
+        more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]
+        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    assert same_course(tmp_path / "false", tmp_path / "true")

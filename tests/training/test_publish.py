@@ -1,0 +1,417 @@
+"""Publishing a run: what is uploaded, what the card says of it, and what is left when an upload breaks off."""
+
+import getpass
+import json
+import re
+import socket
+from pathlib import Path
+
+import jinja2
+import jinja2.meta
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import ROOT, run_python
+from tests.hub_server import Hub, client_environment, metadata_errors, serving
+from tests.training.runs import equal, weights
+from training import card as card_module
+from training.card import CURVE_ROWS, make_card, spread
+from training.publish import NEEDED, PublishError, publish
+from training.recipe import Recipe, as_tree, load_recipe
+from training.train import run
+
+TOKEN = "hf_of_somebody"
+REPOSITORY = "somebody/own"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
+
+
+def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
+    """What `results.json` holds of a run that nobody made; `scores` are those of validation and test."""
+    tree = as_tree(Recipe(name="somebody's run"))
+    tree["data"] |= {"kind": kind, "path": path}
+    results = {
+        "name": "somebody's run",
+        "recipe": tree,
+        "data": {split: {"pairs": 16, "sha256": "0" * 64} for split in ("train", "validation", "test")},
+        "commit": commit,
+        "versions": {"python": "3.11.0", "vaswani_transformer": "0.1.0"},
+        "hardware": {"cpu": "a CPU", "cores": 2, "threads": 2, "memory": 8.0, "accelerators": {}},
+        "processes": 1,
+        "parameters": 1_234_567,
+        "steps": 100 * evaluations,
+        "flops": 1.5e12,
+        "curve": [
+            entry
+            for step in range(100, 100 * evaluations + 1, 100)
+            for entry in (
+                {"step": step, "loss": 500 / step},
+                {"step": step, "eval_loss": 400 / step, "eval_perplexity": 2.0, "eval_bleu": step / 10},
+            )
+        ],
+        "time": {"forward": 3725.0, "other": 0.0},
+        "seconds": 3725.0,
+    }
+    validation, test = scores
+    if validation is not None:
+        results["validation"] = {"loss": 1.0, "perplexity": 2.7, "bleu": validation, "signature": SIGNATURE}
+    if test is not None:
+        results["test"] = {"bleu": test, "signature": SIGNATURE, "chrf": 50.0, "chrf_signature": CHRF_SIGNATURE}
+        results["test"] |= {"sentences": 16, "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}]}
+    return results
+
+
+scores = st.none() | st.floats(0, 100)
+
+
+@settings(max_examples=12)
+@given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
+def test_the_model_index_holds_every_bleu_with_its_signature(found, data):
+    results = results_of(*data, scores=found)
+    card = ModelCard(str(make_card(results, REPOSITORY)))  # read back by the Hub's own library
+    told = {
+        (one.dataset_split, one.metric_type): (one.metric_value, one.metric_args)
+        for one in card.data.eval_results or []
+    }
+    expected = {}
+    for split, score in zip(("validation", "test"), found, strict=True):
+        if score is not None:
+            name = split if data[0] != "hub" else results["recipe"]["data"][split]
+            expected[name, "bleu"] = (round(score, 2), {"signature": SIGNATURE})
+            assert f"BLEU {score:.2f}, `{SIGNATURE}`" in card.text
+    if found[1] is not None:
+        name = "test" if data[0] != "hub" else results["recipe"]["data"]["test"]
+        expected[name, "chrf"] = (50.0, {"signature": CHRF_SIGNATURE})
+    assert told == expected
+    assert metadata_errors(str(card)) == []
+
+
+def test_the_template_asks_for_nothing_that_is_not_filled_in(monkeypatch):
+    asked = jinja2.meta.find_undeclared_variables(
+        jinja2.Environment().parse(card_module.TEMPLATE.read_text(encoding="utf-8"))
+    )
+    given_fields = {}
+
+    def watched(*_, template_path, **fields):
+        given_fields.update(fields)
+
+    monkeypatch.setattr(card_module.ModelCard, "from_template", watched)
+    make_card(results_of(), REPOSITORY)
+    assert asked == given_fields.keys() | {"card_data"}
+    assert all(str(value).strip() for value in given_fields.values())
+
+
+def test_the_card_tells_languages_data_licence_size_time_hardware_and_code():
+    commit = {"hash": "a" * 40, "dirty": True}
+    text = str(make_card(results_of(commit=commit), REPOSITORY, "cc-by-nc-4.0"))
+    for fact in (
+        "language:\n- en\n- de\n",
+        "license: cc-by-nc-4.0",
+        "| Data | multi30k |",
+        "| Parameters | 1,234,567 |",
+        "1 h 2 min 5 s in all: forward 100%",
+        "2 cores of a CPU, 8.0 GiB; 1 process",
+        "a" * 40 + ", with changes of its own",
+        "| 300 | 1.667 | 1.333 | 2.00 | 30.00 |",
+        "--data.path=FOLDER",
+    ):
+        assert fact in text
+    streamed = results_of("hub", "wmt/wmt14")
+    streamed["data"]["train"]["first_of_stream"] = True
+    hub = make_card(streamed, REPOSITORY)
+    assert "| train, the first of a stream | 16 |" in hub.text
+    assert hub.data.datasets == ["wmt/wmt14"]
+    assert "--data.path" not in hub.text
+
+
+def test_a_sentence_in_the_example_is_the_one_that_was_translated():
+    (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
+    (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
+    assert json.loads(text) == 'say "\u00e4"\n'
+    assert "Hello." in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
+
+
+@given(st.lists(st.floats(0, 100), max_size=60))
+def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
+    entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
+    shown = spread(entries)
+    assert len(shown) <= CURVE_ROWS + 1
+    assert [entry["step"] for entry in shown] == sorted({entry["step"] for entry in shown})
+    if entries:
+        assert (shown[0], shown[-1]) == (entries[0], entries[-1])
+        assert max(bleus) == max(entry["eval_bleu"] for entry in shown)
+
+
+@pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])
+def test_a_name_that_the_hub_cannot_have_is_refused(tmp_path, name):
+    with pytest.raises(PublishError, match=rf"^{re.escape(name)}: [^\n]*$"):
+        publish(tmp_path, name)
+
+
+def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
+    with pytest.raises(PublishError, match=r"^[^\n]*holds no finished run[^\n]*$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(PublishError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    (tmp_path / "results.json").write_text('{"name": "own"}')
+    with pytest.raises(PublishError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    with pytest.raises(PublishError, match=r"^[^\n]*its model cannot be loaded[^\n]*$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    assert not (tmp_path / "dry").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    with pytest.raises(PublishError, match="holds something already; give another --dry_run"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path)
+
+
+def without_token(command, home):
+    """What `training.publish` says to whoever has none; the client is offline, so any work on the Hub would fail."""
+    code = f"from training.publish import main; main({command!r})"
+    with pytest.raises(AssertionError) as failure:
+        run_python(code, HF_HOME=str(home), HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="")
+    return str(failure.value).splitlines()[0]
+
+
+@pytest.mark.slow
+def test_without_a_token_one_line_says_so_before_any_work(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which would be loaded next
+    found = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
+    assert found == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run of a few steps on data of its own."""
+    folder = tmp_path_factory.mktemp("on-this-machine")
+    data = folder / "pairs"
+    data.mkdir()
+    words = [f"{number} {thing}" for number in ("one", "two", "three", "four") for thing in ("tree", "dog", "sea")]
+    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in words]
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    recipe = folder / "own.yaml"
+    splits = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
+    recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | splits}))
+    sizes = ("d_model=16", "d_ff=16", "num_heads=2", "encoder_layers=1", "decoder_layers=1")
+    steps = ("steps=4", "evaluation_steps=2", "log_steps=1", "warmup_steps=10", "source_tokens=60", "target_tokens=60")
+    more = [f"--model.{size}" for size in sizes] + [f"--training.{setting}" for setting in steps]
+    more += ["--tokenizer.vocab_size=280", "--decoding.max_source_relative_length=5"]
+    run(load_recipe(recipe, [*more, f"--output_dir={folder / 'run'}"]))
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished, tmp_path):
+    publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
+    files = {path.name: path for path in (tmp_path / "dry").iterdir()}
+    held = {"README.md", "LICENSE-code", "recipe.yaml", "results.json", "config.json", "generation_config.json"}
+    held |= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {name for name in files if not name.endswith(".py")} == held
+    assert {"config.py", "model.py", "tokenizer.py"} < files.keys()
+    assert equal(weights(tmp_path / "dry"), weights(finished))
+    for name in ("generation_config.json", "tokenizer.json"):
+        assert json.loads(files[name].read_text()) == json.loads((finished / name).read_text())
+    people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
+    for name in held - {"model.safetensors", "LICENSE-code"}:
+        text = files[name].read_text()
+        assert not [place for place in (str(finished.parent), str(ROOT), str(Path.home())) if place in text]
+        assert not people.search(text)
+    assert str(finished.parent).encode() not in files["model.safetensors"].read_bytes()
+
+
+@pytest.mark.slow
+def test_readme_card_and_results_tell_the_same(finished, tmp_path):
+    """The README's table names the file's keys, the card's index its scores, and the recipe beside it the run."""
+    publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
+    results = json.loads((finished / "results.json").read_text())
+    table = README.partition("| key | holds |")[2].partition("\n\n")[0]
+    named = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == results.keys()
+    assert named >= NEEDED
+    again = json.loads((tmp_path / "dry" / "results.json").read_text())
+    examples = results["test"].pop("examples")
+    assert again == results
+    card = ModelCard.load(tmp_path / "dry" / "README.md")
+    assert {(one.dataset_split, one.metric_value) for one in card.data.eval_results if one.metric_type == "bleu"} == {
+        (split, round(results[split]["bleu"], 2)) for split in ("validation", "test")
+    }
+    assert json.dumps(examples[0]["source"]) in card.text
+    (command,) = re.findall(r"```bash\n(.*?)\n```", card.text, flags=re.DOTALL)
+    program, *arguments = command.split(" recipe.yaml ")
+    assert f"{program} " in README
+    recipe = load_recipe(tmp_path / "dry" / "recipe.yaml", arguments[0].split())
+    assert as_tree(recipe) == results["recipe"] | {"data": results["recipe"]["data"] | {"path": "FOLDER"}}
+
+
+COMMANDS = """
+import sys
+
+from training.publish import main
+
+main([*sys.argv[1:], "--revision=tried"])
+for _ in range(2):  # the second time nothing has changed
+    main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished, tmp_path):
+    hub = Hub()
+    with serving(hub) as url:
+        output = run_python(COMMANDS, str(finished), REPOSITORY, **client_environment(url, tmp_path))
+    commits = [hub.repositories[REPOSITORY].branches[branch] for branch in ("tried", "main", "main")]
+    assert output.splitlines() == [f"Published {REPOSITORY}: {url}/{REPOSITORY}/commit/{commit}" for commit in commits]
+    assert hub.messages(REPOSITORY, "tried") == ["Publish own"]
+    assert hub.messages(REPOSITORY) == ["Publish own"]
+    assert "POST /api/validate-yaml" in hub.requests
+    (block,) = re.findall(r"```python\n(.*?)```", hub.files(REPOSITORY)["README.md"].decode(), flags=re.DOTALL)
+    with serving(hub) as url:
+        found = run_python(
+            f"import sys; sys.modules['vaswani_transformer'] = None\n{block}",
+            folder=tmp_path,
+            **client_environment(url, tmp_path / "home", token=None),
+        )
+    assert found.startswith("[")
+
+
+UPLOADS = """
+import json, sys
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from training.publish import PublishError, upload
+
+folder, *servers = sys.argv[1:]
+good = HfApi(endpoint=servers[-1], token="hf_of_somebody")
+found = []
+for url in servers:
+    try:
+        upload(HfApi(endpoint=url, token="hf_of_somebody"), Path(folder), "somebody/own")
+        error = None
+    except PublishError as refused:
+        error = str(refused)
+    found.append([error, sorted(good.list_repo_files("somebody/own"))])
+for token, name, private in (
+    ("hf_of_somebody", "somebody/own", True),
+    ("hf_of_somebody", "another/own", None),
+    ("hf_of_nobody", "somebody/own", None),
+):
+    try:
+        upload(HfApi(endpoint=servers[-1], token=token), Path(folder), name, private)
+    except PublishError as refused:
+        found.append(str(refused))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_an_upload_that_breaks_off_shows_nothing_and_can_be_repeated(tmp_path):
+    """The server dies while weights arrive, then at the commit; a bit is lost on the way; then all goes well.
+
+    The client waits for a server that is gone, some twenty seconds in all.
+    """
+    folder, hub = tmp_path / "folder", Hub()
+    folder.mkdir()
+    save_file({"weight": torch.arange(9.0)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    with (
+        serving(hub, dies_at="PUT /lfs") as dying,
+        serving(hub, spoils_uploads=True) as spoiling,
+        serving(hub, dies_at="/commit/") as closing,
+        serving(hub) as good,
+    ):
+        environment = client_environment(good, tmp_path / "home")
+        output = run_python(UPLOADS, str(folder), dying, spoiling, closing, good, **environment)
+    first, spoilt, closed, last, public, foreign, unknown = json.loads(output)
+    for error, files in (first, spoilt, closed):
+        assert error.startswith("somebody/own: the upload broke off (")
+        assert "\n" not in error
+        assert files == [".gitattributes"]
+    assert "SHA-256 of what was received is" in spoilt[0]
+    assert last == [None, [".gitattributes", "config.json", "model.safetensors"]]
+    assert hub.messages(REPOSITORY) == ["Publish a run"]
+    (tmp_path / "found.safetensors").write_bytes(hub.files(REPOSITORY)["model.safetensors"])
+    assert torch.equal(load_file(tmp_path / "found.safetensors")["weight"], torch.arange(9.0))
+    assert public == "somebody/own: is there and public; make it private on the Hub, or choose another name."
+    assert re.fullmatch(
+        r"another/own: the Hub refused \(.*403.*no rights to create .*\); give the token of .*", foreign
+    )
+    assert re.fullmatch(r"somebody/own: the Hub refused \(.*401.*\); give the token of .*", unknown)
+
+
+SHARDED = """
+import sys
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from training.publish import upload
+
+for folder in sys.argv[1:]:
+    upload(HfApi(), Path(folder), "somebody/own")
+"""
+
+
+@pytest.mark.slow
+def test_a_new_upload_takes_the_place_of_the_old_weights_and_code_alone(tmp_path):
+    kept = ["notes.md", "samples/one.txt"]
+    old = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "old.py", "training_args.bin", *kept]
+    for name, files in {"old": old, "new": ["model.safetensors", "config.json"]}.items():
+        for path in files:
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(f"{name} {path}")
+    hub = Hub()
+    with serving(hub) as url:
+        run_python(SHARDED, str(tmp_path / "old"), str(tmp_path / "new"), **client_environment(url, tmp_path / "home"))
+    assert sorted(hub.files(REPOSITORY)) == sorted(["model.safetensors", "config.json", *kept])
+    assert len(hub.messages(REPOSITORY)) == 2
+
+
+TRAINER = """
+import sys
+from pathlib import Path
+
+from training.recipe import load_recipe
+from training.train import make_trainer, prepare, prepare_folder
+
+recipe = load_recipe(sys.argv[1], sys.argv[2:])
+folder = prepare_folder(recipe)
+pairs, encoded, tokenizer = prepare(recipe, folder)
+trainer = make_trainer(recipe, folder, encoded, tokenizer)
+trainer.train()
+trainer.args.hub_model_id = "somebody/midway"
+trainer.push_to_hub("midway", private=True)
+trainer.push_to_hub("in its own time", revision="later", blocking=False).result()
+trainer.model.save_pretrained(folder / "plain")
+assert not list((folder / "plain").glob("*.py"))
+"""
+
+
+@pytest.mark.slow
+def test_the_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments, tmp_path):
+    hub = Hub()
+    more = ["--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
+    with serving(hub) as url:
+        run_python(TRAINER, *arguments, *more, **client_environment(url, tmp_path / "home"))
+    assert hub.repositories["somebody/midway"].private
+    assert hub.messages("somebody/midway") == ["midway"]
+    files = hub.files("somebody/midway")
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth")) or "checkpoint" in name]
+    assert {"model.safetensors", "tokenizer.json", "model.py", "tokenizer.py"} < files.keys()
+    assert "auto_map" in json.loads(files["config.json"])
+    card = ModelCard(files["README.md"].decode())
+    (score,) = card.data.eval_results
+    entries = [entry for entry in json.loads(files["results.json"])["curve"] if "eval_bleu" in entry]
+    assert (score.dataset_split, score.metric_value) == ("validation", round(entries[-1]["eval_bleu"], 2))
+    assert str(tmp_path) not in "".join(files[name].decode() for name in files if name.endswith((".json", ".md")))
+    assert "later" in hub.repositories["somebody/midway"].branches

@@ -1,0 +1,143 @@
+"""What results.json says of a run beside its figures."""
+
+import getpass
+import hashlib
+import json
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vaswani_transformer
+from tests.training.runs import LANGUAGE
+from training import results
+from training.recipe import load_recipe
+from training.results import commit, fingerprint, hardware, plain, published, versions
+from training.train import as_tree, run
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+
+def dataset(pairs):
+    return datasets.Dataset.from_dict({"source": [a for a, _ in pairs], "target": [b for _, b in pairs]})
+
+
+def texts(node):
+    """Every text in a tree, keys included."""
+    if isinstance(node, dict):
+        return [text for key, value in node.items() for text in (key, *texts(value))]
+    if isinstance(node, list):
+        return [text for value in node for text in texts(value)]
+    return [node] if isinstance(node, str) else []
+
+
+def test_a_fingerprint_is_the_digest_of_the_texts_in_order():
+    pairs = [(f"tree {number}", f"Baum {number} \u00e4\r") for number in range(2001)]
+    joined = b"".join(text.encode() + b"\0" for pair in pairs for text in pair)
+    assert fingerprint(dataset(pairs)) == {"pairs": 2001, "sha256": hashlib.sha256(joined).hexdigest()}
+
+
+@given(st.lists(st.tuples(st.text("ab"), st.text("ab")), min_size=1, max_size=5), st.randoms())
+def test_other_pairs_or_another_order_have_another_fingerprint(pairs, random):
+    other = list(pairs)
+    random.shuffle(other)
+    assert (fingerprint(dataset(other)) == fingerprint(dataset(pairs))) == (other == pairs)
+    moved = [(source + target, "") for source, target in pairs]
+    assert (fingerprint(dataset(moved)) == fingerprint(dataset(pairs))) == (moved == pairs)
+
+
+def test_what_was_filtered_out_is_not_in_the_fingerprint():
+    pairs = dataset([("a", "x"), ("b", "y"), ("c", "z")])
+    kept = pairs.filter(lambda pair: pair["source"] != "b")
+    assert fingerprint(kept) == fingerprint(dataset([("a", "x"), ("c", "z")]))
+
+
+def test_the_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monkeypatch):
+    code = tmp_path / "results.py"
+    code.write_text("1")
+    monkeypatch.setattr(results, "__file__", str(code))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert commit() is None  # a repository that knows nothing of the code
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    made = commit()
+    assert re.fullmatch("[0-9a-f]{40}", made["hash"])
+    assert made["dirty"] is False
+    (tmp_path / "notes").write_text("mine")
+    assert commit() == made
+    code.write_text("2")
+    assert commit() == made | {"dirty": True}
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
+
+
+def test_versions_and_hardware_are_those_in_use():
+    found = versions()
+    assert found["torch"] == torch.__version__
+    assert found["datasets"] == datasets.__version__
+    assert found["vaswani_transformer"] == vaswani_transformer.__version__
+    machine = hardware(torch.device("cpu"))
+    assert machine["cpu"]
+    assert machine["cores"] >= 1
+    assert machine["threads"] == torch.get_num_threads()
+    assert machine["memory"] > 0.1
+    assert machine["accelerators"] == {}
+    assert hardware(torch.device("mps"))["accelerators"] == {"mps": 1}
+
+
+@pytest.mark.parametrize(
+    ("group", "path", "name"),
+    [
+        ("data", "/home/somebody/corpora/europarl", "europarl"),
+        ("data", "../corpora/europarl/", "europarl"),
+        ("data", "~/europarl", "europarl"),
+        ("data", "wmt/wmt14", "wmt/wmt14"),
+        ("tokenizer", "/home/somebody/vocabulary", "vocabulary"),
+        ("tokenizer", "somebody/vocabulary", "somebody/vocabulary"),
+    ],
+)
+def test_a_recipe_is_published_without_where_its_files_lie(tmp_path, group, path, name):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("data: {kind: hub, path: somewhere}")
+    tree = as_tree(load_recipe(recipe, [f"--{group}.path={path}"]))
+    assert published(tree) == tree | {group: tree[group] | {"path": name}}
+
+
+def test_a_figure_that_is_no_number_is_none_in_json():
+    tree = {"loss": float("nan"), "curve": [{"loss": float("inf")}, {"loss": 1.5}], "steps": 3, "name": "x"}
+    assert plain(tree) == {"loss": None, "curve": [{"loss": None}, {"loss": 1.5}], "steps": 3, "name": "x"}
+
+
+@pytest.mark.slow
+def test_results_tell_everything_but_whose_they_are(arguments, tmp_path):
+    """Recipe, data, code, machine, time and scores; no absolute path, no host's name, no user's."""
+    VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290).save_pretrained(tmp_path / "vocabulary")
+    folder = tmp_path / "run"
+    more = [f"--output_dir={folder}", "--training.steps=3", f"--tokenizer.path={tmp_path}/vocabulary"]
+    run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    found = json.loads((folder / "results.json").read_text())
+    assert list(found) == [
+        "name", "recipe", "data", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops",
+        "best_validation_bleu", "curve", "validation", "test", "time", "seconds",
+    ]  # fmt: skip
+    assert (found["recipe"]["data"]["path"], found["recipe"]["tokenizer"]["path"]) == ("data", "vocabulary")
+    assert found["data"]["train"] == fingerprint(dataset([(text, text[::-1]) for text in LANGUAGE]))
+    assert set(found["data"]) == {"train", "validation", "test"}
+    assert {name for name in found["test"] if "signature" in name} == {"signature", "chrf_signature"}
+    assert found["validation"].keys() == {"loss", "perplexity", "bleu", "signature"}
+    names = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
+    for text in texts(found):
+        assert not Path(text).is_absolute()
+        assert str(tmp_path) not in text
+        assert not names.search(text)

@@ -1,0 +1,205 @@
+"""The command that scores: every figure under a name of its own, with its signature, and as it is by hand."""
+
+import json
+import math
+
+import pytest
+import yaml
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+
+from tests.helpers import PAIRS, model_of_pairs, tiny_model
+from training.metrics import bleu, chrf, tokenized_bleu
+from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
+from training.score import main, quality, refuse_misfits
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+SOURCES = list(PAIRS)
+REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The model of pairs on disk, without any search of its own."""
+    model, tokenizer = model_of_pairs()
+    saved = tmp_path_factory.mktemp("model")
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return saved
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe with a test set of the pairs, whose references are a little off, and a validation set of two of them."""
+    for name, pairs in (("test", list(zip(SOURCES, REFERENCES, strict=True))), ("validation", list(PAIRS.items())[:2])):
+        rows = [json.dumps({"translation": dict(zip(("en", "de"), pair, strict=True))}) for pair in pairs]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    data = {"kind": "json", "path": str(tmp_path), "test": "test.jsonl", "validation": "validation.jsonl"}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"name": "own", "data": data}))
+    return path
+
+
+@pytest.fixture
+def run(folder, recipe, capsys):
+    """The command: what it prints, its errors and its status."""
+
+    def run(*arguments, model=folder, recipe=recipe):
+        status = 0
+        try:
+            main([str(model), str(recipe), *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        return *capsys.readouterr(), status
+
+    return run
+
+
+def test_scores_are_printed_and_written_each_with_its_signature(run, tmp_path):
+    path = tmp_path / "scores.json"
+    output, _, status = run("--output", path)
+    scores = json.loads(path.read_text())
+    translations = list(PAIRS.values())
+    expected = {
+        "sacrebleu": bleu(translations, REFERENCES),
+        "chrf": chrf(translations, REFERENCES),
+        "tokenized_bleu": tokenized_bleu(translations, REFERENCES, "de"),
+        "compound_split_bleu": tokenized_bleu(translations, REFERENCES, "de", compounds=True),
+    }
+    assert status == 0
+    for name, score in expected.items():
+        assert scores[name] == {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
+        assert f"{name:<20} {scores[name]['score']:>8.2f}  {scores[name]['signature']}\n" in output
+    assert len({score["signature"] for score in expected.values()}) == 4
+    assert (scores["split"], scores["sentences"], scores["recipe"]) == ("test", 6, "own")
+    assert f"perplexity           {scores['perplexity']:>8.2f}  of {scores['target_tokens']} sub-word tokens" in output
+    assert scores["sentences_per_second"] == pytest.approx(6 / scores["seconds"])
+    assert scores["output_tokens_per_second"] == pytest.approx(scores["output_tokens"] / scores["seconds"])
+    tokens = model_of_pairs()[1](translations)["input_ids"]
+    assert scores["output_tokens"] == sum(map(len, tokens))
+
+
+def test_perplexity_is_of_a_target_token_its_end_counted(run, tmp_path):
+    run("--output", tmp_path / "scores.json", "--batch_tokens=20")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    model, tokenizer = model_of_pairs()
+    total = count = 0
+    for source, reference in zip(SOURCES, REFERENCES, strict=True):
+        pair = tokenizer([source], text_target=[reference], return_tensors="pt")
+        total += model(**pair).loss.item() * pair["labels"].shape[1]
+        count += pair["labels"].shape[1]
+    assert scores["target_tokens"] == count
+    assert scores["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
+
+
+def test_the_search_is_the_recipes(run, tmp_path, monkeypatch):
+    model, _ = model_of_pairs()
+    searches, generate = [], type(model).generate
+
+    def watched(self, **arguments):
+        searches.append(arguments["generation_config"])
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(type(model), "generate", watched)
+    run("--output", tmp_path / "own.json")
+    run("--output", tmp_path / "greedy.json", "--decoding.num_beams=1")
+    assert [search.num_beams for search in searches] == [4, 1]
+    assert searches[0].length_penalty_type == "gnmt"
+    assert json.loads((tmp_path / "greedy.json").read_text())["search"]["num_beams"] == 1
+
+
+def test_another_split_and_other_fields_of_the_recipe_can_be_given(run, tmp_path):
+    output, _, _ = run("--split=validation", "--data.target=en", "--data.source=de")
+    assert "2 sentences of validation in" in output
+    assert "compound_split_bleu" not in output
+
+
+def recipe_of(target, tokenize):
+    return Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize))
+
+
+def test_each_text_has_the_scores_that_are_ones_for_it():
+    pair = (["a b c d e-f g"], ["a b c d e-f h"])
+    names = {
+        ("de", "13a"): {"sacrebleu", "chrf", "tokenized_bleu", "compound_split_bleu"},
+        ("fr", "13a"): {"sacrebleu", "chrf", "tokenized_bleu"},
+        ("de", "none"): {"chrf", "tokenized_bleu", "compound_split_bleu"},
+        ("zh", "zh"): {"sacrebleu", "chrf"},
+    }
+    for (target, tokenize), expected in names.items():
+        assert set(quality(*pair, recipe_of(target, tokenize))) == expected
+    assert quality(*pair, recipe_of("de", "none"))["tokenized_bleu"]["signature"].endswith("|text:tokens")
+
+
+def test_a_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
+    _, tokenizer = model_of_pairs()
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = MarianMTModel(config)
+    model.generation_config = GenerationConfig(
+        num_beams=2, max_new_tokens=3, pad_token_id=1, eos_token_id=2, decoder_start_token_id=1
+    )
+    model.save_pretrained(tmp_path / "marian")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    ).save_pretrained(tmp_path / "marian")
+    _, errors, status = run("--output", tmp_path / "scores.json", model=tmp_path / "marian")
+    assert (status, errors) == (0, "")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert (scores["search"]["num_beams"], scores["output_tokens"] <= 18) == (2, True)
+
+
+def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
+    (tmp_path / "scores.json").write_text("mine")
+    _, errors, status = run("--output", tmp_path / "scores.json")
+    assert (status, (tmp_path / "scores.json").read_text()) == (2, "mine")
+    assert (
+        errors == f"--output={tmp_path / 'scores.json'}: is there already; give a new file in a folder that is there.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.test=null"], "data.test: own has no test set; name one, or give another --split."),
+        (["--data.test=nothing.jsonl"], "nothing.jsonl: there is no such file; set data.path"),
+        (["--data.target=fr"], "no text in the language 'fr' (found: en, de)"),
+        (["--nothing=1"], "nothing: no such key; a recipe has"),
+        (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
+        (["--device=nowhere"], "--device=nowhere: the model cannot go there"),
+    ],
+)
+def test_what_cannot_be_scored_ends_the_command_with_one_line(run, arguments, message):
+    output, errors, status = run(*arguments)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert message in errors
+
+
+def test_models_and_recipes_that_are_not_there_end_the_command_with_one_line(run):
+    for found in (run(model="./nothing"), run(recipe="nothing.yaml")):
+        assert (found[0], found[2], found[1].count("\n")) == ("", 2, 1)
+        assert "there is no such" in found[1]
+
+
+def test_a_tokenizer_that_is_none_for_the_model_is_refused():
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
+    with pytest.raises(
+        RecipeError, match="m: its tokenizer has 259 entries and the model 99; give a model with its own"
+    ):
+        refuse_misfits(tiny_model(), tokenizer, "m")
+    tokenizer.pad_token = None
+    with pytest.raises(RecipeError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
+        refuse_misfits(tiny_model(), tokenizer, "m")
+
+
+def test_a_text_beyond_the_table_of_positions_ends_the_command_with_one_line(run, tmp_path):
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    output, errors, status = run(model=tmp_path)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert "learned positions" in errors

@@ -1,0 +1,128 @@
+"""One optimiser step is the mean over its target tokens, however many processes and passes share it."""
+
+import json
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import FLOAT32
+from tests.training import gradients
+from tests.training.runs import (
+    SHARDED,
+    TWO_PROCESSES,
+    finish,
+    kill,
+    launched_by,
+    make_arguments,
+    same_course,
+    start,
+    weights,
+)
+from training.checkpoints import last_checkpoint, step_of
+from training.engines import join_processes
+from training.recipe import load_recipe
+from training.train import make_trainer, prepare, prepare_folder, run
+
+ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
+
+
+def gradient(folder):
+    return load_file(folder / "gradient.safetensors")
+
+
+def close(first, second):
+    """The same to the order of sums."""
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], **FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def in_one(tmp_path_factory):
+    """The arguments of a run of one step, and what it leaves on one process in one pass."""
+    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), *ONE_STEP]
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    gradients.main([*arguments, f"--output_dir={folder}"])
+    return arguments, folder
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_one, tmp_path):
+    """An oracle without the Trainer: the model's own loss over all pairs of the first batch at once."""
+    arguments, folder = in_one
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    join_processes()
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()(**batch).loss.backward()
+    close(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
+
+
+@pytest.mark.slow
+def test_a_step_in_three_passes_is_the_step_in_one(in_one, tmp_path):
+    arguments, folder = in_one
+    gradients.main([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
+    close(gradient(tmp_path / "run"), gradient(folder))
+    close(weights(tmp_path / "run"), weights(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [TWO_PROCESSES, launched_by("eight-gpus-fsdp2", "--num_processes=2")],
+    ids=["DDP", "FSDP2"],
+)
+def test_a_step_of_two_processes_in_two_passes_each_is_the_step_in_one(in_one, tmp_path, launcher):
+    """Gradient and weights after it."""
+    arguments, folder = in_one
+    own = [*arguments, "--training.device_tokens=15"]
+    finish(start(own, tmp_path / "run", launcher=launcher, module="tests.training.gradients"))
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["processes"] == 2
+    close(gradient(tmp_path / "run"), gradient(folder))
+    close(weights(tmp_path / "run"), weights(folder))
+
+
+@pytest.mark.slow
+def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_path):
+    """Five pairs make a batch of four parts and leave one pair over; the second process has no sentence of its own."""
+    five = ["one", "two trees", "three", "four dogs", "the sea"]
+    arguments = make_arguments(tmp_path, train=five, validation=["one tree"], test=["two", "dogs"])
+    own = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
+    own += ["--training.device_tokens=5", "--model.dropout=0.0"]
+    finish(start(own, tmp_path / "two", launcher=TWO_PROCESSES))
+    run(load_recipe(own[0], [*own[1:], f"--output_dir={tmp_path / 'one'}"]))
+    two, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("two", "one"))
+    assert (two["processes"], two["steps"], two["test"]["sentences"]) == (2, 5, 2)
+    assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_that_is_killed_is_the_run_of_whole_models_to_the_bit(tmp_path):
+    """FSDP2 against DDP: weights, what they are worth on batches of several lengths, and translations by beam search.
+
+    Sums of two addends have one order, so not a bit differs.
+    """
+    sentences = ["tree " * (1 + number % 7) for number in range(130)]  # three batches, unlike on the two processes
+    arguments = make_arguments(tmp_path, validation=sentences)
+    own = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
+    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
+    finish(start(own, whole, launcher=TWO_PROCESSES))
+    process = start(own, sharded, **SHARDED)
+    while last_checkpoint(sharded) is None and process.poll() is None:
+        time.sleep(0.02)
+    kill(process)
+    assert step_of(last_checkpoint(sharded)) < 9
+    finish(start(own, sharded, **SHARDED))
+    assert same_course(whole, sharded)
+    results = [json.loads((folder / "results.json").read_text()) for folder in (whole, sharded)]
+    for name in ("validation", "steps", "processes"):
+        assert results[0][name] == results[1][name]
+    assert results[0]["test"]["examples"] == results[1]["test"]["examples"]
+    model = AutoModelForSeq2SeqLM.from_pretrained(sharded)
+    assert model.lm_head.weight is model.model.shared.weight
+    assert type(model).__name__ == model.config.architectures[0] == "VaswaniTransformerForConditionalGeneration"

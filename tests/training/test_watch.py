@@ -1,0 +1,399 @@
+"""What is seen of a run while it goes on, and where its time went."""
+
+import itertools
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback, TrainerControl, TrainerState, set_seed
+
+from tests.helpers import ROOT, random_tokens, tiny_config
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, start
+from training import train, watch
+from training.checkpoints import mark_whole
+from training.recipe import load_recipe
+from training.train import model_config, run
+from training.trainer import LowerLossDecides, StopAfterMinutes
+from training.watch import PHASES, CudaStopwatch, Stopwatch, Watch, peak_teraflops, shares, time_line, training_flops
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.optimization import TokenBudgetBatchSampler, learning_rate, paper_adam, paper_schedule
+
+CPU = torch.device("cpu")
+
+
+class FakeStopwatch(Stopwatch):
+    """A stopwatch whose time goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 0
+        super().__init__()
+
+    def mark(self):
+        return self.now
+
+
+@given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 1000), st.booleans())))
+def test_every_moment_is_in_one_phase_whenever_one_looks(course):
+    stopwatch, expected = FakeStopwatch(), dict.fromkeys(PHASES, 0)
+    for phase, seconds, looks in course:
+        stopwatch.enter(phase)
+        stopwatch.now += seconds
+        expected[phase] += seconds
+        if looks:
+            stopwatch.settle()
+    stopwatch.settle()
+    assert stopwatch.seconds == expected
+    assert sum(stopwatch.seconds.values()) == stopwatch.now
+
+
+def test_on_a_gpu_the_devices_own_time_counts_and_no_step_waits_for_it(monkeypatch):
+    """The events of a device that is 5 s behind when the first one is recorded, and done when it is waited for."""
+
+    class Event:
+        recorded, waited = 0, 0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            Event.recorded += 1
+            self.milliseconds = 1000.0 * Event.recorded**2
+
+        def synchronize(self):
+            Event.waited += 1
+
+        def elapsed_time(self, later):
+            assert Event.waited
+            return later.milliseconds - self.milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    stopwatch = CudaStopwatch()
+    stopwatch.enter("forward")
+    stopwatch.enter("backward")
+    assert not Event.waited
+    stopwatch.settle()
+    assert stopwatch.seconds == dict.fromkeys(PHASES, 0.0) | {"preparation": 3.0, "forward": 5.0, "backward": 7.0}
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=len(PHASES), max_size=len(PHASES)))
+def test_the_shares_sum_to_a_hundred_and_none_is_out_by_more_than_rounding(times):
+    seconds = dict(zip(PHASES, times, strict=True))
+    found, total = dict(shares(seconds)), sum(times)
+    assert sum(found.values()) == (100 if total else 0)
+    for phase, share in found.items():
+        assert 0 <= share <= 100
+        assert abs(share - 100 * seconds[phase] / (total or 1)) <= 1 + 1e-9  # both its bounds are rounded
+
+
+def test_the_time_of_a_run_is_one_line():
+    seconds = dict(zip(PHASES, (100.0, 20.0, 300.0, 500.0, 60.0, 200.0, 10.0, 10.0), strict=True))
+    assert time_line(seconds) == (
+        "Time: 1,200.0 s = preparation 8% + data 2% + forward 25% + backward 42% + optimiser 5% + evaluation 16% "
+        "+ saving 1% + other 1%"
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
+)
+def test_the_flops_of_a_step_are_those_that_torch_counts(overrides):
+    """Without padding, which torch counts too; by the equation's own products, for torch knows not every fused one.
+
+    So the loss is made from logits: torch does not count a product that is written into memory given to it. Biases,
+    softmax and all that is no product of matrices counts for neither.
+    """
+    torch.manual_seed(0)
+    config = tiny_config(**overrides)
+    config._attn_implementation = "eager"
+    model = VaswaniTransformerForConditionalGeneration(config).train()
+    source, target = random_tokens(3, 7), random_tokens(3, 5)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=source, labels=target, skip_logits=False).loss.backward()
+    lengths = torch.full((3,), 7), torch.full((3,), 5)
+    assert training_flops(config, *lengths) == counter.get_total_flops()
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5))
+def test_a_pair_costs_the_same_whatever_stands_beside_it(pairs):
+    config = tiny_config()
+    together = training_flops(config, *(torch.tensor(side) for side in zip(*pairs, strict=True)))
+    assert together == sum(training_flops(config, torch.tensor([s]), torch.tensor([t])) for s, t in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989),
+        ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H200", "tf32", 495),
+        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "fp16", 125),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla P100-SXM2-16GB", "fp32", 10.6),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA L40S", "bf16", 362),
+        ("NVIDIA H100 80GB HBM3", "fp8", None),
+        ("", "fp32", None),
+    ],
+)
+def test_a_peak_is_that_of_the_device_and_precision_or_unknown(name, precision, peak):
+    assert peak_teraflops(name, precision) == peak
+
+
+def test_figures_are_of_the_steps_since_the_last_and_of_training_time_alone():
+    seen = Watch(CPU, "fp32")
+    seen.stopwatch = FakeStopwatch()
+    seen.peak = 1e-9
+    args = TrainerState(), TrainerControl()
+    seen.on_train_begin(None, *args)
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 2], [7, 2, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        "labels": torch.tensor([[5, 2, -100, -100], [5, 6, 7, 2]]),
+    }
+    for step in (1, 2):
+        for phase in ("data", "forward", "backward", "optimiser", "evaluation", "other", "saving"):
+            seen.stopwatch.enter(phase)
+            seen.stopwatch.now += 100 if phase in ("evaluation", "saving") else 2
+        seen.count(batch)
+        seen.add_loss(torch.tensor(12.0 * step))
+        seen.on_save(None, *args)
+        assert seen.figures(flops=4000.0 * step) == {
+            "loss": pytest.approx(2.0 * step),
+            "target_tokens_per_second": pytest.approx(0.6),
+            "padding_share": pytest.approx(3 / 14),
+            "teraflops_per_second": pytest.approx(4e-10),
+            "mfu": pytest.approx(0.4),
+        }
+
+
+def dealt(rank, ranks, parts, pairs, seed):
+    """The batches of one process, epoch after epoch."""
+    lengths = [[len(pair[name]) for pair in pairs] for name in ("input_ids", "labels")]
+    sampler = TokenBudgetBatchSampler(*lengths, 60, 60, num_processes=ranks, rank=rank, accumulation=parts, seed=seed)
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        yield from sampler
+
+
+def trained_by_hand(recipe, folder, ranks, parts):
+    """Training without the Trainer, a step at once: its summed loss, target tokens, tokens, cells and FLOPs."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    set_seed(recipe.seed)
+    model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer)).train()
+    optimizer = paper_adam(model.parameters())
+    schedule = paper_schedule(optimizer, model.config.d_model, recipe.training.warmup_steps)
+    collate = DataCollatorForSeq2Seq(tokenizer, model)
+    pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in LANGUAGE]
+    everyone = [dealt(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
+    while True:
+        shares = [[pairs[index] for index in next(own)] for own in everyone for _ in range(parts)]
+        cells = sum(collate(share)[name].numel() for share in shares for name in ("input_ids", "labels"))
+        whole = collate([pair for share in shares for pair in share])
+        lengths = whole["attention_mask"].sum(1), whole["labels"].ne(-100).sum(1)
+        source, target = (int(side.sum()) for side in lengths)
+        loss = model(**whole).loss
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        yield loss.item() * target, target, source + target, cells, training_flops(model.config, *lengths)
+
+
+@pytest.mark.slow
+def test_two_processes_with_steps_in_parts_log_what_is_computed_by_hand(arguments, tmp_path):
+    """Two steps an entry with different numbers of target tokens, so that a mean of the steps' means is another one.
+
+    Without dropout, whose masks differ by process; the order of sums makes a difference that Adam multiplies.
+    """
+    folder = tmp_path / "run"
+    more = ["--training.steps=6", "--training.log_steps=2", "--training.device_tokens=15", "--model.dropout=0.0"]
+    arguments = [*arguments, *more]
+    finish(start(arguments, folder, launcher=TWO_PROCESSES))
+    results = json.loads((folder / "results.json").read_text())
+    entries = [entry for entry in results["curve"] if "loss" in entry]
+    assert [entry["step"] for entry in entries] == [2, 4, 6]
+
+    recipe = load_recipe(arguments[0], arguments[1:])
+    by_hand, means_of_means, flops = trained_by_hand(recipe, folder, ranks=2, parts=2), [], 0
+    for entry in entries:
+        steps = [next(by_hand), next(by_hand)]
+        loss, target, tokens, cells, made = (sum(figures) for figures in zip(*steps, strict=True))
+        assert entry["loss"] == pytest.approx(loss / target, rel=1e-5)
+        assert entry["padding_share"] == pytest.approx(1 - tokens / cells)
+        assert entry["learning_rate"] == learning_rate(entry["step"], 16, 10)
+        means_of_means.append(sum(loss / target for loss, target, *_ in steps) / 2)
+        flops += made
+    assert max(abs(entry["loss"] - mean) for entry, mean in zip(entries, means_of_means, strict=True)) > 1e-3
+    assert results["flops"] == pytest.approx(flops)
+
+
+@pytest.mark.slow
+def test_tensorboard_holds_every_figure_of_the_log(arguments, tmp_path):
+    folder = tmp_path / "run"
+    more = [f"--output_dir={folder}", "--training.steps=6", "--training.log_steps=2"]
+    curve = run(load_recipe(arguments[0], [*arguments[1:], *more]))["curve"]
+    events = EventAccumulator(str(folder / "tensorboard"))
+    written = {}
+    for path in (folder / "tensorboard").iterdir():
+        events = EventAccumulator(str(path)).Reload()
+        for tag in events.Tags()["scalars"]:
+            written |= {(tag, event.step): event.value for event in events.Scalars(tag)}
+    for kind, names in {
+        "train": ("loss", "learning_rate", "target_tokens_per_second", "padding_share", "teraflops_per_second"),
+        "eval": ("loss", "perplexity", "bleu"),
+    }.items():
+        prefix = "eval_" if kind == "eval" else ""
+        entries = [entry for entry in curve if f"{prefix}loss" in entry]
+        assert len(entries) == {"train": 3, "eval": 2}[kind]
+        for entry, name in itertools.product(entries, names):
+            assert written[f"{kind}/{name}", entry["step"]] == pytest.approx(entry[prefix + name], rel=1e-6)
+    assert not any("perplexity" in tag for tag, _ in written if tag.startswith("train/"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
+def test_a_file_gets_a_line_for_every_entry_from_the_main_process_and_no_bars(arguments, tmp_path, launcher):
+    process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    lines = [line for line in errors.splitlines() if line.startswith("Step ")]
+    number = r"[\d.,e+]+"
+    for line, step in zip(lines[:-1], (1, 2, 3), strict=True):
+        assert re.fullmatch(rf"Step {step} of 3: loss {number}, tokens/s {number}", line)
+    assert re.fullmatch(rf"Step 3 of 3: BLEU {number}, perplexity {number}", lines[-1])
+    assert "\r" not in errors
+    assert "%|" not in errors
+    assert output.splitlines()[-2].startswith("Time: ")
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_a_bar_with_the_latest_figures(arguments, tmp_path):
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "training.train", *arguments, f"--output_dir={tmp_path}/run"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    termios.tcsetwinsize(terminal, (24, 160))
+    process = subprocess.Popen(
+        [*command, "--training.steps=4"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=end
+    )
+    os.close(end)
+    shown = b""
+    try:
+        while part := os.read(terminal, 4096):
+            shown += part
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(timeout=300) == 0
+    number = rb"[\d.,e+]+"
+    bar = rb"\| 4/4 .*, loss=%b, tokens/s=%b, BLEU=%b, perplexity=%b\]" % (number, number, number, number)
+    assert re.search(bar, shown)
+    assert b"{'loss'" not in shown
+
+
+class InterruptAfter(TrainerCallback):
+    """Ctrl-C at the end of the step after `step`."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step > self.step:
+            raise KeyboardInterrupt
+
+
+def interrupt(monkeypatch, arguments, step):
+    """A run that is interrupted."""
+    with monkeypatch.context() as patch:
+        make_trainer = train.make_trainer
+
+        def make(*arguments):
+            trainer = make_trainer(*arguments)
+            trainer.add_callback(InterruptAfter(step))
+            return trainer
+
+        patch.setattr(train, "make_trainer", make)
+        with pytest.raises(KeyboardInterrupt):
+            run(load_recipe(arguments[0], arguments[1:]))
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_runs_time_sum_to_it(arguments, tmp_path):
+    began = time.perf_counter()
+    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6"]))
+    assert results["seconds"] == sum(results["time"].values()) <= time.perf_counter() - began
+    assert list(results["time"]) == list(PHASES)
+    assert min(results["time"].values()) > 0
+
+
+@pytest.mark.slow
+def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkeypatch):
+    """The checkpoint is made to tell of an hour of training, of which the recipe's minutes leave one step."""
+    folder = tmp_path / "run"
+    own = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
+    interrupt(monkeypatch, own, step=7)
+    saved = folder / "checkpoints" / "checkpoint-6" / watch.FILE
+    before = json.loads(saved.read_text())
+    assert 0 < before["trained"] < 60
+    assert before["time"]["forward"] > 0
+    saved.write_text(json.dumps({"trained": 3600.0, "time": before["time"] | {"forward": 3000.0}}))
+    mark_whole(saved.parent)  # with the file as it is now
+    results = run(load_recipe(own[0], own[1:]))
+    assert results["steps"] == 7
+    assert 3000 < results["time"]["forward"] < 3060
+    assert results["seconds"] > 3000
+
+    (folder / "results.json").unlink()  # killed while the test set was translated
+    again = run(load_recipe(own[0], own[1:]))
+    assert again["steps"] == 7
+    assert again["time"]["forward"] == results["time"]["forward"]
+
+
+def test_the_minutes_of_earlier_legs_count():
+    seen = Watch(CPU, "fp32")
+    seen.trained_before = 59.0
+    state, control = TrainerState(), TrainerControl()
+    seen.on_train_begin(None, state, control)
+    StopAfterMinutes(2, seen).on_step_end(None, state, control)
+    assert not control.should_training_stop
+    StopAfterMinutes(0.98, seen).on_step_end(None, state, control)
+    assert control.should_training_stop
+    assert control.should_save
+
+
+@pytest.mark.parametrize(
+    ("bleu", "loss", "is_better"),
+    [(0.0, 3.9, True), (0.0, 4.0, False), (0.0, 4.1, False), (0.0, float("nan"), False), (-0.1, 3.9, False)],
+)
+def test_the_same_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
+    best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
+    state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
+    LowerLossDecides().on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    assert (bleu > state.best_metric) == is_better
+    assert state.best_metric == pytest.approx(0.0)
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_that_of_the_lowest_loss_where_bleu_is_the_same(arguments, tmp_path):
+    """At the beginning of a run, where every BLEU is 0; patience does not end it then."""
+    folder = tmp_path / "run"
+    more = [f"--output_dir={folder}", "--training.steps=9", "--training.patience=1"]
+    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    evaluations = [entry for entry in results["curve"] if "eval_bleu" in entry]
+    assert {entry["eval_bleu"] for entry in evaluations} == {0.0}
+    assert results["best_validation_bleu"] == 0.0
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["best_global_step"] == min(evaluations, key=lambda entry: entry["eval_loss"])["step"] == 9

@@ -1,0 +1,227 @@
+"""The model card of a run: `model_card.md` filled in from what `results.json` holds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from training.watch import shares
+
+TEMPLATE = Path(__file__).parent.parent / "model_card.md"
+CURVE_ROWS = 12
+FALLBACK_EXAMPLE = "Hello."  # of a run without a test set
+
+
+def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
+    """The card of a run, its metadata with a `model-index` of each BLEU and its signature.
+
+    Args:
+        results: what `results.json` holds; of a run that has not ended, `validation`, `test`, `data` and `time` may
+            be missing.
+        repository: the name on the Hub that the example loads.
+        license: the Hub's name for the licence of the weights.
+    """
+    recipe = results["recipe"]
+    return ModelCard.from_template(
+        metadata(results, license),
+        template_path=str(TEMPLATE),
+        name=results["name"],
+        source=recipe["data"]["source"],
+        target=recipe["data"]["target"],
+        data=data_name(recipe["data"]),
+        license=license,
+        parameters=f"{results['parameters']:,}",
+        model=model(recipe["model"]),
+        training=training(results),
+        weights=weights(recipe["training"]),
+        hardware=hardware(results),
+        time=time(results),
+        software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        scores="\n".join(f"- {line}" for line in scores(results)) or "Not yet measured.",
+        repository=quoted(repository),
+        example=quoted(example(results)),
+        search=search(recipe["decoding"]),
+        longest=recipe["data"]["max_length"],
+        curve=curve_table(results["curve"]),
+        fingerprints=fingerprints(results.get("data", {})),
+        code=code(results),
+        command=command(recipe, repository),
+    )
+
+
+def metadata(results: dict[str, Any], license: str) -> ModelCardData:
+    """What stands at the head of the card, for the Hub to read."""
+    data = results["recipe"]["data"]
+    return ModelCardData(
+        language=list(dict.fromkeys((data["source"], data["target"]))),
+        license=license,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["transformer", "attention-is-all-you-need", "vaswani_transformer", "translation"],
+        datasets=[data["path"]] if data["kind"] == "hub" else None,
+        metrics=["bleu", "chrf"] if "test" in results else ["bleu"],
+        model_name=results["name"],
+        eval_results=list(evaluations(results)),
+    )
+
+
+def evaluations(results: dict[str, Any]) -> Iterator[EvalResult]:
+    """Every score of `results` with the signature that says how it was counted."""
+    data = results["recipe"]["data"]
+    for split in ("validation", "test"):
+        found = results.get(split, {})
+        for metric, name, signature in (("bleu", "BLEU", "signature"), ("chrf", "chrF", "chrf_signature")):
+            if metric in found:
+                yield EvalResult(
+                    task_type="translation",
+                    task_name=f"Translation {data['source']}-{data['target']}",
+                    dataset_type=data["path"] or data["kind"],
+                    dataset_name=data_name(data),
+                    dataset_config=data["subset"],
+                    dataset_split=data[split] if data["kind"] == "hub" else split,
+                    metric_type=metric,
+                    metric_name=name,
+                    metric_value=round(found[metric], 2),
+                    metric_args={"signature": found[signature]},
+                )
+
+
+def data_name(data: dict[str, Any]) -> str:
+    """The data set in words."""
+    if data["kind"] == "grammar":
+        return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
+    return " ".join(name for name in (data["path"], data["subset"]) if name)
+
+
+def model(fields: dict[str, Any]) -> str:
+    """The recipe's model: the paper's, and what differs from it."""
+    changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "paper")
+    return f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
+
+
+def training(results: dict[str, Any]) -> str:
+    """How long, on how much at a time, and how fast."""
+    recipe = results["recipe"]["training"]
+    scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
+    return (
+        f"{results['steps']:,} steps of about {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} "
+        f"target tokens, {results['flops']:.2g} floating-point operations; the paper's Adam and learning rate with "
+        f"{recipe['warmup_steps']:,} steps of warm-up{scale}; {recipe['precision']}"
+    )
+
+
+def weights(recipe: dict[str, Any]) -> str:
+    """Which of a run's weights these are."""
+    if recipe["average_last"] is not None:
+        return f"the mean of the last {recipe['average_last']} checkpoints"
+    return "the checkpoint with the best validation BLEU"
+
+
+def hardware(results: dict[str, Any]) -> str:
+    """The machine that trained, and how many processes."""
+    machine, processes = results["hardware"], results["processes"]
+    parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
+    parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['memory']} GiB")
+    return ", ".join(parts) + f"; {processes} process{'' if processes == 1 else 'es'}"
+
+
+def time(results: dict[str, Any]) -> str:
+    """How long it all took, and at what."""
+    if "time" not in results:
+        return "not yet at its end"
+    minutes, seconds = divmod(round(results["seconds"]), 60)
+    hours, minutes = divmod(minutes, 60)
+    phases = ", ".join(f"{phase} {percent}%" for phase, percent in shares(results["time"]) if percent)
+    return f"{hours} h {minutes} min {seconds} s in all: {phases}"
+
+
+def scores(results: dict[str, Any]) -> Iterator[str]:
+    """Each BLEU and chrF with its signature, which holds strokes and so fits into no table."""
+    recipe = results["recipe"]
+    if (found := results.get("test")) is not None:
+        how = search(recipe["decoding"])
+        yield f"test set, {found['sentences']:,} sentences, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
+        yield f"the same translations: chrF {found['chrf']:.2f}, `{found['chrf_signature']}`"
+    if (found := results.get("validation")) is not None:
+        how = search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
+        yield f"validation set, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
+
+
+def search(decoding: dict[str, Any]) -> str:
+    """How translations are looked for."""
+    limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
+    if decoding["num_beams"] == 1:
+        return f"greedy, {limit}"
+    formula = {"gnmt": "lp(Y) with alpha", "power": "length to the power of"}[decoding["length_penalty_type"]]
+    return f"{decoding['num_beams']} beams, length penalty {formula} {decoding['length_penalty']}, {limit}"
+
+
+def quoted(text: str) -> str:
+    """A text as it stands in Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def example(results: dict[str, Any]) -> str:
+    """A sentence to translate: the first of the test set that the run printed."""
+    examples = results.get("test", {}).get("examples", [])
+    return examples[0]["source"] if examples else FALLBACK_EXAMPLE
+
+
+def figure(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def curve_table(curve: list[dict[str, Any]]) -> str:
+    """A row for each of some evaluations, the first, the last and the best among them."""
+    losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
+    evaluated = [entry for entry in curve if "eval_loss" in entry]
+    rows = ["| step | loss | validation loss | perplexity | BLEU |", "| ---: | ---: | ---: | ---: | ---: |"]
+    for entry in spread(evaluated):
+        before = [step for step in losses if step <= entry["step"]]
+        loss = losses[max(before)] if before else None
+        rows.append(
+            f"| {entry['step']:,} | {figure(loss, '.3f')} | {figure(entry['eval_loss'], '.3f')} "
+            f"| {figure(entry['eval_perplexity'], ',.2f')} | {figure(entry['eval_bleu'], '.2f')} |"
+        )
+    return "\n".join(rows)
+
+
+def spread(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `CURVE_ROWS` of the entries, evenly spread, and the best of them."""
+    if len(entries) <= CURVE_ROWS:
+        return entries
+    kept = {round(row * (len(entries) - 1) / (CURVE_ROWS - 1)) for row in range(CURVE_ROWS)}
+    best = max(range(len(entries)), key=lambda index: entries[index]["eval_bleu"])
+    return [entries[index] for index in sorted(kept | {best})]
+
+
+def fingerprints(data: dict[str, Any]) -> str:
+    """The pairs of each split, and what they hash to, so that whoever has the same files can tell."""
+    if not data:
+        return ""
+    rows = []
+    for split, found in data.items():
+        name = f"{split}, the first of a stream" if found.get("first_of_stream") else split
+        rows.append(f"| {name} | {found['pairs']:,} | `{found['sha256']}` |")
+    head = ["| split | pairs | SHA-256 of its texts, a zero byte behind each |", "| --- | ---: | --- |"]
+    return "\n".join(head + rows)
+
+
+def code(results: dict[str, Any]) -> str:
+    """The commit that trained, as far as it is known."""
+    version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
+    if (commit := results["commit"]) is None:
+        return f"{version}, commit unknown"
+    return f"{version}, commit {commit['hash']}{', with changes of its own' if commit['dirty'] else ''}"
+
+
+def command(recipe: dict[str, Any], repository: str) -> str:
+    """The command that trains the recipe again; what lay on the machine is to be named anew."""
+    parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
+    if recipe["data"]["kind"] in ("json", "text"):
+        parts.append("--data.path=FOLDER")
+    if recipe["tokenizer"]["path"] is not None:
+        parts.append(f"--tokenizer.path={repository}")
+    return " ".join(parts)

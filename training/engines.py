@@ -1,0 +1,92 @@
+"""What training runs on: one process, several that share each step (DDP), or several that share the model too (FSDP2).
+
+`accelerate launch` settles which, by its arguments or by a file of `training/accelerate`; the recipe settles the rest.
+"""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from training.recipe import RecipeError
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+logger = logging.getLogger(__name__)
+
+SETTLED_BY_RECIPE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
+PATIENCE = timedelta(hours=6)  # one process prepares the data while the others wait
+TRUE = ("1", "true", "yes", "on")
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable of the environment says yes."""
+    return os.environ.get(name, "").lower() in TRUE
+
+
+def uses_cpu() -> bool:
+    """Whether training runs on the CPU.
+
+    Where the launch asks for it, where there is no accelerator, or where several processes would share Apple's, which
+    they cannot.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_alone)
+
+
+def join_processes() -> None:
+    """Meet the other processes of the launch on their devices, before anything asks how many they are.
+
+    Raises:
+        RecipeError: the launch asks for an engine that training does not run on.
+    """
+    for name in [name for name in os.environ if name.startswith(SETTLED_BY_RECIPE)]:
+        if os.environ.pop(name).lower() not in ("no", "false", "default"):
+            logger.warning("%s of the launch is left aside: the recipe settles it.", name)
+    if uses_cpu():
+        # Without an index: Transformers before 5.20 cannot load the optimiser's state onto "cpu:0" when it resumes.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # a checkpoint is what `from_pretrained` loads
+    state = PartialState(cpu=uses_cpu(), timeout=PATIENCE)
+    if not is_set("ACCELERATE_USE_FSDP"):
+        return
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise RecipeError(
+            f"fsdp: version {os.environ.get('FSDP_VERSION', '1')} is asked for, and training runs on version 2 "
+            "alone; set fsdp_version to 2, as training/accelerate/eight-gpus-fsdp2.yaml does."
+        )
+    if state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+        raise RecipeError(
+            "fsdp: Accelerate shards models on accelerators alone, and on a CPU trains each process's whole; launch "
+            "with training/accelerate/two-cpu-processes.yaml."
+        )
+
+
+def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Share a model's weights over all processes, in place: each layer a group, the embeddings and the rest another.
+
+    Accelerate's own grouping parts `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
+    Weights stay in float32, as under DDP; autocast gives the precision.
+    """
+    plugin.auto_wrap_policy = None  # nothing is left for Accelerate to group
+    offload = cast(Any, plugin.cpu_offload)
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, reshard_after_forward=cast(bool, plugin.reshard_after_forward), offload_policy=offload)
+    fully_shard(model, offload_policy=offload)
+
+
+def without_ties(weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration) -> dict[str, Tensor]:
+    """Whole weights with a tied matrix once; those gathered from shards hold it under each of its names."""
+    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
+
+
+def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor]) -> None:
+    """Load whole weights, a tied matrix once among them, into a model that may be sharded."""
+    set_model_state_dict(model, cast(Any, weights), options=StateDictOptions(full_state_dict=True, strict=False))

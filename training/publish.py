@@ -1,0 +1,221 @@
+"""Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
+
+One commit holds the run's weights, its tokenizer, its generation settings, the code of the model, which loads without
+this package, `results.json`, `recipe.yaml` and the card. `--dry_run=FOLDER` writes the same files into a folder.
+"""
+
+import argparse
+import fnmatch
+import json
+import logging
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from training.card import make_card
+from training.results import RESULTS, plain
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+
+LICENSE = Path(__file__).parent.parent / "LICENSE"
+NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
+REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
+
+
+class PublishError(ValueError):
+    """A run cannot be published; the message is one line with the way out."""
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """What a finished run's `results.json` holds.
+
+    Raises:
+        PublishError: the folder holds no finished run.
+    """
+    try:
+        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PublishError(
+            f"{run}: holds no finished run, for it has no {RESULTS}; give the training command again to finish it, or "
+            "the folder of another."
+        ) from error
+    except ValueError as error:
+        raise PublishError(f"{run / RESULTS}: not JSON ({error}); train again, or restore the file.") from error
+    if missing := sorted(NEEDED - results.keys()):
+        raise PublishError(f"{run / RESULTS}: lacks {', '.join(missing)}; train again with this version to publish.")
+    return results
+
+
+def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a run's folder.
+
+    Raises:
+        PublishError: they cannot be loaded.
+    """
+    try:
+        model = VaswaniTransformerForConditionalGeneration.from_pretrained(run, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    except Exception as error:  # whatever a broken file makes the libraries raise
+        raise PublishError(f"{run}: its model cannot be loaded: {one_line(error)}") from error
+    return model, cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def write_repository(
+    folder: Path,
+    model: VaswaniTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    results: dict[str, Any],
+    repository: str,
+    license: str = "apache-2.0",
+) -> None:
+    """Write everything that a repository is to hold into `folder`; no pickle, and no name of a machine or user.
+
+    Of the test set `results.json` keeps the scores, and the card one sentence: the texts may be somebody's own.
+    """
+    model.with_code().save_pretrained(folder)
+    if isinstance(tokenizer, VaswaniTransformerTokenizer):  # others need no code, and Transformers has theirs
+        tokenizer = tokenizer.with_code()
+    tokenizer.save_pretrained(folder)
+    make_card(results, repository, license).save(folder / "README.md")
+    if "test" in results:
+        results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
+    told = json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / RESULTS).write_text(told, encoding="utf-8")
+    recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
+
+
+def upload(
+    api: HfApi,
+    folder: Path,
+    repository: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    message: str = "Publish a run",
+) -> CommitInfo:
+    """Bring a folder to the Hub in one commit, which also takes away the weights and the code of an earlier one.
+
+    `upload_folder` would do it in several commits where it can, so that half of a model could be seen.
+
+    Raises:
+        PublishError: the repository is to be private and is not, or the Hub refused or was not to be reached; it
+            shows nothing of the folder then, unless all of it arrived and the answer alone was lost.
+    """
+    try:
+        repository = api.create_repo(repository, private=private, exist_ok=True).repo_id
+        if private and not api.model_info(repository).private:
+            raise PublishError(
+                f"{repository}: is there and public; make it private on the Hub, or choose another name."
+            )
+        if revision is not None:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        there = set(api.list_repo_files(repository, revision=revision)) - files.keys()
+        stale = [name for name in sorted(there) if any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)]
+        additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+        deletions = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
+        return api.create_commit(repository, [*additions, *deletions], commit_message=message, revision=revision)
+    except PublishError:
+        raise
+    except Exception as error:  # of the client, of HTTP, of the network
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise PublishError(
+                f"{repository}: the Hub refused ({one_line(error)}); give the token of somebody who may write there."
+            ) from error
+        raise PublishError(
+            f"{repository}: the upload broke off ({one_line(error)}); what the repository shows is whole, as it was "
+            "or as it was to be; do the same again."
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error and its causes say."""
+    reasons = []
+    cause: BaseException | None = error
+    while cause is not None:
+        reason = re.sub(r"For more information check: \S+", "", str(cause))
+        reason = " ".join(reason.split()).rstrip(".") or type(cause).__name__
+        if not any(reason in before for before in reasons):
+            reasons.append(reason)
+        cause = cause.__cause__
+    return ": ".join(reasons)
+
+
+def check_name(repository: str) -> None:
+    """Refuse a name that the Hub cannot have."""
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise PublishError(f"{repository}: no name of a repository: {one_line(error)}") from error
+    if "/" not in repository:
+        raise PublishError(f"{repository}: lacks its owner; write it as OWNER/{repository}.")
+
+
+def publish(
+    run: Path,
+    repository: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    license: str = "apache-2.0",
+    dry_run: Path | None = None,
+) -> str:
+    """Publish a finished run, or write what would be published into the folder `dry_run`.
+
+    Returns:
+        The address of the commit, or of the folder.
+
+    Raises:
+        PublishError: the run, the name, the token or the folder will not do, said before any work; or as `upload`.
+    """
+    check_name(repository)
+    results = read_results(run)
+    if dry_run is None and get_token() is None:
+        raise PublishError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
+    if dry_run is not None and dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):
+        raise PublishError(f"{dry_run}: holds something already; give another --dry_run.")
+    model, tokenizer = load(run)
+    if dry_run is not None:
+        dry_run.mkdir(parents=True, exist_ok=True)
+        write_repository(dry_run, model, tokenizer, results, repository, license)
+        return str(dry_run)
+    with tempfile.TemporaryDirectory() as folder:
+        write_repository(Path(folder), model, tokenizer, results, repository, license)
+        message = f"Publish {results['name']}"
+        return upload(HfApi(), Path(folder), repository, private, revision, message).commit_url
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line; what cannot be published ends it with one line and exit status 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
+    )
+    parser.add_argument("run", type=Path, help="the folder of a finished run")
+    parser.add_argument("repository", help="the repository, OWNER/NAME; made where it is not there")
+    parser.add_argument("--private", action="store_true", help="make the repository a private one")
+    parser.add_argument("--revision", help="the branch to publish on; made where it is not there (main)")
+    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' licence (apache-2.0)")
+    parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    disable_progress_bar()
+    try:
+        place = publish(
+            options.run, options.repository, options.private or None, options.revision, options.license, options.dry_run
+        )
+    except PublishError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {place}")
+
+
+if __name__ == "__main__":
+    main()

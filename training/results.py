@@ -1,0 +1,111 @@
+"""What `results.json` says of a run beside its figures: the data, the code and the machine; nothing of whose it is."""
+
+import hashlib
+import math
+import platform
+import subprocess
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+import vaswani_transformer
+
+RESULTS = "results.json"
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
+PATHS = {"data": ("path", "train", "validation", "test"), "tokenizer": ("path",)}
+
+
+def fingerprint(pairs: Dataset) -> dict[str, int | str]:
+    """The number of pairs, and SHA-256 over their texts in order, each as UTF-8 with a zero byte behind it.
+
+    Whoever has the same files can compare: source, zero, target, zero, pair after pair.
+    """
+    digest = hashlib.sha256()
+    for batch in pairs.select_columns(["source", "target"]).iter(1000):
+        texts = zip(batch["source"], batch["target"], strict=True)
+        digest.update("".join(f"{source}\0{target}\0" for source, target in texts).encode())
+    return {"pairs": len(pairs), "sha256": digest.hexdigest()}
+
+
+def git(*arguments: str) -> str:
+    """What git says in this file's folder."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+
+def commit() -> dict[str, str | bool] | None:
+    """The checkout's commit, and whether files that it tracks differ from it; None where git does not know the code."""
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        is_dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"hash": git("rev-parse", "HEAD"), "dirty": is_dirty}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of this package and of the libraries that decide what a run computes."""
+    own = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
+    return own | {name: version(name) for name in LIBRARIES}
+
+
+def cpu_name() -> str:
+    """The processor's model, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine of the main process, and the accelerators of all processes, which must call together.
+
+    `cores` are those this process may use, `memory` is in GiB, and `accelerators` counts those in use by name.
+    """
+    own = [] if device.type == "cpu" else [device.type]
+    if device.type == "cuda":
+        own = [torch.cuda.get_device_name(device)]
+    process = psutil.Process()
+    cores = process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(psutil.cpu_count() or 1)
+    return {
+        "cpu": cpu_name(),
+        "cores": len(cores or []),
+        "threads": torch.get_num_threads(),
+        "memory": round(psutil.virtual_memory().total / 2**30, 1),
+        "accelerators": dict(Counter(gather_object(own))),
+    }
+
+
+def is_local(path: str) -> bool:
+    """Whether a recipe's path leads into this machine, rather than to the Hub or into the folder of the data."""
+    return path.startswith((".", "~")) or Path(path).is_absolute() or Path(path).exists()
+
+
+def published(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's tree with the names of folders and files instead of where they lie on this machine."""
+    return recipe | {
+        group: recipe[group]
+        | {
+            name: Path(path).expanduser().resolve().name
+            for name in names
+            if (path := recipe[group][name]) is not None and is_local(path)
+        }
+        for group, names in PATHS.items()
+    }
+
+
+def plain(tree: Any) -> Any:
+    """A tree of figures as JSON can hold it: None for what is no finite number."""
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [plain(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
