@@ -1,21 +1,30 @@
 """The paper's beam search inside `generate()` (6.1).
 
-B sources, T target. Transformers' own search loop runs unchanged; what the paper does otherwise enters through the
-steps that the loop takes from the model: how a finished beam is scored, when a source can stop, and how long each
-target may become. The beams of a source share its encoding, and the keys and values that cross-attention makes of it.
+B sources, k target rows of a source, T target, V vocabulary, C candidates. Transformers' own search loops run
+unchanged; what the paper does otherwise enters through the steps that a loop takes from the model: how a finished beam
+is scored, when a source can stop, and how long each target may become. So does what makes the search fast: the beams of
+a source share its encoding and the keys and values that cross-attention makes of it, sources that are done are no
+longer decoded, and the loop sees the few likeliest tokens of each beam alone.
 """
 
-from typing import Any, Self, cast
+import inspect
+from contextvars import ContextVar
+from typing import Any, cast
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import EncoderDecoderCache
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
+GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
+LEAST_VOCABULARY = 1000  # entries, under which choosing candidates first gains nothing
+# The loop of Transformers 5.17 counts on as many columns as the vocabulary has entries.
+CHOICE_OF_TOKENS = getattr(GenerationMixin, "_get_top_k_continuations", None)
+TAKES_CANDIDATES = CHOICE_OF_TOKENS is not None and "vocab_size" not in inspect.signature(CHOICE_OF_TOKENS).parameters
 SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 
 
@@ -36,18 +45,144 @@ class SourceRelativeLength(StoppingCriteria):
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
 
 
-class PaperPenalty(float):
-    """alpha, with what bounds the score of an open beam; it rides through the search loop as its length penalty."""
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits (rows, C) of each row (rows, V), in falling order, and their places.
 
-    limits: Tensor
-    """(B, 1), the new tokens that each target may have."""
-    num_returned: int
-    """n of the n best that the caller wants."""
+    A large one lies in a group of tokens whose largest is large: sixteen to a group, only the `count` best groups are
+    looked through.
+    """
+    groups = logits.shape[1] // GROUP
+    if groups < count:
+        return logits.topk(count, dim=1)
+    grouped = logits[:, : groups * GROUP].unflatten(1, (GROUP, groups))  # (rows, GROUP, groups)
+    best = grouped.amax(1).topk(count, dim=1).indices[:, None].expand(-1, GROUP, -1)  # (rows, GROUP, C)
+    offsets = torch.arange(GROUP, device=logits.device)[:, None] * groups
+    rest = torch.arange(groups * GROUP, logits.shape[1], device=logits.device).expand(logits.shape[0], -1)
+    places = torch.cat([(best + offsets).flatten(1), rest], dim=1)
+    found, order = logits.gather(1, places).topk(count, dim=1)
+    return found, places.gather(1, order)
 
-    def __new__(cls, alpha: float, limits: Tensor, num_returned: int) -> Self:
-        penalty = super().__new__(cls, alpha)
-        penalty.limits, penalty.num_returned = limits, num_returned
-        return penalty
+
+def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest next tokens of each row of logits (rows, V), in place of the whole vocabulary.
+
+    Returns:
+        Their log-probabilities and, in a last column, that of all other tokens together (rows, C + 1), which a
+        log-softmax leaves as they are; and the ids (rows, C + 1), the last of which is none.
+    """
+    logits = logits.float()
+    found, tokens = likeliest(logits, count)  # (rows, C)
+    best = nn.functional.softmax(logits, dim=1).amax(1, keepdim=True).log()  # (rows, 1), a log-probability
+    log_probs = found - found[:, :1] + best  # in this order large logits cost no digits
+    others = torch.log1p(-log_probs.exp().sum(1, keepdim=True).clamp(max=1))
+    return torch.cat([log_probs, others], dim=1), nn.functional.pad(tokens, (0, 1))
+
+
+class Course:
+    """One call of a search loop: what bounds it, and which of its sources are still open.
+
+    Attributes:
+        num_sources, num_rows: B and k B.
+        is_open: (B,), whether the result of a source can still change.
+        leaves: whether sources that are done are no longer decoded.
+        kept: the sources that are decoded, by their number; None while all are.
+        alpha: of lp(Y) where that scores finished beams, otherwise None.
+        limits: (B, 1), beside alpha, the new tokens that each target may have.
+        num_returned: n of the n best that the caller wants.
+        num_candidates: C where the loop sees candidates alone, otherwise None.
+        tokens: (k B, C + 1), the ids of the candidates that the loop sees.
+    """
+
+    def __init__(self, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
+        cache = model_kwargs.get("past_key_values")
+        parts = (
+            (cache.self_attention_cache, cache.cross_attention_cache) if isinstance(cache, EncoderDecoderCache) else ()
+        )
+        is_plain = bool(parts) and all(type(part) is DynamicCache and not part.offloading for part in parts)
+        self.num_rows, self.num_sources = input_ids.shape[0], model_kwargs["encoder_outputs"][0].shape[0]
+        self.is_open = torch.ones(self.num_sources, dtype=torch.bool, device=input_ids.device)
+        is_seen = config.return_dict_in_generate or config._brings_cache
+        self.leaves = is_plain and self.num_sources > 1 and not is_seen
+        self.kept: Tensor | None = None
+        self.source: dict[str, Any] = {}
+        self.alpha: float | None = None
+        self.limits: Tensor | None = None
+        self.num_returned = config.num_return_sequences
+        self.num_candidates: int | None = None
+        self.tokens: Tensor | None = None
+
+    def rows_of(self, sources: Tensor) -> Tensor:
+        """The target rows of sources, by their number."""
+        k = self.num_rows // self.num_sources
+        return (sources[:, None] * k + torch.arange(k, device=sources.device)).flatten()
+
+    def leave(self, cache: EncoderDecoderCache | None) -> None:
+        """Drop the sources that are done from what is decoded, and from the cache."""
+        stays = self.is_open if self.kept is None else self.is_open[self.kept]
+        if cache is None or not self.leaves or bool(stays.all()) or not bool(stays.any()):
+            return
+        places = stays.nonzero().flatten()
+        self.kept = places if self.kept is None else self.kept[places]
+        self.source = {}
+        for part, rows in ((cache.self_attention_cache, self.rows_of(places)), (cache.cross_attention_cache, places)):
+            for layer in cast(list[DynamicLayer], part.layers):
+                if layer.keys is not None:  # there may be more layers in a cache than in the decoder
+                    layer.batch_select_indices(rows.to(layer.keys.device))
+
+    def select(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of `forward` for the sources that are decoded."""
+        if self.kept is None:
+            return inputs
+        if not self.source:
+            mask, memory = inputs.get("attention_mask"), inputs["encoder_outputs"][0]
+            self.source["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory[self.kept.to(memory.device)])
+            self.source |= {} if mask is None else {"attention_mask": mask[self.kept.to(mask.device)]}
+        rows = self.rows_of(self.kept)
+        names = ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
+        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        targets = {name: value[rows] if value.shape[0] == self.num_rows else value for name, value in given.items()}
+        return inputs | targets | self.source
+
+    def reordered(self, beam_idx: Tensor) -> Tensor:
+        """Where the rows that are decoded come from, from where all rows (k B,) come from."""
+        if self.kept is None:
+            return beam_idx
+        rows = self.rows_of(self.kept)
+        places = torch.empty(self.num_rows, dtype=torch.long, device=rows.device)
+        places[rows] = torch.arange(len(rows), device=rows.device)
+        return places[beam_idx[rows]]
+
+    def present(self, logits: Tensor) -> Tensor:
+        """The logits (rows, T, V) of what was decoded, as the loop shall see them: (k B, 1, V or C + 1)."""
+        last = logits[:, -1].to(self.is_open.device)
+        if self.num_candidates is not None:
+            last, tokens = candidates(last, self.num_candidates)
+            self.tokens = self.of_all(tokens)
+        return self.of_all(last)[:, None]
+
+    def of_all(self, rows: Tensor) -> Tensor:
+        """What was made of the rows that are decoded (rows, C), with zeros for all others (k B, C)."""
+        if self.kept is None:
+            return rows
+        return rows.new_zeros(self.num_rows, rows.shape[1]).index_copy_(0, self.rows_of(self.kept), rows)
+
+
+COURSE: ContextVar[Course | None] = ContextVar("course", default=None)
+
+
+class ClosingCriteria(StoppingCriteriaList):
+    """Stopping criteria that tell a course which of its sources have no open row any more."""
+
+    def __init__(self, criteria: StoppingCriteriaList, course: Course) -> None:
+        super().__init__(criteria)
+        self.course = course
+        self.is_over = torch.zeros(course.num_rows, dtype=torch.bool, device=course.is_open.device)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        is_over = cast(Tensor, super().__call__(input_ids, scores, **kwargs))  # (k B,)
+        self.is_over |= is_over
+        self.course.is_open = ~self.is_over.unflatten(0, (self.course.num_sources, -1)).all(1)
+        return is_over
 
 
 class PaperBeamSearch(GenerationMixin):
@@ -94,6 +229,7 @@ class PaperBeamSearch(GenerationMixin):
         if relative is not None and relative < 0:
             raise ValueError(f"max_source_relative_length ({relative}) is negative; give 0 or more, or None.")
         prepared.length_penalty_type, prepared.max_source_relative_length = penalty_type, relative
+        prepared._brings_cache = model_kwargs.get("past_key_values") is not None
         prepared._has_own_limit = has_own_limit or prepared.max_new_tokens is not None
         if isinstance(model_kwargs.get("encoder_outputs"), tuple):
             model_kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=model_kwargs["encoder_outputs"][0])
@@ -142,9 +278,23 @@ class PaperBeamSearch(GenerationMixin):
         input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
         return input_ids, expanded | source
 
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The inputs of `forward` for the next token, without the sources that are done."""
+        if (course := COURSE.get()) is None:
+            return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        course.leave(kwargs.get("past_key_values"))
+        return course.select(super().prepare_inputs_for_generation(input_ids, *args, **kwargs))
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Here the loop has its outputs, and has not looked at them yet."""
+        if (course := COURSE.get()) is not None:
+            outputs.logits = course.present(outputs.logits)
+        return super()._update_model_kwargs_for_generation(outputs, *args, **kwargs)
+
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         """Beams change places within their source alone, so what is kept of the source stays where it is."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        course = COURSE.get()
+        past_key_values.self_attention_cache.reorder_cache(beam_idx if course is None else course.reordered(beam_idx))
         return past_key_values
 
     @staticmethod
@@ -179,6 +329,15 @@ class PaperBeamSearch(GenerationMixin):
             return criteria
         return StoppingCriteriaList([*criteria, SourceRelativeLength(limits, input_ids.shape[1])])
 
+    def _run(self, loop: Any, input_ids: Tensor, course: Course | None, *args: Any, **kwargs: Any) -> Any:
+        """What a loop of Transformers finds, on the course that its steps then know of, or on none."""
+        token = COURSE.set(course)
+        try:
+            found = loop(input_ids, *args, **kwargs)
+        finally:
+            COURSE.reset(token)
+        return self._hand_back(found, input_ids.shape[0])
+
     def _sample(
         self,
         input_ids: Tensor,
@@ -187,10 +346,14 @@ class PaperBeamSearch(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        limits = self._source_limits(input_ids, generation_config, kwargs)
-        criteria = self._limited(input_ids, stopping_criteria, limits)
-        found = super()._sample(input_ids, logits_processor, criteria, generation_config, **kwargs)
-        return self._hand_back(found, input_ids.shape[0])
+        criteria = self._limited(
+            input_ids, stopping_criteria, self._source_limits(input_ids, generation_config, kwargs)
+        )
+        course = Course(input_ids, kwargs, generation_config)
+        # Without an end token the loop goes on writing where another criterion has ended a row.
+        course.leaves = course.leaves and any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        criteria = ClosingCriteria(criteria, course) if course.leaves else criteria
+        return self._run(super()._sample, input_ids, course, logits_processor, criteria, generation_config, **kwargs)
 
     def _assisted_decoding(
         self,
@@ -200,9 +363,12 @@ class PaperBeamSearch(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        limits = self._source_limits(input_ids, generation_config, kwargs)
-        criteria = self._limited(input_ids, stopping_criteria, limits)
-        return super()._assisted_decoding(input_ids, logits_processor, criteria, generation_config, **kwargs)
+        criteria = self._limited(
+            input_ids, stopping_criteria, self._source_limits(input_ids, generation_config, kwargs)
+        )
+        return self._run(
+            super()._assisted_decoding, input_ids, None, logits_processor, criteria, generation_config, **kwargs
+        )
 
     def _beam_search(
         self,
@@ -214,17 +380,41 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         limits = self._source_limits(input_ids, generation_config, kwargs)
         criteria = self._limited(input_ids, stopping_criteria, limits)
+        course = Course(input_ids, kwargs, generation_config)
+        shows_all = generation_config.output_logits or generation_config.output_scores
+        if TAKES_CANDIDATES and not (logits_processor or generation_config.do_sample or shows_all):
+            course.num_candidates = self._candidates_needed(generation_config)
         if generation_config.length_penalty_type == "gnmt":
             longest = generation_config.max_length - input_ids.shape[1]
             bounds = torch.full((input_ids.shape[0] // generation_config.num_beams,), longest)
             bounds = bounds.to(input_ids.device) if limits is None else limits.clamp(max=longest)
-            generation_config.length_penalty = PaperPenalty(
-                generation_config.length_penalty, bounds[:, None], generation_config.num_return_sequences
-            )
-        found = super()._beam_search(input_ids, logits_processor, criteria, generation_config, **kwargs)
+            course.alpha, course.limits = generation_config.length_penalty, bounds[:, None]
+        found = self._run(
+            super()._beam_search, input_ids, course, logits_processor, criteria, generation_config, **kwargs
+        )
         if generation_config.pad_token_id == 0:
             self._pad_with_zero(found, input_ids.shape[1], generation_config, limits)
-        return self._hand_back(found, input_ids.shape[0])
+        return found
+
+    def _candidates_needed(self, config: GenerationConfig) -> int | None:
+        """How many tokens of a beam the loop can take at most; None where all are as good as few."""
+        if self.config.vocab_size < LEAST_VOCABULARY:
+            return None
+        ends = 0 if config._eos_token_tensor is None else config._eos_token_tensor.numel()
+        needed = max(2, 1 + ends) * config.num_beams
+        return needed if needed < self.config.vocab_size else None
+
+    def _get_top_k_continuations(self, **kwargs: Any) -> Any:
+        course = COURSE.get()
+        if course is None or course.tokens is None:
+            return super()._get_top_k_continuations(**kwargs)
+        scores = kwargs["accumulated_log_probs"].unflatten(1, (kwargs["num_beams"], -1))  # (B, k, C + 1)
+        scores[..., -1] = -torch.inf
+        log_probs, sequences, beams = super()._get_top_k_continuations(**kwargs)
+        length = kwargs["cur_len"]
+        rows = beams[:, :, length - kwargs["decoder_prompt_len"]].long()  # (B, 2 k)
+        sequences[:, :, length] = course.tokens[rows, sequences[:, :, length]]
+        return log_probs, sequences, beams
 
     @staticmethod
     def _pad_with_zero(found: Any, prompt_length: int, config: GenerationConfig, limits: Tensor | None) -> None:
@@ -239,24 +429,35 @@ class PaperBeamSearch(GenerationMixin):
         new[is_over] = 0
 
     def _update_finished_beams(self, **kwargs: Any) -> Any:
-        alpha = kwargs["length_penalty"]
-        if isinstance(alpha, PaperPenalty):
+        course = COURSE.get()
+        if course is not None and course.alpha is not None:
             length = kwargs["cur_len"] + 1 - kwargs["decoder_prompt_len"]
-            kwargs["topk_log_probs"] = kwargs["topk_log_probs"] / length_penalty(length, float(alpha))
+            kwargs["topk_log_probs"] = kwargs["topk_log_probs"] / length_penalty(length, course.alpha)
             kwargs["length_penalty"] = 0.0
         return super()._update_finished_beams(**kwargs)
 
     def _check_early_stop_heuristic(self, **kwargs: Any) -> Tensor:
-        alpha = kwargs["length_penalty"]
-        if not isinstance(alpha, PaperPenalty):
+        course = COURSE.get()
+        if course is None:
             return GenerationMixin._check_early_stop_heuristic(**kwargs)
+        if course.alpha is None:
+            can_improve = GenerationMixin._check_early_stop_heuristic(**kwargs)  # (B, 1)
+        else:
+            can_improve = kwargs["is_early_stop_heuristic_unsatisfied"] & self._can_improve(course, **kwargs)
+        is_full = kwargs["is_sent_finished"].all(1) if kwargs["early_stopping"] is True else False
+        course.is_open = can_improve[:, 0] & ~torch.as_tensor(is_full, device=can_improve.device)
+        return can_improve if course.alpha is None else course.is_open[:, None]
+
+    @staticmethod
+    def _can_improve(course: Course, **kwargs: Any) -> Tensor:
+        """Whether an open beam of each source can still enter its n best under lp(Y) (B, 1)."""
+        limits, alpha = cast(Tensor, course.limits), cast(float, course.alpha)
         next_length = kwargs["cur_len"] + 1 - kwargs["decoder_prompt_len"]
-        length = alpha.limits if alpha > 0 else torch.full_like(alpha.limits, next_length)
-        bound = kwargs["running_beam_scores"][:, :1] / cast(Tensor, length_penalty(length, float(alpha)))  # (B, 1)
-        nth = alpha.num_returned - 1
+        length = limits if alpha > 0 else torch.full_like(limits, next_length)
+        bound = kwargs["running_beam_scores"][:, :1] / cast(Tensor, length_penalty(length, alpha))  # (B, 1)
+        nth = course.num_returned - 1
         worst_wanted = kwargs["beam_scores"][:, nth : nth + 1]  # (B, 1)
-        can_improve = ~kwargs["is_sent_finished"][:, nth : nth + 1] | (bound > worst_wanted)
-        return kwargs["is_early_stop_heuristic_unsatisfied"] & can_improve
+        return ~kwargs["is_sent_finished"][:, nth : nth + 1] | (bound > worst_wanted)
 
 
 __all__ = ["PaperBeamSearch", "length_penalty"]

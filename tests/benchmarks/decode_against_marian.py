@@ -1,0 +1,131 @@
+"""Decoding speed of this model and of Transformers' MarianMTModel of the same shape, in turn, in one process.
+
+`python -m tests.benchmarks.decode_against_marian --shape=base --beams 4 --batches 1 8 32` decodes the same random
+sources of about 25 tokens with plain `generate()` and prints one JSON object: output tokens a second (the median over
+rounds) and the ratios to Marian's, round by round. Both sides write 27 tokens: their end token is outside of the
+vocabulary and never wins, so that neither runs a logits processor. With `--lengths=mixed` each source has a log-normal
+number of tokens to write, mean 25, at which a stopping criterion ends it on both sides.
+
+The arms: ours as it is trained; ours prepared for the CPU in "float32", "bfloat16" or "int8"; Marian.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging
+
+from tests.benchmarks.train_against_marian import SHAPES, make_model
+from vaswani_transformer.inference import prepare_for_inference
+
+SOURCE_LENGTH, TARGET_LENGTH = 25, 27
+ARMS = ("ours", "float32", "bfloat16", "int8", "marian")
+
+
+def sources(count: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Random sources of 22 to 28 tokens, padded (B, S), and their mask."""
+    generator = random.Random(count)
+    lengths = [generator.randint(SOURCE_LENGTH - 3, SOURCE_LENGTH + 3) for _ in range(count)]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(4, vocab_size, mask.shape, generator=torch.Generator().manual_seed(count))
+    return tokens.masked_fill(~mask, 1), mask.long()
+
+
+class OwnLengths(StoppingCriteria):
+    """Ends each target at its own length."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.lengths = lengths
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        lengths = self.lengths.repeat_interleave(input_ids.shape[0] // len(self.lengths))
+        return lengths <= input_ids.shape[1] - 1
+
+
+def target_lengths(count: int, mix: str) -> Tensor:
+    """How many tokens each of `count` targets has."""
+    if mix == "equal":
+        return torch.full((count,), TARGET_LENGTH)
+    generator, sigma = random.Random(count), 0.6
+    drawn = (generator.lognormvariate(math.log(25) - sigma**2 / 2, sigma) for _ in range(count))
+    return torch.tensor([min(max(3, round(length)), 100) for length in drawn])
+
+
+def search(beams: int, vocab_size: int, longest: int) -> GenerationConfig:
+    """Beam search, or greedy search, up to `longest` new tokens."""
+    return GenerationConfig(
+        max_new_tokens=longest,
+        num_beams=beams,
+        decoder_start_token_id=0,
+        pad_token_id=1,
+        eos_token_id=vocab_size,
+        do_sample=False,
+    )
+
+
+def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], Tensor]:
+    """A call of `generate()` that writes so many tokens for each of as many sources."""
+    torch.manual_seed(0)
+    model = cast(Any, make_model("marian" if name == "marian" else "ours", shape)).eval()
+    if name not in ("ours", "marian"):
+        model = prepare_for_inference(model, name)
+    ids, mask = sources(len(lengths), shape["vocab_size"])
+    longest = int(lengths.max())
+    config = search(beams, shape["vocab_size"], longest)
+    criteria = StoppingCriteriaList([OwnLengths(lengths)] if longest > int(lengths.min()) else [])
+    model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
+    return lambda: model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=config, stopping_criteria=criteria
+    )
+
+
+def seconds(call: Callable[[], Tensor], longest: int) -> float:
+    start = time.perf_counter()
+    written = call().shape[1] - 1
+    taken = time.perf_counter() - start
+    if written != longest:
+        raise RuntimeError(f"{written} tokens were written, not {longest}; the figures would not compare.")
+    return taken
+
+
+def compare(shape: dict[str, int], beams: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Output tokens a second of each arm, and the medians of the ratios to Marian's, round by round."""
+    lengths = target_lengths(count, options.lengths)
+    calls = {arm: arm_of(arm, shape, beams, lengths) for arm in options.arms}
+    for call in calls.values():
+        call()
+    longest, tokens = int(lengths.max()), int(lengths.sum())
+    rounds = [{arm: seconds(call, longest) for arm, call in calls.items()} for _ in range(options.rounds)]
+    speeds = {arm: tokens / statistics.median(one[arm] for one in rounds) for arm in calls}
+    ratios = {arm: statistics.median(one["marian"] / one[arm] for one in rounds) for arm in calls if arm != "marian"}
+    return {"batch": count, "beams": beams, "tokens_per_second": speeds, "ratios_to_marian": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.set_verbosity_error()
+    shape = SHAPES[options.shape]
+    with torch.inference_mode():
+        found = [compare(shape, beams, count, options) for beams in options.beams for count in options.batches]
+    print(json.dumps({"options": vars(options), "torch": torch.__version__, "found": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

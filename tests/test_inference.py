@@ -1,0 +1,314 @@
+"""A model prepared for the CPU: it decodes as the one it was made from, which stays as it was, and refuses the rest."""
+
+import copy
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
+from vaswani_transformer import VaswaniTransformerModel, inference
+from vaswani_transformer.inference import (
+    LAYERS,
+    PackedLinear,
+    QuantizedLinear,
+    overflows,
+    prepare_for_inference,
+    works,
+)
+
+DTYPES = [dtype for dtype, make in LAYERS.items() if works(make)]
+KINDS = {
+    "plain": {},
+    "biases": {"attention_bias": True},
+    "own projection": {"tie_word_embeddings": False},
+    "learned positions": {"position_embedding": "learned"},
+    "wide values": {"d_k": 8, "d_v": 12},
+    "dropout": {"attention_dropout": 0.1, "activation_dropout": 0.1},
+}
+WAYS = {"greedy": {"num_beams": 1}, "beam": {"num_beams": 3}, "many": {"num_beams": 4, "num_return_sequences": 2}}
+
+
+def random_model(seed=0, **overrides):
+    model = tiny_model(**overrides)
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (0.3 if weight.dim() > 1 else 0.5)
+    return model
+
+
+def needs(dtype):
+    return pytest.param(dtype, marks=pytest.mark.skipif(dtype not in DTYPES, reason=f"no layers in {dtype} here"))
+
+
+EVERY_DTYPE = [needs(dtype) for dtype in LAYERS]
+
+
+def test_every_cpu_with_onednn_packs_float32():
+    assert "float32" in DTYPES or not torch.backends.mkldnn.is_available()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_finds_the_same_tokens_and_scores(kind, way):
+    model = random_model(**KINDS[kind])
+    model.use_paper_decoding()
+    source, mask = padded_batch([5, 3, 6])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True}
+    true = model.generate(source, **options, **WAYS[way])
+    prepared = prepare_for_inference(model)
+    found = prepared.generate(source, **options, **WAYS[way])
+    assert torch.equal(found.sequences, true.sequences)
+    if "sequences_scores" in true:
+        torch.testing.assert_close(found.sequences_scores, true.sequences_scores, **FLOAT32)
+    shared = prepared.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
+    assert torch.equal(shared, true.sequences)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(st.integers(0, 1000), st.sampled_from(list(KINDS)), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_float32_computes_the_same(seed, kind, lengths):
+    model = random_model(seed, **KINDS[kind])
+    source, mask = padded_batch(lengths)
+    targets = random_batch(len(lengths))["decoder_input_ids"]
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": targets, "output_hidden_states": True}
+    found, true = prepare_for_inference(model)(**inputs), model(**inputs)
+    torch.testing.assert_close(found.logits, true.logits, **FLOAT32)
+    assert len(found.decoder_hidden_states) == len(true.decoder_hidden_states) == 3
+    torch.testing.assert_close(found.encoder_hidden_states[1], true.encoder_hidden_states[1], **FLOAT32)
+
+
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (0,), (3, 0)], ids=str)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine(dtype, bias, rows):
+    """A product of 48 pairs of numbers, each near 1.
+
+    bfloat16 has 8 bits, so each number is off by 2^-9 of itself at most, and so is what comes out; int8 splits the
+    range of a row's weights and of x into 127 and 255 steps (63 and 127 where it is reduced) and errs by half a step.
+    """
+    linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
+    hidden_states = torch.randn(*rows, 48)
+    found, true = LAYERS[dtype](linear)(hidden_states), linear(hidden_states)
+    assert found.shape == true.shape
+    assert found.dtype == torch.float32
+    if not true.numel():
+        return
+    size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
+    largest = linear.weight.abs().amax(1)
+    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (127 if overflows() else 255)
+    of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
+    of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
+    bound = {"float32": 48 * 2**-24 * size, "bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}[dtype]
+    assert ((found - true).abs() <= bound + 1e-6).all()
+
+
+def test_a_row_of_weights_that_are_all_zero_gives_its_bias():
+    if "int8" not in DTYPES:
+        pytest.skip("no layers in int8 here")
+    linear = nn.Linear(8, 4).requires_grad_(False)
+    linear.weight[1] = 0
+    found = LAYERS["int8"](linear)(torch.randn(3, 8))
+    torch.testing.assert_close(found[:, 1], linear.bias[1].expand(3))
+    torch.testing.assert_close(LAYERS["int8"](linear)(torch.zeros(2, 8)), linear.bias.expand(2, 4))
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_a_model_that_is_sure_of_itself_says_the_same_in_every_dtype(dtype):
+    model, tokenizer = model_of_pairs()
+    prepared = prepare_for_inference(model, dtype)
+    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    for way in WAYS.values():
+        found = prepared.generate(**batch, max_new_tokens=20, **way)[:: way.get("num_return_sequences", 1)]
+        assert tokenizer.batch_decode(found, skip_special_tokens=True) == list(PAIRS.values())
+    inputs = {**batch, "labels": tokenizer(list(PAIRS.values()), padding=True, return_tensors="pt")["input_ids"]}
+    true, found = model(**inputs), prepared(**inputs)
+    # Every layer errs by about 2^-9, or half of 1/127, of what it gives out, the norms bring each back to size 1, and
+    # the errors of some twenty products, which know nothing of each other, add up like their root.
+    largest = {"float32": 1e-5, "bfloat16": 20**0.5 * 2**-8, "int8": 20**0.5 / 127}[dtype]
+    error = (found.logits - true.logits).square().mean().sqrt() / true.logits.square().mean().sqrt()
+    assert error < largest
+    assert found.loss == pytest.approx(float(true.loss), abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("kind", ["plain", "own projection"])
+def test_the_original_stays_as_it_is_and_the_copy_follows_it_nowhere(kind, dtype):
+    model = random_model(**KINDS[kind]).train()
+    model.model.encoder.layers[0].self_attn.q_proj.weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    needs_gradients = [weight.requires_grad for weight in model.parameters()]
+    attention = model.config._attn_implementation
+    prepared = prepare_for_inference(model, dtype)
+    assert model.training
+    assert not any(module.training for module in prepared.modules())
+    assert model.config._attn_implementation == attention
+    assert [weight.requires_grad for weight in model.parameters()] == needs_gradients
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    places = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    assert not places & {weight.untyped_storage().data_ptr() for weight in prepared.parameters()}
+    inputs = random_batch()
+    logits = prepared(**inputs).logits
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
+    optimizer.step()
+    assert not torch.equal(model.model.shared.weight, before["model.shared.weight"])
+    assert torch.equal(prepared(**inputs).logits, logits)
+
+
+def test_the_copy_draws_none_of_the_callers_random_numbers():
+    state = torch.get_rng_state()
+    prepare_for_inference(tiny_model(), DTYPES[-1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
+    prepared = prepare_for_inference(tiny_model(), dtype)
+    assert prepared.eval() is prepared
+    assert prepared.train(False) is prepared
+    with pytest.raises(RuntimeError, match="cannot be trained; train the one it was prepared from"):
+        prepared.train()
+    for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.state_dict):
+        with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
+            save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    for move in (prepared.half, prepared.double, lambda: prepared.to(torch.bfloat16), lambda: prepared.to("meta")):
+        with pytest.raises(RuntimeError, match=r"cannot become torch\.\w+ on \w+; move the one it was prepared from"):
+            move()
+    assert prepared.to("cpu") is prepared
+    assert prepared.float() is prepared
+    with pytest.raises(ValueError, match="prepared for inference already; give the one it was prepared from"):
+        prepare_for_inference(prepared, dtype)
+    assert prepared.generate(torch.tensor([[5, 6, 2]]), max_new_tokens=3).shape[0] == 1
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_inputs_that_want_gradients_are_refused_unless_nobody_computes_them(dtype):
+    prepared = prepare_for_inference(tiny_model(), dtype)
+    inputs = {"inputs_embeds": torch.randn(2, 3, 32, requires_grad=True), "decoder_input_ids": torch.zeros(2, 1).long()}
+    with pytest.raises(RuntimeError, match=r"passes no gradients back; call it under torch\.no_grad"):
+        prepared(**inputs)
+    for way in (torch.no_grad(), torch.inference_mode()):
+        with way:
+            assert not prepared(**inputs).logits.requires_grad
+
+
+def test_every_mode_without_gradients_gives_the_same():
+    prepared, inputs = prepare_for_inference(random_model()), random_batch()
+    found = []
+    for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+        with mode:
+            found.append(prepared(**inputs).logits)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "message"),
+    [
+        (lambda model: model, "float16", r"dtype is 'float16'; choose one of float32, bfloat16, int8"),
+        (lambda model: model.half(), "float32", r"weights of torch\.float16 on cpu; move it by"),
+        (lambda model: model.bfloat16(), "bfloat16", r"weights of torch\.bfloat16 on cpu; move it by"),
+        (lambda model: model.to("meta"), "float32", r"weights of torch\.float32 on meta; move it by"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(change, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        prepare_for_inference(change(tiny_model()), dtype)
+
+
+@pytest.mark.parametrize("missing", ["functions", "results"])
+@pytest.mark.parametrize("dtype", LAYERS)
+def test_where_torch_lacks_a_layer_the_copy_has_plain_ones_and_says_so(dtype, missing, monkeypatch, caplog):
+    def lack(linear):
+        if missing == "functions":
+            return torch.ops.mkldnn.no_such_function(linear.weight)
+        return nn.Linear(linear.in_features, linear.out_features)
+
+    monkeypatch.setitem(LAYERS, dtype, lack)
+    monkeypatch.setattr(inference.logger, "propagate", True)
+    model, inputs = random_model().train(), random_batch()
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare_for_inference(model, dtype)
+    assert f"cannot pack layers in {dtype} here; the copy has plain ones" in caplog.text
+    torch.testing.assert_close(prepared(**inputs).logits, model.eval()(**inputs).logits, **FLOAT32)
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not {id(weight) for weight in model.parameters()} & {id(weight) for weight in prepared.parameters()}
+    with pytest.raises(RuntimeError, match="cannot be trained"):
+        prepared.train()
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
+    model = tiny_model()
+    prepared = prepare_for_inference(model, dtype)
+    assert isinstance(prepared, type(model))
+    assert (prepared.dtype, prepared.device) == (torch.float32, torch.device("cpu"))
+    kinds = [type(module) for module in prepared.modules()]
+    assert nn.Linear not in kinds
+    assert nn.Dropout not in kinds
+    assert kinds.count(QuantizedLinear if dtype == "int8" else PackedLinear) == 33
+    assert prepared.get_input_embeddings() is prepared.model.shared
+    assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
+    assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+def test_the_attention_can_be_chosen_again():
+    prepared, inputs = prepare_for_inference(random_model()), random_batch()
+    assert prepared.config._attn_implementation == "eager"
+    logits = prepared(**inputs).logits
+    prepared.set_attn_implementation("sdpa")
+    torch.testing.assert_close(prepared(**inputs).logits, logits, **FLOAT32)
+
+
+def test_a_model_without_projection_and_a_stack_alone_are_prepared_too():
+    model, inputs = VaswaniTransformerModel(tiny_model().config).eval(), random_batch()
+    torch.testing.assert_close(
+        prepare_for_inference(model)(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **FLOAT32
+    )
+    found = prepare_for_inference(model.encoder)(inputs["input_ids"]).last_hidden_state
+    torch.testing.assert_close(found, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
+
+
+def test_a_model_that_was_used_is_prepared_as_a_new_one():
+    """With hooks for attentions, a cache of a search, and a gradient."""
+    model, inputs = random_model(), random_batch()
+    model(**inputs, output_attentions=True)
+    model.generate(inputs["input_ids"], max_new_tokens=3, cache_implementation="static")
+    model(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
+    found = prepare_for_inference(model)(**inputs, output_attentions=True)
+    torch.testing.assert_close(found.logits, model(**inputs).logits, **FLOAT32)
+    assert len(found.cross_attentions) == 2
+
+
+SUMS = """
+import torch
+torch.backends.quantized.engine = "onednn"
+from vaswani_transformer.inference import LAYERS, overflows
+torch.manual_seed(0)
+linear = torch.nn.Linear(64, 32)
+torch.nn.init.uniform_(linear.weight, 0.5, 1.0)
+hidden_states = torch.rand(8, 64) + 0.5
+true = linear(hidden_states)
+error = (LAYERS["int8"](linear)(hidden_states) - true).abs().max() / true.abs().max()
+print(overflows(), float(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "onednn" not in torch.backends.quantized.supported_engines
+    or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="oneDNN's older instructions are those of x86",
+)
+def test_where_sums_of_8_bits_overflow_one_bit_less_is_used():
+    """oneDNN told to use instructions without sums of four products, as older CPUs lack them."""
+    is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
+    assert is_over == "True"
+    assert float(error) < 0.02

@@ -1,0 +1,165 @@
+"""Lines in and out: a bad one is named, and a file of results is gone on with as if it had never been left."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vaswani_transformer.lines import (
+    LineError,
+    ResumableFile,
+    Texts,
+    digest_of_folder,
+    json_texts,
+    one_line,
+    text_lines,
+    whole_lines,
+)
+
+
+def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text():
+    stream = io.BytesIO("\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive".encode())
+    assert list(text_lines(stream, "f")) == ["one", "", "two\rthree \u2028four", "\ufefffive"]
+
+
+def test_a_line_that_is_not_utf8_is_named():
+    lines = text_lines(io.BytesIO(b"one\ntw\xff\n"), "some.txt")
+    assert next(lines) == "one"
+    with pytest.raises(LineError, match=r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); mend"):
+        next(lines)
+
+
+def test_texts_are_fields_of_json_lines():
+    stream = io.BytesIO(b'{"text": " a ", "id": 1}\n\n{"text": "b\\nc"}')
+    assert list(json_texts(stream, "f", "text")) == ["a", "", "b\nc"]
+    stream = io.BytesIO(b'{"translation": {"en": "a", "de": "b"}}\n')
+    assert list(json_texts(stream, "f", "text", "de")) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "language", "message"),
+    [
+        ('{"text": ', None, r"f, line 2: not JSON that can be read"),
+        ('{"text": "\\ud800"}', None, r"f, line 2: not JSON that can be read \('utf-8' codec"),
+        ('{"txt": "a"}', None, r'f, line 2: found the fields txt, not \{"text": "\.\.\."\}; mend the line'),
+        ('{"text": 3}', None, r"f, line 2: found the fields text, not"),
+        ("[1]", None, r"f, line 2: found list, not"),
+        ('"text"', None, r"f, line 2: found str, not"),
+        ('{"text": "a"}', "en", r'f, line 2: found NoneType, not \{"translation": \{"en": "\.\.\."\}\}'),
+        ('{"translation": {"de": "a"}}', "en", r"f, line 2: found the fields de, not"),
+    ],
+)
+def test_a_line_without_a_text_is_named(line, language, message):
+    texts = json_texts(
+        io.BytesIO(b'{"text": "a", "translation": {"en": "a"}}\n' + line.encode()), "f", "text", language
+    )
+    assert next(texts) == "a"
+    with pytest.raises(LineError, match=message):
+        next(texts)
+
+
+def test_a_translation_stays_on_its_line():
+    assert one_line("a\nb\r\nc\rd") == "a b  c d"
+
+
+def write_all(path, texts, settings, stop_at=None):
+    """What the command does with texts of which each one's result is itself, twice; stopped before a text, or not."""
+    output = ResumableFile(path, 2, settings, [1, 1])
+    counted = Texts(texts, "the input", output.done, output.known, output.digest)
+    try:
+        window = []
+        for number, text in enumerate(counted):
+            window.append((number, text))
+            if len(window) == 3 or number == len(texts) - 1:
+                for place, result in window:
+                    if place == stop_at:
+                        return
+                    if place >= output.done:
+                        output.write([result, result], counted)
+                window = []
+        output.finish()
+    finally:
+        output.close()
+
+
+texts_of_letters = st.lists(st.text("ab", max_size=3), min_size=1, max_size=10)
+
+
+@given(texts=texts_of_letters, stop_at=st.integers(0, 10), cut=st.integers(0, 100))
+def test_a_file_that_is_left_anywhere_ends_up_as_one_that_was_not(tmp_path_factory, texts, stop_at, cut):
+    folder = tmp_path_factory.mktemp("output")
+    whole, path = folder / "whole", folder / "path"
+    write_all(whole, texts, {"a": 1})
+    write_all(path, texts, {"a": 1}, stop_at)
+    if stop_at < len(texts):
+        path.write_bytes(path.read_bytes()[:cut])
+        write_all(path, texts, {"a": 1})
+    assert path.read_bytes() == whole.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
+    assert {each.name for each in folder.iterdir()} == {"whole", "path"}
+
+
+def test_other_texts_than_before_are_refused_and_later_ones_may_differ(tmp_path):
+    path, texts = tmp_path / "out", list("abcdef")
+    write_all(path, texts, {}, stop_at=2)  # after a window of three was read
+    before = path.read_bytes()
+    for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
+        with pytest.raises(LineError, match="the input: not what the unfinished output was begun with, whose first 3"):
+            write_all(path, other, {})
+        assert path.read_bytes() == before
+    write_all(path, [*texts[:5], "x"], {})
+    assert path.read_text().split() == [text for text in [*texts[:5], "x"] for _ in range(2)]
+
+
+def test_other_settings_than_before_are_refused(tmp_path):
+    path = tmp_path / "out"
+    write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
+    before = path.read_bytes()
+    with pytest.raises(LineError, match=r"out: was begun with beams 4, not 5; give the same command to go on with it"):
+        ResumableFile(path, 2, {"beams": 5, "model": "m"}, [1, 1])
+    with pytest.raises(LineError, match=r"out: was begun with scores None, not True"):
+        ResumableFile(path, 2, {"beams": 4, "model": "m", "scores": True}, [1, 1])
+    assert path.read_bytes() == before
+
+
+def test_other_batches_than_before_are_told(tmp_path):
+    path = tmp_path / "out"
+    write_all(path, list("abc"), {}, stop_at=1)
+    for batches in ([1, 1], [2, 1]):
+        output = ResumableFile(path, 2, {}, batches)
+        output.close()
+        assert output.has_other_batches == (batches != [1, 1])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}'])
+def test_a_progress_file_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "out.progress").write_text(text)
+    with pytest.raises(LineError, match=r"out\.progress: not the progress of a translation; remove it"):
+        ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+
+
+def test_more_results_than_texts_are_refused(tmp_path):
+    path = tmp_path / "out"
+    write_all(path, list("abc"), {}, stop_at=1)
+    path.write_text("a\n" * 20)
+    with pytest.raises(LineError, match=r"out: holds 10 results, more than the 3 that out\.progress knows of"):
+        ResumableFile(path, 2, {}, [1, 1])
+
+
+def test_progress_says_what_was_read(tmp_path):
+    write_all(tmp_path / "out", list("abcdef"), {"a": None}, stop_at=4)
+    record = json.loads((tmp_path / "out.progress").read_text())
+    assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 6)
+    assert whole_lines(tmp_path / "out") == 8
+
+
+def test_a_folder_has_another_digest_when_what_makes_the_model_changes(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    before = digest_of_folder(tmp_path)
+    (tmp_path / "README.md").write_text("a card")
+    (tmp_path / "checkpoints").mkdir()
+    assert digest_of_folder(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"Weights")
+    assert digest_of_folder(tmp_path) != before

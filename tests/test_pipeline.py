@@ -1,0 +1,247 @@
+"""`pipeline("vaswani-translation")`: the shapes that the old pipeline had, and what `generate()` gives."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset as HubDataset
+from torch.utils.data import Dataset
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
+
+from tests.helpers import PAIRS, model_of_pairs, run_python, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
+
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """A model of its own that decodes as the paper does, and its tokenizer."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    return model, tokenizer
+
+
+@pytest.fixture
+def translator(parts):
+    return pipeline(TASK, model=parts[0], tokenizer=parts[1], device="cpu")
+
+
+def generated(parts, text, **settings):
+    """What `generate()` makes of a text alone, its special tokens left out."""
+    model, tokenizer = parts
+    batch = tokenizer([text], return_tensors="pt")
+    return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
+
+
+def as_records(texts):
+    return [{"translation_text": text} for text in texts]
+
+
+class Sentences(Dataset):
+    def __len__(self):
+        return len(SOURCES)
+
+    def __getitem__(self, index):
+        return SOURCES[index]
+
+
+def test_a_text_gives_a_list_of_one_and_a_list_gives_a_list(translator):
+    assert translator(SOURCES[0]) == as_records(TARGETS[:1])
+    assert translator(SOURCES) == as_records(TARGETS)
+    assert translator(tuple(SOURCES)) == as_records(TARGETS)
+    assert translator(SOURCES[:1]) == as_records(TARGETS[:1])
+    assert translator([]) == []
+
+
+def test_what_is_not_held_in_memory_gives_an_iterator_over_what_each_text_gives(translator):
+    each = [as_records([target]) for target in TARGETS]
+    for texts in (iter(SOURCES), (text for text in SOURCES), Sentences()):
+        found = translator(texts, batch_size=4)
+        assert not isinstance(found, list)
+        assert list(found) == each
+
+
+def test_a_column_of_a_data_set_is_a_list_of_texts(translator):
+    assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
+
+
+def test_batches_by_length_keep_the_order_and_what_each_text_gives(parts, translator):
+    texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
+    expected = [generated(parts, text)[0] if text.strip() else "" for text in texts]
+    for batch_size in (1, 2, 5, 100):
+        assert translator(texts, batch_size=batch_size) == as_records(expected)
+
+
+def test_n_best_lists_are_lists_of_lists_also_in_batches(parts, translator):
+    expected = [as_records(generated(parts, text, num_return_sequences=3)) for text in SOURCES]
+    assert all(len(best) == 3 for best in expected)
+    assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
+    assert translator(SOURCES[0], num_return_sequences=3) == expected[0]
+    assert list(translator(iter(SOURCES), num_return_sequences=3, batch_size=4)) == expected
+
+
+def test_an_empty_text_has_empty_translations(translator):
+    assert translator("") == as_records([""])
+    assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
+
+
+def test_scores_stand_beside_translations_where_generate_is_asked_for_them(parts, translator):
+    asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+    batch = parts[1]([SOURCES[2]], return_tensors="pt")
+    expected = parts[0].generate(**batch, **asked).sequences_scores
+    for found in (translator(SOURCES[2], **asked), translator(SOURCES, batch_size=6, **asked)[2]):
+        torch.testing.assert_close(torch.tensor([record["score"] for record in found]), expected)
+
+
+SETTINGS = [
+    {},
+    {"num_beams": 1},
+    {"max_new_tokens": 2},
+    {"length_penalty": 2.0, "length_penalty_type": "power"},
+    {"max_source_relative_length": 0},
+    {
+        "generation_config": GenerationConfig(
+            num_beams=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1, bos_token_id=0
+        )
+    },
+]
+
+
+@pytest.fixture
+def generations(parts, monkeypatch):
+    """Every call of the model's `generate()` from here on: its arguments and its result."""
+    calls, generate = [], parts[0].generate
+
+    def watched(**arguments):
+        calls.append((arguments, generate(**arguments)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(parts[0], "generate", watched)
+    return calls
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_reach_generate_from_the_call_and_from_the_pipeline(parts, translator, settings, generations):
+    model, tokenizer = parts
+    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", **settings)("what is the cat")
+    translator("what is the cat", **settings)
+    model.generate(**tokenizer(["what is the cat"], return_tensors="pt"), **settings)
+    (_, first), (_, second), (_, expected) = generations
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+
+
+def test_a_list_is_batched_longest_first(translator, generations):
+    translator(["a", "a a a a a a", "a a", "a a a a a"], batch_size=2)
+    (first, longest), (second, shortest) = [arguments["input_ids"].shape for arguments, _ in generations]
+    assert (first, second) == (2, 2)
+    assert longest > shortest
+
+
+def test_the_models_own_search_stays_in_force():
+    """Random weights seldom end a target, so that the paper's limit, source + 50, ends it and not a default of 256."""
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer))
+    model.use_paper_decoding()
+    before = model.generation_config.to_dict()
+    made = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    lengths = []
+    generate = model.generate
+    model.generate = lambda **inputs: lengths.append((inputs, generate(**inputs))) or lengths[-1][1]
+    made("hello world")
+    ((inputs, tokens),) = lengths
+    assert torch.equal(tokens, generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]))
+    assert tokens.shape[1] == 1 + inputs["input_ids"].shape[1] + 50
+    assert model.generation_config.to_dict() == before
+
+
+def test_spaces_before_punctuation_are_cleaned_on_request(translator, monkeypatch):
+    asked, decode = [], translator.tokenizer.batch_decode
+    monkeypatch.setattr(
+        translator.tokenizer, "batch_decode", lambda *args, **kwargs: asked.append(kwargs) or decode(*args, **kwargs)
+    )
+    translator("hello world", clean_up_tokenization_spaces=True)
+    translator("hello world")
+    assert asked == [{"skip_special_tokens": True, "clean_up_tokenization_spaces": True}, {"skip_special_tokens": True}]
+
+
+@pytest.mark.parametrize("wrong", [3, ["hello", 3], [["hello"]], {"text": "hello"}])
+def test_what_is_no_text_is_refused(translator, wrong):
+    with pytest.raises(TypeError, match="not a text to translate; give a str"):
+        translator(wrong)
+
+
+def test_a_saved_model_is_found_by_its_folder(parts, tmp_path):
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
+
+
+USE_WITHOUT_THE_PACKAGE = """
+import json, sys
+
+sys.modules["vaswani_transformer"] = None  # also where it is installed
+
+from transformers import pipeline
+
+folder, again, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+found = []
+for task in ("vaswani-translation", None):
+    made = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
+    assert "transformers_modules" in type(made).__module__ and "transformers_modules" in type(made.model).__module__
+    found.append(made(texts, batch_size=4))
+made.model.save_pretrained(again)
+made.tokenizer.save_pretrained(again)
+found.append(pipeline("vaswani-translation", model=again, trust_remote_code=True, device="cpu")(texts))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved_by", ["pipeline", "model"])
+def test_a_published_folder_brings_the_pipeline_along(parts, saved_by, tmp_path, monkeypatch):
+    model, tokenizer = parts
+    folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if saved_by == "pipeline":
+        pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
+    else:
+        for part in (type(model.config), type(model), type(tokenizer)):
+            monkeypatch.setattr(part, "_auto_class", None)  # and back again after the test
+            part.register_for_auto_class()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["custom_pipelines"] == {
+        "vaswani-translation": {
+            "impl": "pipeline.VaswaniTransformerTranslationPipeline",
+            "pt": ["AutoModelForSeq2SeqLM"],
+            "type": "text",
+        }
+    }
+    arguments = (str(folder), str(tmp_path / "again"), json.dumps(SOURCES))
+    found = run_python(USE_WITHOUT_THE_PACKAGE, *arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    assert json.loads(found) == [as_records(TARGETS)] * 3
+
+
+@pytest.mark.parametrize("trust", [None, True])
+def test_the_installed_package_needs_no_trust_in_a_published_folder(parts, translator, trust, tmp_path):
+    translator.save_pretrained(tmp_path)
+    made = pipeline(TASK, model=str(tmp_path), trust_remote_code=trust, device="cpu")
+    assert type(made) is VaswaniTransformerTranslationPipeline
+    assert type(made.model) is VaswaniTransformerForConditionalGeneration
+    assert made(SOURCES[0]) == as_records(TARGETS[:1])
+
+
+def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
+    translator.save_pretrained(tmp_path / "published")
+    assert {path.suffix for path in (tmp_path / "published").iterdir()} == {".json", ".py", ".safetensors"}
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
+    for number, model in enumerate((loaded, translator.model)):
+        model.save_pretrained(tmp_path / str(number))
+        saved = json.loads((tmp_path / str(number) / "config.json").read_text())
+        assert not {"auto_map", "custom_pipelines"} & saved.keys()
+        assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}

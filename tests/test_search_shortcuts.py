@@ -1,0 +1,454 @@
+"""What makes the search fast changes nothing that it finds: few candidates, and sources that leave the batch."""
+
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
+
+from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.test_paper_search import PlainSearch, small_model
+from vaswani_transformer import generation
+from vaswani_transformer.generation import COURSE, TAKES_CANDIDATES, Course, candidates, likeliest
+
+END = 2
+# Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
+ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
+
+
+@contextmanager
+def search(takes_candidates=True, leaves=True):
+    """Searches within see candidates at any size of vocabulary or never, and let sources leave or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "LEAST_VOCABULARY", 0 if takes_candidates else sys.maxsize)
+        if not leaves:
+            patch.setattr(Course, "leave", lambda course, cache: None)
+        yield
+
+
+def ending_model(seed, vocab_size=40, eagerness=3.0, **overrides):
+    """A model of random weights, in float64 so that nothing hangs on rounding, which raises the end token's logit."""
+    model = small_model(seed, vocab_size, **overrides).double()
+    norm = model.model.decoder.layers[-1].feed_forward_add_norm.norm
+    end = model.lm_head.weight[END]
+    norm.weight.data.fill_(1.0)
+    norm.bias.data += eagerness * end / end.square().sum()
+    return model.requires_grad_(False)
+
+
+def sources(lengths, vocab_size=40):
+    tokens, mask = padded_batch(lengths)
+    return {"input_ids": (tokens % (vocab_size - 3) + 3).masked_fill(mask == 0, 1), "attention_mask": mask}
+
+
+@contextmanager
+def rows_seen(model):
+    """The number of target rows of each call of the decoder, in order."""
+    rows = []
+
+    def count(module, arguments, inputs):
+        rows.append(inputs["input_ids"].shape[0])
+
+    hook = model.model.decoder.register_forward_pre_hook(count, with_kwargs=True)
+    yield rows
+    hook.remove()
+
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+SEEDS = st.integers(0, 10_000)
+SETTINGS = {
+    "num_beams": st.integers(2, 5),
+    "length_penalty": st.sampled_from([-1.0, 0.0, 0.6, 1.5]),
+    "length_penalty_type": st.sampled_from(["gnmt", "power"]),
+    "early_stopping": st.sampled_from([False, True, "never"]),
+    "max_source_relative_length": st.sampled_from([None, 0, 5]),
+}
+
+
+@st.composite
+def searches(draw):
+    """The settings of a beam search, with one end token, several or none, and with a target begun or not."""
+    found = {name: draw(values) for name, values in SETTINGS.items()}
+    found |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
+    ends = draw(st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]))
+    return found | ({} if ends == END else {"eos_token_id": ends})
+
+
+def begun(draw, rows):
+    """A target that was begun, some of its first tokens padding."""
+    length = draw(st.integers(1, 3))
+    mask = torch.ones(rows, length + 1, dtype=torch.long)
+    if draw(st.booleans()):
+        mask[0, 0] = 0
+    tokens = torch.randint(3, 22, (rows, length + 1))
+    return {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
+
+
+@settings(max_examples=300)
+@given(SEEDS, st.integers(1, 4), st.integers(1, 400), st.integers(1, 30), st.booleans(), st.booleans())
+def test_the_likeliest_are_the_largest(seed, rows, width, count, has_ties, has_holes):
+    torch.manual_seed(seed)
+    logits, count = torch.randn(rows, width), min(count, width)
+    logits = logits.round() if has_ties else logits
+    logits = logits.masked_fill(torch.rand(rows, width) < 0.5, -torch.inf) if has_holes else logits
+    found, places = likeliest(logits, count)
+    assert torch.equal(found, logits.topk(count, dim=1).values)
+    assert torch.equal(logits.gather(1, places), found)
+    assert all(len(set(row)) == count for row in places.tolist())
+
+
+@settings(max_examples=200)
+@given(SEEDS, st.integers(20, 400), st.integers(1, 20), st.sampled_from([0.1, 3.0, 30.0, 1000.0]), st.booleans())
+def test_candidates_have_their_log_probabilities_and_a_log_softmax_leaves_them(seed, width, count, scale, has_holes):
+    torch.manual_seed(seed)
+    logits = torch.randn(3, width) * scale
+    if has_holes:
+        logits[:, 1:].masked_fill_(torch.rand(3, width - 1) < 0.9, -torch.inf)
+    log_probs, tokens = candidates(logits, count)
+    true = logits.double().log_softmax(1)
+    torch.testing.assert_close(log_probs[:, :-1].double(), true.gather(1, tokens[:, :-1]), **ROUNDING)
+    assert torch.equal(log_probs[:, :-1], log_probs[:, :-1].sort(dim=1, descending=True).values)
+    torch.testing.assert_close(log_probs[:, :-1].log_softmax(1).exp().sum(1), torch.ones(3), **ROUNDING)
+    torch.testing.assert_close(log_probs.log_softmax(1)[:, :-1], log_probs[:, :-1], **ROUNDING)
+
+
+def test_candidates_of_half_precision_are_those_of_the_loop():
+    """The loop takes logits to float32 before their log-softmax."""
+    logits = torch.randn(2, 100).bfloat16()
+    log_probs, tokens = candidates(logits, 5)
+    true = logits.float().log_softmax(1).gather(1, tokens[:, :-1])
+    torch.testing.assert_close(log_probs[:, :-1], true, **ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TAKES_CANDIDATES, reason="this Transformers' loop takes the whole vocabulary")
+@settings(max_examples=200)
+@given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]))
+def test_candidates_find_what_the_whole_vocabulary_finds(data, seed, options, lengths, vocab_size):
+    model = ending_model(seed, vocab_size)
+    options = options | sources(lengths, vocab_size)
+    options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search(takes_candidates=False):
+        expected = model.generate(**options)
+    with search(takes_candidates=True):
+        assert torch.equal(model.generate(**options), expected)
+
+
+@pytest.mark.skipif(not TAKES_CANDIDATES, reason="this Transformers' loop takes the whole vocabulary")
+def test_the_loop_sees_as_few_columns_as_it_can_take():
+    model, widths = ending_model(0, 1003), []
+    top_k = model._get_top_k_continuations
+    model._get_top_k_continuations = lambda **kwargs: (
+        widths.append(kwargs["accumulated_log_probs"].shape[1]) or top_k(**kwargs)
+    )
+    model.generate(**sources([3, 2]), num_beams=3, max_new_tokens=4)
+    assert set(widths) == {3 * (2 * 3 + 1)}
+
+
+@pytest.mark.parametrize("vocab_size", [40, 1003])
+def test_more_candidates_than_tokens_are_never_asked_for(vocab_size):
+    """A beam search may take (1 + end tokens) x beams tokens of one beam, more than there are."""
+    ends = list(range(3, 3 + vocab_size // 2))
+    model = ending_model(0, vocab_size)
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, "eos_token_id": ends} | sources([2])
+    with search(takes_candidates=False):
+        expected = model.generate(**options)
+    with search(takes_candidates=True):
+        assert torch.equal(model.generate(**options), expected)
+
+
+@pytest.mark.parametrize("kind", ["nan", "-inf", "peaked"])
+def test_strange_logits_end_as_they_do_with_the_whole_vocabulary(kind):
+    model = ending_model(0, 60)
+
+    def change(module, arguments, logits):
+        if kind == "nan":
+            return torch.full_like(logits, torch.nan)
+        if kind == "-inf":
+            return logits.masked_fill(torch.arange(60) % 7 > 0, -torch.inf)
+        return logits * 1e4
+
+    model.lm_head.register_forward_hook(change)
+    options = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
+    with search(takes_candidates=False, leaves=False):
+        expected = model.generate(**options)
+    with search():
+        found = model.generate(**options)
+    assert kind == "nan" or torch.equal(found, expected)
+    assert found.shape == expected.shape
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([1.0, 3.0, 5.0]))
+def test_sources_that_leave_change_nothing_in_a_beam_search(data, seed, options, lengths, eagerness):
+    model = ending_model(seed, eagerness=eagerness)
+    options = options | sources(lengths) | (begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
+    with search(takes_candidates=False, leaves=False), rows_seen(model) as all_rows:
+        expected = model.generate(**options)
+    with search(takes_candidates=data.draw(st.booleans())), rows_seen(model) as rows:
+        assert torch.equal(model.generate(**options), expected)
+    assert len(rows) <= len(all_rows)
+    assert rows == sorted(rows, reverse=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(st.data(), SEEDS, LENGTHS, st.integers(1, 3), st.booleans(), st.sampled_from([END, [END, 7, 8], None]))
+def test_sources_that_leave_change_nothing_in_greedy_search_and_sampling(data, seed, lengths, returned, samples, ends):
+    model = ending_model(seed)
+    options = sources(lengths) | {"max_new_tokens": 10, "num_beams": 1, "eos_token_id": ends}
+    options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
+    options |= {"do_sample": samples, "num_return_sequences": returned if samples else 1}
+    options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search(leaves=False), rows_seen(model) as all_rows:
+        torch.manual_seed(seed)
+        expected = model.generate(**options)
+    with search(), rows_seen(model) as rows:
+        torch.manual_seed(seed)
+        assert torch.equal(model.generate(**options), expected)
+    assert len(rows) == len(all_rows)
+    assert rows == sorted(rows, reverse=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(SEEDS, LENGTHS, st.integers(2, 3), st.integers(1, 2))
+def test_sources_that_leave_change_nothing_in_beam_sampling(seed, lengths, num_beams, returned):
+    model = ending_model(seed)
+    options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": returned, "max_new_tokens": 8}
+    options |= sources(lengths) | {"max_source_relative_length": None}
+    found = []
+    for leaves in (True, False):
+        torch.manual_seed(seed)
+        with search(leaves=leaves):
+            found.append(model.generate(**options))
+    assert torch.equal(*found)
+
+
+WAYS = {
+    "greedy": {"num_beams": 1},
+    "sampling": {"num_beams": 1, "do_sample": True, "num_return_sequences": 2},
+    "beam": {"num_beams": 3},
+    "many": {"num_beams": 4, "num_return_sequences": 3},
+    "full": {"num_beams": 3, "early_stopping": True},
+    "power": {"num_beams": 3, "length_penalty_type": "power"},
+}
+BATCH = [4, 2, 6, 1, 3]
+
+
+def ways_of(way, **more):
+    torch.manual_seed(3)
+    return sources(BATCH) | {"max_source_relative_length": 8} | WAYS[way] | more
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_sources_that_are_done_are_decoded_no_more(way):
+    model, falls = ending_model(1), 0
+    for seed in range(4):
+        model = ending_model(seed)
+        with rows_seen(model) as rows:
+            model.generate(**ways_of(way))
+        k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
+        assert rows[0] == k * len(BATCH)
+        assert all(count % k == 0 and count > 0 for count in rows)
+        falls += rows[-1] < rows[0]
+    assert falls >= 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"return_dict_in_generate": True},
+        {"encoder_outputs": True},
+        {"past_key_values": True},
+    ],
+    ids=str,
+)
+def test_however_it_is_called_the_same_is_found(way, more):
+    for seed in range(3):
+        model = ending_model(seed)
+        with search(leaves=False):
+            expected = model.generate(**ways_of(way))
+        given = dict(more)
+        if "encoder_outputs" in given:
+            batch = ways_of(way)
+            given["encoder_outputs"] = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
+        if "past_key_values" in given:
+            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        found = model.generate(**ways_of(way, **given))
+        assert torch.equal(found.sequences if "return_dict_in_generate" in given else found, expected)
+
+
+def test_without_an_end_token_nobody_leaves_a_greedy_search():
+    """Transformers' loop then goes on writing behind a row's own limit, and not padding."""
+    model = ending_model(0)
+    options = ways_of("greedy", eos_token_id=None)
+    with search(leaves=False):
+        expected = model.generate(**options)
+    with rows_seen(model) as rows:
+        assert torch.equal(model.generate(**options), expected)
+    assert set(rows) == {len(BATCH)}
+
+
+def test_sources_leave_where_the_stacks_have_different_depths():
+    """Transformers makes a cache of as many layers as the encoder has."""
+    model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
+    norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
+    norm.bias.data += 2 * end / end.square().sum()
+    with search(leaves=False):
+        expected = model.generate(**ways_of("power"))
+    with rows_seen(model) as rows:
+        assert torch.equal(model.generate(**ways_of("power")), expected)
+    assert rows[-1] < rows[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cache_that_the_caller_sees_has_every_row_and_every_token(way):
+    k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
+    rows = k * len(BATCH)
+    model, own = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    given_back = model.generate(**ways_of(way, return_dict_in_generate=True)).past_key_values
+    model.generate(**ways_of(way, past_key_values=own))
+    for cache in (given_back, own):
+        for part in (cache.self_attention_cache, cache.cross_attention_cache):
+            assert {layer.keys.shape[0] for layer in part.layers} == {rows}
+            assert {layer.values.shape[0] for layer in part.layers} == {rows}
+    assert given_back.get_seq_length() == own.get_seq_length()
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(SEEDS, SETTINGS["length_penalty"], SETTINGS["early_stopping"], LENGTHS, st.integers(2, 5), st.data())
+def test_power_with_both_shortcuts_is_transformers_own_search(seed, alpha, early_stopping, lengths, num_beams, data):
+    model = ending_model(seed, 97)
+    plain = PlainSearch(model.config).eval().double()
+    plain.load_state_dict(model.state_dict())
+    options = {"num_beams": num_beams, "num_return_sequences": data.draw(st.integers(1, num_beams))}
+    options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": data.draw(SIZES)}
+    options |= sources(lengths)
+    with search():
+        ours = model.generate(length_penalty_type="power", **options)
+    assert torch.equal(ours, plain.generate(**options))
+
+
+SIZES = st.integers(1, 12)
+PROCESSORS = [
+    {"repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 2},
+    {"encoder_repetition_penalty": 1.5},
+    {"bad_words_ids": [[5], [6, 7]]},
+    {"min_length": 5},
+    {"min_new_tokens": 4},
+    {"forced_bos_token_id": 9},
+    {"forced_eos_token_id": END, "max_new_tokens": 6},
+    {"suppress_tokens": [4, 5]},
+    {"exponential_decay_length_penalty": (2, 1.3)},
+    {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},
+    {"renormalize_logits": True},
+]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: next(iter(processor)))
+@pytest.mark.parametrize("way", ["greedy", "sampling", "many", "power"])
+def test_logits_processors_do_the_same_where_sources_leave(way, processor):
+    for seed in range(2):
+        model = ending_model(seed)
+        with search(takes_candidates=False, leaves=False):
+            expected = model.generate(**ways_of(way, **processor))
+        with search():
+            assert torch.equal(model.generate(**ways_of(way, **processor)), expected)
+
+
+class Doing(StoppingCriteria):
+    """Does something at every step, and stops nothing."""
+
+    def __init__(self, do):
+        self.do = do
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.do(input_ids)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def doing(do):
+    return StoppingCriteriaList([Doing(do)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_fails_leaves_nothing_behind(way):
+    model = ending_model(1)
+    expected = model.generate(**ways_of(way))
+
+    def fail(input_ids):
+        if input_ids.shape[1] > 3:
+            assert COURSE.get() is not None
+            raise KeyError("in the middle")
+
+    with pytest.raises(KeyError, match="in the middle"):
+        model.generate(**ways_of(way), stopping_criteria=doing(fail))
+    assert COURSE.get() is None
+    assert torch.equal(model.generate(**ways_of(way)), expected)
+    assert COURSE.get() is None
+
+
+INNER_WAYS = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
+
+
+@pytest.mark.parametrize("inner_way", INNER_WAYS)
+@pytest.mark.parametrize("way", ["greedy", "beam"])
+def test_a_search_within_a_search_meets_it_nowhere(way, inner_way):
+    outer, inner = ending_model(1), ending_model(2, 97)
+    options = sources([4] if inner_way == "assisted" else [4, 2], 97) | INNER_WAYS[inner_way]
+    options |= {"max_source_relative_length": 8}
+
+    def search_within():
+        torch.manual_seed(5)
+        return inner.generate(**options)
+
+    expected, expected_within, found_within = outer.generate(**ways_of(way)), search_within(), []
+    found = outer.generate(**ways_of(way), stopping_criteria=doing(lambda _: found_within.append(search_within())))
+    assert torch.equal(found, expected)
+    assert len(found_within) > 2
+    assert all(torch.equal(each, expected_within) for each in found_within)
+
+
+def test_searches_on_several_threads_meet_nowhere():
+    """Each waits within its search until all others are within theirs."""
+    ways = ["greedy", "beam", "many", "power"]
+    models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
+    options = [ways_of(way) for way in ways]  # drawn here: all threads draw from one generator
+    expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
+    barrier, found = threading.Barrier(len(ways)), [None] * len(ways)
+
+    def decode(place):
+        def meet(input_ids):
+            if input_ids.shape[1] <= 3:
+                barrier.wait(timeout=60)
+
+        found[place] = models[place].generate(**options[place], stopping_criteria=doing(meet))
+
+    threads = [threading.Thread(target=decode, args=(place,)) for place in range(len(ways))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_the_scores_of_a_search_with_the_whole_vocabulary_are_those_of_its_logits():
+    """Where scores are asked for, the loop sees the whole vocabulary, and gives back as wide a row for each beam."""
+    model = ending_model(1, 97)
+    options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}
+    with search():
+        found = model.generate(**options, output_scores=True, output_logits=True)
+    assert {step.shape for step in (*found.scores, *found.logits)} == {torch.Size([6, 97])}
+    for scores, logits in zip(found.scores, found.logits, strict=True):
+        torch.testing.assert_close(scores, logits.log_softmax(-1), **FLOAT32)

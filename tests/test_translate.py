@@ -1,0 +1,449 @@
+"""The command: lines in, lines out, in order, however it is interrupted; and one line for what it cannot do."""
+
+import functools
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from tests.helpers import PAIRS, ROOT, model_of_pairs
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import translate as command
+from vaswani_transformer.convert import main as convert
+from vaswani_transformer.translation import translate
+
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The model of pairs on disk, which decodes as the paper does."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config)
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    saved = tmp_path_factory.mktemp("model")
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsysbinary):
+    """The command in this process: its standard input in, its standard output, its errors and its status out."""
+
+    def run(*arguments, stdin=b"", model=folder):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([str(model), *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run
+
+
+def lines(texts):
+    return "".join(f"{text}\n" for text in texts)
+
+
+def start(folder, *arguments, **pipes):
+    """The command in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    module = [sys.executable, "-m", "vaswani_transformer.translate", folder]
+    return subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)
+
+
+def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run):
+    source = [SOURCES[0], "", *SOURCES[1:4], " \t", *SOURCES[4:]]
+    expected = [TARGETS[0], "", *TARGETS[1:4], "", *TARGETS[4:]]
+    assert run(stdin=lines(source).encode()) == (lines(expected), "", 0)
+    assert run("--window=3", "--batch_tokens=20", stdin=lines(source).encode()[:-1]) == (lines(expected), "", 0)
+
+
+def test_no_lines_have_no_translations(run):
+    assert run(stdin=b"") == ("", "", 0)
+
+
+def test_files_are_read_and_written(run, tmp_path):
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text(lines(SOURCES))
+    assert run("--input", source, "--output", target) == ("", "", 0)
+    assert target.read_text() == lines(TARGETS)
+    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt"}
+
+
+def n_best(folder, **settings):
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return [found.hypotheses for found in translate(model, tokenizer, SOURCES, scores=True, **settings)]
+
+
+def test_n_best_lines_have_their_lines_number_and_their_score(run, folder):
+    output, _, status = run("--nbest=3", "--scores", stdin=lines(SOURCES).encode())
+    expected = [
+        f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
+        for number, best in enumerate(n_best(folder, num_return_sequences=3), start=1)
+        for hypothesis in best
+    ]
+    assert (output, status) == (lines(expected), 0)
+
+
+def test_scores_stand_before_their_translations(run, folder):
+    output, _, _ = run("--scores", stdin=lines(SOURCES).encode())
+    assert output == lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
+
+
+def test_json_lines_come_as_json_lines(run, folder):
+    rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SOURCES)]
+    output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]).encode())
+    assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
+    output, _, _ = run("--format=jsonl", "--nbest=2", "--scores", stdin=lines(rows).encode())
+    for line, best in zip(output.splitlines(), n_best(folder, num_return_sequences=2), strict=True):
+        expected = [{"translation": each.text, "score": round(each.score, 4)} for each in best]
+        assert json.loads(line) == expected[0] | {"nbest": expected}
+
+
+@pytest.mark.parametrize(
+    ("option", "row"),
+    [
+        ("--field=sentence", {"sentence": SOURCES[0], "text": "cat"}),
+        ("--source=en", {"translation": {"en": SOURCES[0], "es": "gato"}}),
+    ],
+)
+def test_a_text_is_found_in_its_field(run, option, row):
+    output, _, _ = run("--format=jsonl", option, stdin=json.dumps(row).encode())
+    assert json.loads(output) == {"translation": TARGETS[0]}
+
+
+def test_the_search_is_the_models_own_and_can_be_set(run, monkeypatch):
+    calls, generate = [], VaswaniTransformerForConditionalGeneration.generate
+
+    def watched(self, **arguments):
+        calls.append({name: value for name, value in arguments.items() if name not in ("input_ids", "attention_mask")})
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", watched)
+    run(stdin=b"hello world")
+    run("--beams=2", "--length_penalty=1.5", "--max_length=3", "--nbest=2", stdin=b"hello world")
+    own = {"num_beams": 2, "length_penalty": 1.5, "max_new_tokens": 3, "num_return_sequences": 2}
+    assert calls == [{"num_return_sequences": 1}, own]
+
+
+def test_a_translation_stays_on_its_line(run, monkeypatch):
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: TwoLines())
+    output, _, _ = run(stdin=b"a\nb\n")
+    assert output == "one two\none two\n"
+
+
+class TwoLines:
+    """A tokenizer for which every translation is two lines."""
+
+    pad_token_id = 1
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [[5, 2] for _ in texts]}
+
+    def batch_decode(self, targets, **_):
+        return ["one\ntwo" for _ in targets]
+
+
+def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
+    source = lines([SOURCES[0], "", "is a book this good morning", SOURCES[1]]).encode()
+    output, errors, status = run("--max_source_tokens=9", stdin=source)
+    kept, no_errors, _ = run("--max_source_tokens=9", "--overlong=keep", stdin=source)
+    assert (status, no_errors) == (0, "")
+    assert output.splitlines()[:2] == kept.splitlines()[:2]
+    assert output.splitlines()[2] != kept.splitlines()[2]
+    assert errors.startswith(
+        "standard input, line 3: 19 tokens are too many, and the last of them were cut off; --over"
+    )
+    output, errors, status = run("--max_source_tokens=9", "--overlong=refuse", "--window=1", stdin=source)
+    assert (output, status) == (lines([TARGETS[0], ""]), 2)
+    assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --overlong=cut")
+
+
+def test_the_bar_is_shown_on_request(run):
+    assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
+    assert run(stdin=b"cat\ncat\n")[1] == ""
+
+
+def test_a_bar_knows_how_many_lines_a_file_has(run, tmp_path):
+    (tmp_path / "source").write_text(lines(SOURCES))
+    assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
+
+
+class Interrupted:
+    """Ends the command, as a signal would, before it writes result number `stop_at`."""
+
+    def __init__(self, stop_at):
+        self.stop_at, self.formatted = stop_at, command.formatted
+
+    def __call__(self, found, number, options):
+        if number == self.stop_at:
+            raise KeyboardInterrupt
+        return self.formatted(found, number, options)
+
+
+@pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
+@pytest.mark.parametrize(("stop_at", "cut_off"), [(1, 0), (2, 0), (4, 3), (6, 9)])
+def test_an_interrupted_output_ends_up_as_one_that_was_not(run, tmp_path, monkeypatch, options, stop_at, cut_off):
+    source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
+    rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
+    source.write_text(lines(rows))
+    arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
+    run(*arguments, "--output", whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "formatted", Interrupted(stop_at))
+        _, errors, status = run(*arguments, "--output", path)
+    assert (errors, status) == ("Interrupted; the same command goes on from here.\n", 130)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut_off])
+    _, errors, status = run(*arguments, "--output", path)
+    assert status == 0
+    assert ("goes on behind line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
+    assert path.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "path.progress").exists()
+
+
+@pytest.fixture
+def unfinished(run, tmp_path, monkeypatch):
+    """An input, and the output of a command that was interrupted before line 5 of 6."""
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "formatted", Interrupted(5))
+        run("--input", source, "--output", path, "--window=4")
+    assert path.read_text() == lines(TARGETS[:4])
+    return source, path
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [("--beams=2", "beams None, not 2"), ("--scores", "scores False, not True")]
+)
+def test_an_unfinished_output_is_refused_to_other_settings(run, unfinished, option, message):
+    source, path = unfinished
+    _, errors, status = run("--input", source, "--output", path, option)
+    assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
+    assert errors.startswith(f"{path}: was begun with {message}; give the same command to go on with it, another")
+
+
+def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folder, tmp_path):
+    source, path = unfinished
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
+    assert status == 2
+    assert "was begun with model" in errors
+
+
+def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
+    source, path = unfinished
+    source.write_text(lines(["cat", *SOURCES[1:]]))
+    _, errors, status = run("--input", source, "--output", path, "--window=4")
+    assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
+    assert errors.splitlines()[-1].startswith(f"{source}: not what the unfinished output was begun with, whose first 4")
+
+
+def test_an_unfinished_output_goes_on_with_other_batches_and_says_so(run, unfinished):
+    source, path = unfinished
+    _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
+    assert (status, path.read_text()) == (0, lines(TARGETS))
+    assert "was begun with other batches" in errors
+
+
+def test_a_finished_output_is_left_as_it_is(run, tmp_path):
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    path.write_text(lines("abcdef"))
+    expected = ("", f"{path}: finished already, and left as it is.\n", 0)
+    assert run("--input", source, "--output", path) == expected
+    assert run("--output", path, stdin=source.read_bytes()) == expected
+    assert path.read_text() == lines("abcdef")
+
+
+@pytest.mark.parametrize("text", ["abcde", "abcdefg"])
+def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path, text):
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    path.write_text(lines(text))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, path.read_text()) == (2, lines(text))
+    assert errors.startswith(
+        f"{path}: holds {len(text)} lines, and is no unfinished translation of {source}; it is left"
+    )
+
+
+def test_results_go_to_a_device_too(run):
+    assert run("--output", "/dev/null", stdin=b"cat\n") == ("", "", 0)
+
+
+def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
+    (tmp_path / "path").touch()
+    assert run("--output", tmp_path / "path", stdin=lines(SOURCES).encode())[2] == 0
+    assert (tmp_path / "path").read_text() == lines(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); mend the line"),
+        (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON that can be read"),
+        (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
+        (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot go there: "),
+        (["--input=/nothing"], b"", "[Errno 2] No such file or directory: '/nothing'"),
+    ],
+)
+def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments, stdin, message):
+    output, errors, status = run(*arguments, stdin=stdin)
+    assert (output, status) == ("", 2)
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+
+
+def test_a_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch):
+    def generate(*_, **__):
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB\nand more")
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
+    message = "The device has too little memory for a batch; give a smaller --batch_tokens.\n"
+    assert run(stdin=b"cat\n") == ("", message, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nothing", "./nothing: there is no such folder; name one with a model, or a model on the Hub."),
+        ("nobody/nothing", "nobody/nothing: cannot be loaded: "),
+    ],
+)
+def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, message):
+    output, errors, status = run(model=name)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert errors.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
+        (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
+        (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
+        (["--beams=0"], "--beams=0: not positive; give at least 1."),
+        (["--batch_tokens=-1"], "--batch_tokens=-1: not positive"),
+        (["--output=/nothing/path"], "--output=/nothing/path: /nothing is no folder; make it first."),
+        (["--beam=1"], "unrecognized arguments: --beam=1"),
+        ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(run, arguments, message):
+    _, errors, status = run(*arguments)
+    assert status == 2
+    assert message in errors.splitlines()[-1]
+
+
+def test_a_conversation_has_a_line_for_a_line(run):
+    typed = lines([SOURCES[0], "", SOURCES[1]]).encode()
+    assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), "", 0)
+    output, errors, _ = run(
+        "--interactive", "--overlong=refuse", "--max_source_tokens=8", stdin=lines(SOURCES[:3]).encode()
+    )
+    assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_the_command_quietly(folder, tmp_path):
+    (tmp_path / "source").write_text(lines(SOURCES * 50))
+    arguments = ("--window=1", "--input", tmp_path / "source")
+    process = start(folder, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline().decode() == lines(TARGETS[:1])
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 141
+
+
+@pytest.mark.slow
+def test_an_endless_input_is_translated_as_it_comes(folder):
+    process = start(folder, "--window=2", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    for pair in (0, 1), (2, 3):
+        process.stdin.write(lines(SOURCES[index] for index in pair).encode())
+        process.stdin.flush()
+        assert [process.stdout.readline().decode() for _ in pair] == [f"{TARGETS[index]}\n" for index in pair]
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_leaves_an_output_that_can_be_gone_on_with(run, folder, tmp_path, sent, status):
+    source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
+    source.write_text(lines(SOURCES * 20))
+    arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run in background
+    process = start(folder, *arguments, "--output", path, stderr=subprocess.PIPE, preexec_fn=heeds)
+    while not path.exists() or path.stat().st_size < 300:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(sent)
+    process.communicate()
+    assert process.returncode == status
+    assert 0 < path.read_text().count("\n") < 240
+    assert run(*arguments, "--output", path)[2] == 0
+    run(*arguments, "--output", whole)
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_the_command_is_installed_by_its_name():
+    project = Path(ROOT, "pyproject.toml").read_text()
+    assert 'vaswani-translate = "vaswani_transformer.translate:main"' in project
+
+
+@pytest.fixture(scope="module")
+def engine_folder(folder, tmp_path_factory):
+    pytest.importorskip("ctranslate2")
+    converted = tmp_path_factory.mktemp("models") / "converted"
+    convert(["ctranslate2", folder, str(converted)])
+    return converted
+
+
+def test_ctranslate2_translates_the_same_lines(run, engine_folder):
+    source = lines([SOURCES[0], "", *SOURCES[1:]]).encode()
+    expected = lines([TARGETS[0], "", *TARGETS[1:]])
+    assert run("--engine=ctranslate2", stdin=source, model=engine_folder) == (expected, "", 0)
+    found, _, _ = run("--engine=ctranslate2", "--scores", stdin=source, model=engine_folder)
+    for line, own in zip(found.splitlines(), run("--scores", stdin=source)[0].splitlines(), strict=True):
+        (score, text), (own_score, own_text) = line.split("\t"), own.split("\t")
+        assert text == own_text
+        assert float(score) == pytest.approx(float(own_score), abs=2e-4)  # four digits are printed
+    nbest, _, status = run("--engine=ctranslate2", "--nbest=2", "--format=text", stdin=source, model=engine_folder)
+    assert (len(nbest.splitlines()), status) == (2 * len(SOURCES) + 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nbest=9"], "num_return_sequences (9) is not from 1 to num_beams (4)"),
+        (["--max_length=2000"], "max_new_tokens (2000) is not from 1 to the table of 1024 positions"),
+        (["--revision=main"], "--revision and --trust_remote_code are of the Hub"),
+    ],
+)
+def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, arguments, message):
+    output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
+    assert (output, status) == ("", 2)
+    assert message in errors
+
+
+def test_a_model_that_was_not_converted_is_refused_by_ctranslate2(run):
+    _, errors, status = run("--engine=ctranslate2", stdin=b"a\n")
+    assert status == 2
+    assert 'no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first' in errors

@@ -1,0 +1,277 @@
+"""Many texts at once: in order, each as if it were alone, in batches that keep to their budget."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer.translation import (
+    Hypothesis,
+    ModelSearch,
+    OverlongError,
+    Translator,
+    batches_by_length,
+    log_probabilities,
+    translate,
+)
+
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """A model of its own that decodes as the paper does, and its tokenizer."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    return model, tokenizer
+
+
+def alone(parts, text, **settings):
+    """What `generate()` makes of a text alone, its special tokens left out; of an empty one, empty texts."""
+    model, tokenizer = parts
+    if not text.strip():
+        return [""] * settings.get("num_return_sequences", 1)
+    found = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
+    return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+class Echo:
+    """A search that gives each text back, and remembers the batches it was given."""
+
+    num_translations, scores = 1, False
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, sources):
+        self.batches.append(sources)
+        return [[(source, None)] for source in sources]
+
+
+@pytest.fixture(scope="module")
+def bytes_tokenizer():
+    """A token a byte and one for the end."""
+    return VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
+
+
+lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
+
+
+@given(lengths=lengths_of_texts, budget=st.integers(1, 300))
+def test_a_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths, budget):
+    batches = batches_by_length(dict(enumerate(lengths)), budget)
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
+
+
+@given(texts=texts_of_letters, budget=st.integers(1, 200), window=st.integers(1, 12), skip=st.integers(0, 30))
+def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer, texts, budget, window, skip):
+    whole, rest = Echo(), Echo()
+    settings = {"tokenizer": bytes_tokenizer, "max_source_tokens": 100, "batch_tokens": budget, "window": window}
+    found = list(Translator(whole, **settings)(iter(texts)))
+    assert [translation.text for translation in found] == [text if text.strip() else "" for text in texts]
+    assert [translation.source_tokens for translation in found] == [
+        len(text) + 1 if text.strip() else 0 for text in texts
+    ]
+    counted = []
+    assert list(Translator(rest, **settings)(texts, skip, counted.append)) == found[skip:]
+    assert all(batch in whole.batches for batch in rest.batches)
+    assert sum(counted) == len(found[skip:])
+
+
+def test_every_text_is_translated_as_if_it_were_alone(parts):
+    expected = [alone(parts, text)[0] for text in TEXTS]
+    assert expected[:6] == TARGETS
+    for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
+        found = translate(*parts, TEXTS, batch_tokens=batch_tokens, window=window)
+        assert [translation.text for translation in found] == expected
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
+def test_arguments_of_generate_are_passed_on(parts, settings):
+    found = translate(*parts, TEXTS[4:9], **settings)
+    expected = [alone(parts, text, **settings) for text in TEXTS[4:9]]
+    assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in found] == expected
+
+
+def test_a_generation_config_may_be_passed_on_whole(parts):
+    config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
+    config.decoder_start_token_id = 0
+    (found,) = translate(*parts, ["the cat"], generation_config=config)
+    assert [hypothesis.text for hypothesis in found.hypotheses] == alone(parts, "the cat", generation_config=config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"length_penalty": 1.5},
+        {"length_penalty": 0.0},
+        {"length_penalty_type": "power"},
+        {"max_source_relative_length": 0},
+        {"max_new_tokens": 3},
+    ],
+)
+def test_scores_are_those_that_beam_search_ranks_by(parts, settings):
+    model, tokenizer = parts
+    every = list(translate(*parts, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
+    for text, found in zip(TEXTS[:6], every, strict=True):
+        batch = tokenizer([text], return_tensors="pt")
+        asked = {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 4}
+        expected = model.generate(**batch, **asked, **settings).sequences_scores
+        scores = torch.tensor([hypothesis.score for hypothesis in found.hypotheses])
+        torch.testing.assert_close(scores, expected, **FLOAT32)
+
+
+def test_a_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
+    model, tokenizer = parts
+    (found,) = translate(*parts, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
+    batch = tokenizer(["the cat is"], return_tensors="pt")
+    tokens = model.generate(**batch, num_beams=1)
+    steps = model(**batch, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(-1)
+    expected = steps.gather(-1, tokens[:, 1:, None]).sum().item()
+    assert found.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
+    assert found.hypotheses[0].tokens == tokens.shape[1] - 1
+
+
+def test_without_scores_there_are_none(parts):
+    found = list(translate(*parts, ["", "hello world"]))
+    assert [translation.hypotheses[0].score for translation in found] == [None, None]
+
+
+def test_an_empty_text_has_n_empty_translations(parts):
+    (found,) = translate(*parts, ["\t "], scores=True, num_return_sequences=2)
+    assert found.hypotheses == [Hypothesis("", 0, 0.0)] * 2
+    assert found.source_tokens == 0
+
+
+def test_texts_may_be_endless(parts):
+    taken = []
+    texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
+    found = translate(*parts, texts, window=6)
+    assert [translation.text for translation in itertools.islice(found, 8)] == [*TARGETS, *TARGETS[:2]]
+    assert len(taken) == 12
+
+
+LONG = "the cat is black i love you this is a book"
+
+
+def test_an_overlong_text_is_cut_at_the_limit_and_says_so(parts):
+    model, tokenizer = parts
+    tokens = tokenizer(LONG)["input_ids"]
+    short, found = translate(*parts, ["cat", LONG], max_source_tokens=8)
+    assert (found.source_tokens, found.is_cut, short.is_cut) == (len(tokens), True, False)
+    batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
+    assert found.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
+
+
+def test_an_overlong_text_is_kept_on_request(parts):
+    (found,) = translate(*parts, [LONG], max_source_tokens=8, overlong="keep")
+    assert (found.text, found.is_cut) == (alone(parts, LONG)[0], False)
+
+
+def test_an_overlong_text_is_refused_on_request_before_its_window_is_translated(bytes_tokenizer):
+    search = Echo()
+    found = Translator(search, bytes_tokenizer, 5, window=2, overlong="refuse")(["a", "b", "a", "abcde", "a"])
+    assert [translation.text for translation in itertools.islice(found, 2)] == ["a", "b"]
+    with pytest.raises(OverlongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
+        next(found)
+    assert (refusal.value.index, len(search.batches)) == (3, 1)
+
+
+def test_a_text_has_room_for_its_translation_in_a_table_of_positions():
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    assert ModelSearch(model, 1).longest_source() == 30
+    model.use_paper_decoding()
+    model.generation_config.max_source_relative_length = 10
+    assert ModelSearch(model, 1).longest_source() == 20
+    assert ModelSearch(model, 1, max_new_tokens=5).longest_source() == 30
+    (found,) = translate(model, tokenizer, [LONG * 3])
+    assert found.is_cut
+    assert ModelSearch(tiny_model(), 1).longest_source() == 1024
+
+
+@pytest.mark.parametrize("pad", [1, 2, 0])
+def test_a_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
+    model = tiny_model(pad_token_id=pad)
+    model.generation_config.eos_token_id = [2, 7]
+    targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
+    assert ModelSearch(model, pad).lengths(targets).tolist() == [2, 3, 4, 1]
+    cut_off = torch.tensor([[5, 6, 8, pad]])
+    assert ModelSearch(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
+
+
+def test_log_probabilities_are_those_of_each_pair_alone(parts):
+    model, tokenizer = parts
+    batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
+    labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+    found = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
+    for source, target, value in zip(SOURCES, TARGETS, found, strict=True):
+        pair = tokenizer([source], text_target=[target], return_tensors="pt")
+        torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
+
+
+def test_another_encoder_decoder_is_translated_with_as_well():
+    _, tokenizer = model_of_pairs()
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
+        pad_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = MarianMTModel(config).eval()
+    settings = {"num_beams": 3, "max_new_tokens": 6}
+    found = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
+    assert [translation.text for translation in found] == [
+        alone((model, tokenizer), text, **settings)[0] for text in TEXTS
+    ]
+    batch = tokenizer(["cat"], return_tensors="pt")
+    expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
+    assert found[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
+    assert ModelSearch(model, 1).longest_source() == 40
+
+
+def test_a_model_in_training_translates_without_dropout_and_goes_on_training(parts):
+    model, tokenizer = parts
+    model.train()
+    try:
+        assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == TARGETS
+        assert model.training
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_tokens": 0}, r"batch_tokens \(0\) is not positive"),
+        ({"window": 0}, r"window \(0\) is not positive"),
+        ({"max_source_tokens": 0}, r"max_source_tokens \(0\) is not positive"),
+        ({"overlong": "drop"}, "overlong is 'drop'; choose one of cut, keep, refuse"),
+    ],
+)
+def test_settings_out_of_range_are_refused_at_once(parts, settings, message):
+    with pytest.raises(ValueError, match=message):
+        translate(*parts, [], **settings)
+
+
+def test_a_tokenizer_without_padding_is_refused(bytes_tokenizer):
+    class WithoutPadding:
+        pad_token_id = None
+
+    with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
+        translate(tiny_model(), WithoutPadding(), ["a"])

@@ -1,0 +1,251 @@
+"""Lines in and out of a command: texts, checked line by line, and a file of results that a later run goes on with."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class LineError(ValueError):
+    """What is read or written cannot be used; the message is one line with the way out."""
+
+
+def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of UTF-8 text without white space around them; only a line feed ends one.
+
+    Raises:
+        LineError: a line is not UTF-8; the message gives its number.
+    """
+    for number, line in enumerate(stream, start=1):
+        try:
+            yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode().strip()
+        except UnicodeDecodeError as error:
+            raise LineError(
+                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                "line); mend the line, or convert the whole, for example with iconv."
+            ) from error
+
+
+def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = None) -> Iterator[str]:
+    """The texts of JSON Lines: those of a field, or, where a language is given, of that side of `translation`.
+
+    An empty line has the empty text.
+
+    Raises:
+        LineError: a line is not UTF-8 or not JSON, or has no such text; the message gives its number.
+    """
+    wanted = f'{{"{field}": "..."}}' if language is None else f'{{"translation": {{"{language}": "..."}}}}'
+    for number, line in enumerate(text_lines(stream, name), start=1):
+        if not line:
+            yield ""
+            continue
+        try:
+            row = json.loads(line)
+            holder = row if language is None or not isinstance(row, dict) else row.get("translation")
+            text = holder.get(field if language is None else language) if isinstance(holder, dict) else None
+            if isinstance(text, str):
+                text.encode()
+        except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise LineError(f"{name}, line {number}: not JSON that can be read ({error}); mend the line.") from error
+        if not isinstance(text, str):
+            found = f"the fields {', '.join(holder)}" if isinstance(holder, dict) else type(holder).__name__
+            raise LineError(
+                f"{name}, line {number}: found {found}, not {wanted}; mend the line, or give another --field "
+                "or --source."
+            )
+        yield text.strip()
+
+
+def one_line(text: str) -> str:
+    """A text that stays on its line."""
+    return " ".join(text.replace("\r", "\n").split("\n"))
+
+
+def whole_lines(path: Path) -> int:
+    """The lines of a file that are written to their ends."""
+    with path.open("rb") as file:
+        return sum(line.endswith(b"\n") for line in file)
+
+
+class Texts:
+    """Texts on their way, counted and digested, so that a later run can tell whether it is given the same ones.
+
+    Args:
+        texts: the texts.
+        name: where they come from.
+        done: how many of them an earlier run finished.
+        known: how many it had read; those behind the `done` first are read and compared before they are handed on.
+        expected: the digest of those that it had read.
+
+    Raises:
+        LineError: on the way, where the texts are others.
+    """
+
+    def __init__(self, texts: Iterable[str], name: str, done: int = 0, known: int = 0, expected: str = "") -> None:
+        self.texts, self.name = iter(texts), name
+        self.done, self.known, self.expected = done, known, expected
+        self.count, self.sha256 = 0, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of the texts so far."""
+        return self.sha256.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from map(self._take, islice(self.texts, self.done))
+        ahead = [self._take(text) for text in islice(self.texts, self.known - self.done)]
+        if self.known and (self.count, self.digest) != (self.known, self.expected):
+            raise LineError(
+                f"{self.name}: not what the unfinished output was begun with, whose first {self.known} lines must be "
+                "as they were; give the same text, or another --output."
+            )
+        yield from ahead
+        yield from map(self._take, self.texts)
+
+    def _take(self, text: str) -> str:
+        self.count += 1
+        self.sha256.update(text.encode() + b"\0")
+        return text
+
+
+class Stream:
+    """Results that go where they cannot be taken up again: to standard output, a pipe or a device."""
+
+    done, known, digest, has_other_batches = 0, 0, "", False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+
+    def write(self, lines: list[str], texts: Texts) -> None:
+        """Hand a text's result on at once."""
+        self.stream.write("".join(f"{line}\n" for line in lines).encode())
+        self.stream.flush()
+
+    def close(self) -> None:
+        """What is open stays so."""
+
+    def finish(self) -> None:
+        """All texts have their result."""
+
+
+class ResumableFile:
+    """Results in a file, beside which a file `.progress` stands until it is finished.
+
+    It says what the results depend on: the settings, and how many texts had been read with which digest. It is written
+    before any result of those texts. An unfinished file is cut off behind its last whole result.
+
+    Args:
+        path: the file.
+        lines: the lines of a text's result.
+        settings: what the results depend on, beside the texts.
+        batches: what they depend on by no more than the rounding of sums.
+
+    Attributes:
+        done: how many texts have their result.
+        known, digest: how many texts had been read, and their digest.
+        has_other_batches: whether the unfinished file was begun with others.
+
+    Raises:
+        LineError: the file was begun with other settings, is no unfinished result, or cannot be written.
+    """
+
+    def __init__(self, path: Path, lines: int, settings: dict[str, Any], batches: list[int]) -> None:
+        self.path, self.beside, self.lines = path, progress_of(path), lines
+        self.record: dict[str, Any] = {"settings": settings, "batches": batches}
+        before = read_progress(path) or self.record
+        for name in settings:
+            if (old := before["settings"].get(name)) != settings[name]:
+                raise LineError(
+                    f"{path}: was begun with {name} {old!r}, not {settings[name]!r}; give the same command to go on "
+                    f"with it, another --output, or remove it and {self.beside.name}."
+                )
+        self.has_other_batches = before["batches"] != batches
+        self.known: int = before.get("texts", 0)
+        self.digest: str = before.get("sha256", "")
+        self.file = path.open("ab")
+        self.done, end = self._whole_results()
+        if self.done > self.known:
+            raise LineError(
+                f"{path}: holds {self.done} results, more than the {self.known} that {self.beside.name} knows of; "
+                "remove both, or give another --output."
+            )
+        self.file.truncate(end)
+
+    def _whole_results(self) -> tuple[int, int]:
+        """How many results there are, and the byte at which the last ends."""
+        count = end = place = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place += len(line)
+                if number % self.lines == 0 and line.endswith(b"\n"):
+                    count, end = count + 1, place
+        return count, end
+
+    def write(self, lines: list[str], texts: Texts) -> None:
+        """Add a text's result, when the progress file knows of all texts that have been read."""
+        if texts.count != self.record.get("texts"):
+            self.record |= {"texts": texts.count, "sha256": texts.digest}
+            partial = self.beside.with_name(f"{self.beside.name}.part")
+            partial.write_text(json.dumps(self.record), encoding="utf-8")
+            partial.replace(self.beside)
+        self.file.write("".join(f"{line}\n" for line in lines).encode())
+        self.file.flush()
+
+    def close(self) -> None:
+        """Leave the file as it is, for a later run to go on with."""
+        self.file.close()
+
+    def finish(self) -> None:
+        """All texts have their result."""
+        self.close()
+        self.beside.unlink(missing_ok=True)
+
+
+def progress_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.progress")
+
+
+def read_progress(path: Path) -> dict[str, Any] | None:
+    """What is known of an unfinished file of results; None where there is none.
+
+    Raises:
+        LineError: the progress file is none.
+    """
+    beside = progress_of(path)
+    if not beside.exists():
+        return None
+    try:
+        record = json.loads(beside.read_text(encoding="utf-8"))
+        return {"settings": dict(record["settings"]), "batches": record["batches"]} | record
+    except (ValueError, KeyError, TypeError) as error:
+        raise LineError(f"{beside}: not the progress of a translation; remove it, or name another --output.") from error
+
+
+def digest_of_folder(folder: Path) -> str:
+    """A digest of the files that make a saved model: its weights, and what is said of them and of its tokenizer."""
+    sha256 = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".safetensors", ".model", ".bin", ".spm") and path.is_file():
+            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    sha256.update(block)
+    return sha256.hexdigest()
+
+
+__all__ = [
+    "LineError",
+    "ResumableFile",
+    "Stream",
+    "Texts",
+    "digest_of_folder",
+    "json_texts",
+    "one_line",
+    "read_progress",
+    "text_lines",
+    "whole_lines",
+]
