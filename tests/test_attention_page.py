@@ -1,0 +1,285 @@
+"""The page of a sentence's attention: whole in itself, true to the weights, and at work in a real browser."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from tests.helpers import model_of_pairs
+from tests.test_figures import made_up
+from vaswani_transformer.figures import attention_page, head_colors, main, page_of
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+NASTY = '<script>alert("x")</script> & {{payload}} <!-- </script><b> \' 🙂'
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: its elements with their attributes and their own text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []
+        self.open = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append({"tag": tag, "text": "", **dict(attributes)})
+        if tag not in ("meta", "input", "link", "br", "img"):
+            self.open.append(self.elements[-1])
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()["tag"] != tag:
+            pass
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def all(self, tag, **attributes):
+        """Elements with these attributes; `kind` is a class that they have among others."""
+        kind = attributes.pop("kind", None)
+        return [
+            element
+            for element in self.elements
+            if element["tag"] == tag
+            and (kind is None or kind in element.get("class", "").split())
+            and all(element.get(name) == value for name, value in attributes.items())
+        ]
+
+    def one(self, tag, **attributes):
+        (element,) = self.all(tag, **attributes)
+        return element
+
+
+def payload_of(page):
+    return json.loads(page.one("script", id="payload")["text"])
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
+def test_the_page_holds_the_words_and_the_weights_to_three_digits(stack):
+    attentions = made_up(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
+    held = payload_of(Page(page_of(attentions)))["stacks"][stack]
+    assert held["queries"] == attentions.queries(stack)
+    assert held["keys"] == attentions.keys(stack)
+    weights = np.array(held["weights"]).reshape(held["layers"], held["heads"], len(held["queries"]), -1) / 1000
+    np.testing.assert_allclose(weights, attentions.weights(stack), atol=0.0005 + 1e-7)
+
+
+def test_head_colours_are_those_of_the_figures():
+    assert payload_of(Page(page_of(made_up(heads=16))))["colors"] == head_colors(16)
+
+
+def test_a_text_cannot_become_a_part_of_the_page():
+    model, tokenizer = model_of_pairs()
+    plain = Page(attention_page(model, tokenizer, "hello", "hola"))
+    page = Page(attention_page(model, tokenizer, NASTY, NASTY))
+    assert [element["tag"] for element in page.elements] == [element["tag"] for element in plain.elements]
+    assert page.one("title")["text"] == f"Attention: {NASTY}"
+    assert [element["text"] for element in page.all("bdi")] == [NASTY, NASTY]
+    assert payload_of(page)["stacks"]["cross"]["keys"][0] == "<"
+
+
+def test_the_page_needs_no_other_file():
+    text = attention_page(*model_of_pairs(), "hello")
+    assert "http://" not in text
+    assert "https://" not in text
+    page = Page(text)
+    assert not page.all("link")
+    assert not [name for element in page.elements for name in element if name in ("src", "href", "action", "srcset")]
+    policy = page.one("meta", **{"http-equiv": "Content-Security-Policy"})["content"]
+    assert policy.startswith("default-src 'none';")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with its tokenizer, saved."""
+    folder = tmp_path_factory.mktemp("model")
+    for part in model_of_pairs():
+        part.save_pretrained(folder)
+    return folder
+
+
+def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys):
+    output = tmp_path / "page.html"
+    main([str(folder), "the cat is black", "--output", str(output)])
+    assert capsys.readouterr().out == f"{output}\n"
+    assert output.read_text(encoding="utf-8") == attention_page(*model_of_pairs(), "the cat is black")
+    main([str(folder), "the cat is black", "--target", "no", "--output", str(output)])
+    assert Page(output.read_text(encoding="utf-8")).all("bdi")[1]["text"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{folder}", "hello", "--output", "{folder}/none/page.html"], "there is no folder {folder}/none; make it"),
+        (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: "),
+    ],
+)
+def test_a_command_that_cannot_be_done_ends_with_one_line(arguments, message, folder, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([argument.format(folder=folder) for argument in arguments])
+    assert message.format(folder=folder) in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "page.html").exists()
+
+
+def opened(text, folder, address="", actions=""):
+    """The page as a browser has it after `actions`, JavaScript statements with a shorthand $ for its elements."""
+    script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
+    path = folder / "page.html"
+    path.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    finished = subprocess.run(
+        [CHROMIUM, *flags, f"--user-data-dir={folder}/profile", "--dump-dom", f"{path.as_uri()}{address}"],
+        capture_output=True, text=True, timeout=120, encoding="utf-8",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    errors = [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+    assert not errors
+    return Page(finished.stdout)
+
+
+def words(page, side):
+    return [element["text"] for element in page.all("button", kind="word", **{"data-side": side})]
+
+
+def strokes(page):
+    return {element["stroke"] for element in page.all("path")}
+
+
+def hidden_views(page):
+    return [element["id"] for element in page.all("section") if "hidden" in element]
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_a_browser_shows_the_last_layer_of_cross_attention(tmp_path):
+    attentions = made_up()
+    page = opened(page_of(attentions), tmp_path)
+    assert words(page, "query") == attentions.written_pieces
+    assert words(page, "key") == attentions.source_pieces
+    assert strokes(page) == set(head_colors(8))
+    assert hidden_views(page) == ["heat-view", "overview"]
+    assert page.one("div", id="layers")["text"] == "12"
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_an_address_that_says_nothing_is_the_plain_page(tmp_path):
+    acts = """
+      const seen = () => JSON.stringify([...$("path"), ...$(".word")].map((part) => part.outerHTML));
+      const plain = seen();
+      const same = ["#", "#none-1", "#cross-99", "#constructor-1&heads=0.9.x", "#%E0%A4&query=99"].map((address) => {
+        location.hash = "#encoder-1&heads=2&query=1";
+        dispatchEvent(new Event("hashchange"));
+        const other = seen();
+        location.hash = address;
+        dispatchEvent(new Event("hashchange"));
+        return other !== plain && seen() === plain;
+      });
+      document.title = JSON.stringify(same);
+    """
+    page = opened(page_of(made_up()), tmp_path, "", acts)
+    assert json.loads(page.one("title")["text"]) == [True] * 5
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_a_browser_shows_nasty_words_as_words(tmp_path):
+    page = opened(attention_page(*model_of_pairs(), NASTY, NASTY), tmp_path)
+    assert "".join(words(page, "query")).startswith("<s·c·r·i·p·t>")
+    assert page.one("title")["text"] == f"Attention: {NASTY}"
+    assert page.all("bdi")[0]["text"] == NASTY
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_the_address_says_what_is_shown(tmp_path):
+    attentions = made_up()
+    page = opened(page_of(attentions), tmp_path, "#encoder-1&heads=2.5&query=4")
+    assert words(page, "query") == attentions.source_pieces
+    assert strokes(page) == {head_colors(8)[1], head_colors(8)[4]}
+    kept = page.one("button", **{"aria-pressed": "true"})
+    assert (kept["data-side"], kept["data-index"]) == ("query", "3")
+    starts = {line.split("L")[0] for path in page.all("path") for line in path["d"].split("M")[1:]}
+    assert {round(float(start.split()[1]) - 0.5) for start in starts} == {3}
+    means = attentions.encoder[0][[1, 4], 3].mean(0)
+    strongest = f"{attentions.source_pieces[means.argmax()]} {100 * means.max():.0f}%"
+    assert page.one("div", id="status")["text"].startswith(f"{attentions.source_pieces[3]} looks at {strongest}")
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_heat_maps_have_the_weights_as_opacity(tmp_path):
+    read = """
+      const canvas = $("canvas")[2], { width, height } = canvas;
+      const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+      document.title = JSON.stringify([$("canvas").length, width, height, [...pixels].filter((_, i) => i % 4 === 3)]);
+    """
+    attentions = made_up(heads=3)
+    page = opened(page_of(attentions), tmp_path, "#cross-2&view=heat", read)
+    count, width, height, opacities = json.loads(page.one("title")["text"])
+    assert (count, width, height) == (3, len(attentions.source_pieces), len(attentions.written_pieces))
+    found = np.array(opacities).reshape(height, width) / 255
+    np.testing.assert_allclose(found, attentions.cross[1, 2], atol=1 / 255)
+    assert hidden_views(page) == ["lines-view", "overview"]
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
+    acts = """
+      const told = [];
+      const tell = () => told.push([location.hash, $("#status")[0].textContent, $(".word.is-active").length]);
+      $("#stacks input")[0].click(); tell();
+      $("#layers input")[0].click(); tell();
+      $("#heads input")[0].click(); tell();
+      $("#heads label")[2].dispatchEvent(new MouseEvent("dblclick")); tell();
+      $(".word")[1].dispatchEvent(new PointerEvent("pointerenter", { pointerType: "mouse" })); tell();
+      $(".word")[1].click(); tell();
+      $(".word")[1].dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true })); tell();
+      $("#views input")[2].click(); tell();
+      $(".thumbnail")[9].click(); tell();
+      $("#all-heads")[0].click(); tell();
+      document.title = JSON.stringify(told);
+    """
+    attentions = made_up()
+    told = json.loads(opened(page_of(attentions), tmp_path, "", acts).one("title")["text"])
+    assert [address for address, *_ in told] == [
+        "#encoder-2",
+        "#encoder-1",
+        "#encoder-1&heads=2.3.4.5.6.7.8",
+        "#encoder-1&heads=3",
+        "#encoder-1&heads=3",
+        "#encoder-1&heads=3&query=2",
+        "#encoder-1&heads=3",
+        "#encoder-1&view=all&heads=3",
+        "#encoder-2&heads=2",
+        "#encoder-2",
+    ]
+    assert [active for *_, active in told] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert told[4][1].startswith("representation looks at ")
+    assert told[4][1].endswith("(head 3)")
+
+
+@in_a_browser
+@pytest.mark.slow
+def test_the_keyboard_moves_from_word_to_word(tmp_path):
+    acts = """
+      const told = [];
+      const press = (key) => {
+        document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        const { side, index } = document.activeElement.dataset;
+        told.push([side, Number(index), $('.word[tabindex="0"]').length]);
+      };
+      $(".word")[0].focus();
+      ["ArrowDown", "ArrowDown", "ArrowUp", "ArrowRight", "End", "ArrowLeft", "Home"].forEach(press);
+      document.title = JSON.stringify(told);
+    """
+    told = json.loads(opened(page_of(made_up()), tmp_path, "", acts).one("title")["text"])
+    places = [("query", 1), ("query", 2), ("query", 1), ("key", 1), ("key", 15), ("query", 2), ("query", 0)]
+    assert told == [[side, index, 2] for side, index in places]  # and two stops of the tab key, one a column
