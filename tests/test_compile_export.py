@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.optimization import paper_adam, paper_schedule
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
@@ -61,13 +62,15 @@ def test_evaluation_with_labels_compiles_as_one_graph(kind: str) -> None:
 def step(
     model: VaswaniTransformerForConditionalGeneration, forward: nn.Module, batch: dict[str, Tensor]
 ) -> list[Tensor]:
-    """The loss of a training step, and the weights after it."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """The loss of a training step, its gradients, and the weights after it."""
+    optimizer = paper_adam(model.parameters())
+    paper_schedule(optimizer, d_model=32, warmup_steps=4)
     outputs = forward(**batch)
     assert outputs.logits is None
     outputs.loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
     optimizer.step()
-    return [outputs.loss.detach(), *(parameter.detach() for parameter in model.parameters())]
+    return [outputs.loss.detach(), *gradients, *(parameter.detach() for parameter in model.parameters())]
 
 
 @pytest.mark.parametrize("num_items_in_batch", [None, 30])

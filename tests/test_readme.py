@@ -4,30 +4,51 @@ import re
 
 import pytest
 
-from tests.helpers import ROOT, run_python
+from tests.helpers import ROOT, model_of_pairs, run_python
+from tests.hub_server import Hub, client_environment, serving
 from training.recipe import load_recipe
 from training.train import run
+from vaswani_transformer.convert import main as convert
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+RUN_HERE = (
+    "where are they?",
+    "draw_attention",
+    "CTranslate2Search",
+    "Seq2SeqTrainer",
+    "push_to_hub(",
+    "trust_remote_code=True",
+    "prepare_for_inference",
+)
+
+
+def blocks_with(text):
+    return [block for block in BLOCKS if text in block]
 
 
 def block_with(text):
-    (block,) = [block for block in BLOCKS if text in block]
+    (block,) = blocks_with(text)
     return block
 
 
 def test_every_block_is_run_here():
-    assert len(BLOCKS) == 2
+    assert all(any(text in block for text in RUN_HERE) for block in BLOCKS)
 
 
 @pytest.mark.slow
 def test_a_quickstart_run_is_used_as_the_readme_says(tmp_path):
-    """The run is cut short: what it translates is not looked at, only that it does."""
+    """The run is cut short: what it translates is not looked at, only that it does, and is drawn."""
     more = ["--training.steps=2", "--training.evaluation_steps=2", f"--output_dir={tmp_path}/runs/quickstart"]
     run(load_recipe(ROOT / "training" / "recipes" / "quickstart.yaml", more))
-    output = run_python(block_with("runs/quickstart"), folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert output.startswith("[")
+    for block in blocks_with("where are they?"):
+        assert run_python(block, folder=tmp_path, PYTHONPATH=str(ROOT)).startswith("[")
+    assert run_python(block_with("prepare_for_inference"), folder=tmp_path, PYTHONPATH=str(ROOT)).startswith("[")
+    assert run_python(block_with("draw_attention"), folder=tmp_path, PYTHONPATH=str(ROOT)) == ""
+    pictures = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png"}
+    convert(["ctranslate2", f"{tmp_path}/runs/quickstart", f"{tmp_path}/quickstart-ctranslate2", "--quantization=int8"])
+    assert run_python(block_with("CTranslate2Search"), folder=tmp_path, PYTHONPATH=str(ROOT)).startswith("[")
 
 
 @pytest.mark.slow
@@ -38,3 +59,15 @@ def test_the_script_with_the_stock_trainer_learns_its_three_pairs(tmp_path):
 
 def test_the_script_of_ones_own_is_some_twenty_lines():
     assert len(block_with("Seq2SeqTrainer").strip().splitlines()) <= 28
+
+
+@pytest.mark.slow
+def test_a_model_is_pushed_and_loaded_as_the_readme_says(tmp_path):
+    """Without the package where it is loaded."""
+    for part in model_of_pairs():
+        part.save_pretrained(tmp_path / "runs" / "quickstart")
+    pulling = "import sys; sys.modules['vaswani_transformer'] = None\n" + block_with("trust_remote_code=True")
+    with serving(Hub()) as url:
+        environment = client_environment(url, tmp_path / "home")
+        run_python(block_with("push_to_hub("), folder=tmp_path, **environment | {"PYTHONPATH": str(ROOT)})
+        assert run_python(pulling, folder=tmp_path, **environment).startswith("[")

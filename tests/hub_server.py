@@ -1,0 +1,417 @@
+"""A small Hub on this machine alone, for huggingface_hub's own client: repositories, branches, LFS and commits.
+
+It keeps everything in memory, listens on a free port of 127.0.0.1, and stops by itself. What it answers follows the
+Hub: a commit is there whole or not at all, an LFS object whose hash is not its name is refused, and a private
+repository does not exist for whoever has no token.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import yaml
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+LARGEST_BODY = 64 * 2**20
+LIFETIME = 300.0  # seconds after which a forgotten server stops
+LFS_SUFFIXES = (".safetensors", ".bin")
+
+
+class RefusedError(Exception):
+    """A request is answered with an error: the status, the Hub's code for it and a sentence."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class DiedError(Exception):
+    """The server breaks off in the middle of a request."""
+
+
+@dataclass
+class File:
+    content: bytes
+    is_lfs: bool
+
+    @property
+    def oid(self) -> str:
+        """As git names it, or, of an LFS object, its SHA-256."""
+        if self.is_lfs:
+            return hashlib.sha256(self.content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
+
+
+@dataclass
+class Commit:
+    files: dict[str, File]
+    message: str
+    parent: str | None
+
+    @property
+    def sha(self) -> str:
+        tree = sorted((path, file.oid) for path, file in self.files.items())
+        return hashlib.sha1(json.dumps([tree, self.message, self.parent]).encode()).hexdigest()
+
+
+class Repository:
+    def __init__(self, private: bool) -> None:
+        self.private = private
+        self.commits: dict[str, Commit] = {}
+        self.branches: dict[str, str] = {}
+        self.objects: dict[str, bytes] = {}
+        self.add("main", Commit({".gitattributes": File(b"*.safetensors filter=lfs\n", False)}, "initial commit", None))
+
+    def add(self, branch: str, commit: Commit) -> str:
+        self.commits[commit.sha] = commit
+        self.branches[branch] = commit.sha
+        return commit.sha
+
+    def at(self, revision: str) -> tuple[str, Commit]:
+        sha = self.branches.get(revision, revision)
+        if sha not in self.commits:
+            raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return sha, self.commits[sha]
+
+
+@dataclass
+class Hub:
+    """What servers remember, one after another or side by side.
+
+    users: the owner of each token.
+    requests: method and path of every request, in order.
+    """
+
+    users: dict[str, str] = field(default_factory=lambda: {"hf_of_somebody": "somebody"})
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
+        """What a repository shows at a revision, without the file that every repository begins with."""
+        files = self.repositories[name].at(revision)[1].files
+        return {path: file.content for path, file in files.items() if path != ".gitattributes"}
+
+    def messages(self, name: str, revision: str = "main") -> list[str]:
+        """The messages of a branch's commits after the first, the oldest first."""
+        repository, found = self.repositories[name], []
+        sha: str | None = repository.at(revision)[0]
+        while sha is not None:
+            found.append(repository.commits[sha].message)
+            sha = repository.commits[sha].parent
+        return found[-2::-1]
+
+
+def metadata_errors(card: str) -> list[str]:
+    """What is wrong with the YAML at the head of a card."""
+    block = re.match(r"---\n(.*?)\n---\n", card, flags=re.DOTALL)
+    if block is None:
+        return []
+    try:
+        data = yaml.safe_load(block[1])
+    except yaml.YAMLError as error:
+        return [f"not YAML: {error}"]
+    languages = data.get("language", [])
+    errors = [f'"language" has {language!r}' for language in languages if not re.fullmatch("[a-z]{2,3}", language)]
+    try:
+        for result in model_index_to_eval_results(data["model-index"])[1] if "model-index" in data else ():
+            if not isinstance(result.metric_value, int | float):
+                errors.append(f'"model-index" has the value {result.metric_value!r}')
+    except (KeyError, TypeError, ValueError) as error:
+        errors.append(f'"model-index" lacks {error}')
+    return errors
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+    server: "HubServer"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    @property
+    def hub(self) -> Hub:
+        return self.server.hub
+
+    def body(self) -> bytes:
+        """The request's body, whole or in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            size = int(self.headers.get("Content-Length") or 0)
+            if size > LARGEST_BODY:
+                raise RefusedError(413, "TooLarge", "Larger than a test needs.")
+            return self.rfile.read(size)
+        content = b""
+        while size := int(self.rfile.readline(), 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+            if len(content) > LARGEST_BODY:
+                raise RefusedError(413, "TooLarge", "Larger than a test needs.")
+        self.rfile.readline()
+        return content
+
+    def answer(self, status: int, content: Any = None, headers: dict[str, str] | None = None) -> None:
+        payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(payload)
+
+    def serve(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        with self.hub.lock:
+            self.hub.requests.append(f"{self.command} {path}")
+        try:
+            if self.server.is_dead or (self.server.dies_at or "\n") in f"{self.command} {path}":
+                raise DiedError
+            content = self.body()
+            for method, pattern, respond in ROUTES:
+                if method == self.command and (match := pattern.fullmatch(path)):
+                    with self.hub.lock:
+                        return respond(self, content, **match.groupdict())
+            raise RefusedError(404, "NotFound", f"There is no {self.command} {path}.")
+        except RefusedError as refusal:
+            headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
+            self.answer(refusal.status, {"error": str(refusal)}, headers)
+        except DiedError:
+            self.close_connection = True
+            self.server.die()
+        return None
+
+    do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815 - names of http.server
+
+    def user(self) -> str | None:
+        return self.hub.users.get((self.headers.get("Authorization") or "").removeprefix("Bearer "))
+
+    def owner(self) -> str:
+        if (user := self.user()) is None:
+            raise RefusedError(401, "Unauthorized", "Invalid username or password.")
+        return user
+
+    def repository(self, name: str, writes: bool = False) -> Repository:
+        """The repository `name`; a private one is there for its owner alone, and the owner alone writes into it."""
+        found, is_owner = self.hub.repositories.get(name), self.user() == name.partition("/")[0]
+        if found is None or (found.private and not is_owner):
+            raise RefusedError(404 if self.user() else 401, "RepoNotFound", "Repository not found")
+        if writes and not is_owner:
+            self.owner()
+            raise RefusedError(403, "Forbidden", f"You have no write access to {name}")
+        return found
+
+    def whoami(self, _: bytes) -> None:
+        self.answer(200, {"type": "user", "name": self.owner(), "orgs": []})
+
+    def create(self, content: bytes) -> None:
+        asked, owner = json.loads(content), self.owner()
+        if (asked.get("organization") or owner) != owner:
+            raise RefusedError(403, "Forbidden", f"You have no rights to create a model under {asked['organization']}")
+        name = f"{owner}/{asked['name']}"
+        answer = {"url": f"{self.server.url}/{name}", "name": name}
+        if name in self.hub.repositories:
+            return self.answer(409, answer | {"error": "You already created this model repo"})
+        is_private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        self.hub.repositories[name] = Repository(is_private)
+        return self.answer(200, answer)
+
+    def validate(self, content: bytes) -> None:
+        errors = metadata_errors(json.loads(content)["content"])
+        self.answer(400 if errors else 200, {"errors": [{"message": text} for text in errors], "warnings": []})
+
+    def info(self, _: bytes, name: str, revision: str = "main") -> None:
+        repository = self.repository(name)
+        sha, commit = repository.at(revision)
+        siblings = [{"rfilename": path} for path in sorted(commit.files)]
+        self.answer(
+            200, {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "tags": [], "likes": 0}
+        )
+
+    def refs(self, _: bytes, name: str) -> None:
+        branches = self.repository(name).branches.items()
+        listed = [
+            {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha} for branch, sha in sorted(branches)
+        ]
+        self.answer(200, {"branches": listed, "converts": [], "tags": []})
+
+    def branch(self, content: bytes, name: str, branch: str) -> None:
+        repository = self.repository(name, writes=True)
+        if branch in repository.branches:
+            raise RefusedError(409, "Conflict", f"Reference already exists: {branch}")
+        asked = json.loads(content or b"{}") or {}
+        repository.branches[branch] = repository.at(asked.get("startingPoint", "main"))[0]
+        self.answer(200, {})
+
+    def tree(self, _: bytes, name: str, revision: str, folder: str | None = None) -> None:
+        _, commit = self.repository(name).at(revision)
+        inside = {path: file for path, file in commit.files.items() if path.startswith(f"{folder}/" if folder else "")}
+        if folder and not inside:
+            raise RefusedError(404, "EntryNotFound", f"{folder} does not exist")
+        listed = []
+        for path, file in sorted(inside.items()):
+            entry = {"type": "file", "path": path, "size": len(file.content), "oid": file.oid}
+            if file.is_lfs:
+                entry["lfs"] = {"oid": file.oid, "size": len(file.content), "pointerSize": 130}
+            listed.append(entry)
+        self.answer(200, listed)
+
+    def preupload(self, content: bytes, name: str, revision: str) -> None:
+        _, commit = self.repository(name, writes=True).at(revision)
+        files = []
+        for asked in json.loads(content)["files"]:
+            path, known = asked["path"], commit.files.get(asked["path"])
+            mode = "lfs" if path.endswith(LFS_SUFFIXES) else "regular"
+            files.append(
+                {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": None if known is None else known.oid}
+            )
+        self.answer(200, {"files": files})
+
+    def batch(self, content: bytes, name: str) -> None:
+        repository, objects = self.repository(name, writes=True), []
+        for asked in json.loads(content)["objects"]:
+            entry = {"oid": asked["oid"], "size": asked["size"]}
+            if asked["oid"] not in repository.objects:
+                entry["actions"] = {
+                    action: {"href": f"{self.server.url}/lfs{verb}/{name}/{asked['oid']}"}
+                    for action, verb in (("upload", ""), ("verify", "-verify"))
+                }
+            objects.append(entry)
+        self.answer(200, {"transfer": "basic", "objects": objects})
+
+    def upload(self, content: bytes, name: str, oid: str) -> None:
+        if self.server.spoils_uploads:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if (found := hashlib.sha256(content).hexdigest()) != oid:
+            raise RefusedError(422, "BadDigest", f"The SHA-256 of what was received is {found}, not {oid}")
+        self.hub.repositories[name].objects[oid] = content
+        self.answer(200, {})
+
+    def verify(self, content: bytes, name: str, oid: str) -> None:
+        asked = json.loads(content)
+        known = self.repository(name, writes=True).objects.get(oid)
+        if known is None or (asked["oid"], asked["size"]) != (oid, len(known)):
+            raise RefusedError(404, "NotFound", f"There is no such object: {oid}")
+        self.answer(200, {})
+
+    def commit(self, content: bytes, name: str, revision: str) -> None:
+        repository = self.repository(name, writes=True)
+        parent, before = repository.at(revision)
+        header, *lines = [json.loads(line) for line in content.splitlines()]
+        files = dict(before.files)
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = File(base64.b64decode(value["content"]), False)
+            elif line["key"] == "lfsFile":
+                if value["oid"] not in repository.objects:
+                    raise RefusedError(
+                        400, "BadRequest", f"{value['path']} points to {value['oid']}, which was not uploaded"
+                    )
+                files[value["path"]] = File(repository.objects[value["oid"]], True)
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+            else:
+                raise RefusedError(400, "BadRequest", f"{line['key']} is not known here")
+        if "README.md" in files and (errors := metadata_errors(files["README.md"].content.decode())):
+            raise RefusedError(400, "BadRequest", "; ".join(errors))
+        sha = repository.add(revision, Commit(files, header["value"]["summary"], parent))
+        self.answer(200, {"success": True, "commitOid": sha, "commitUrl": f"{self.server.url}/{name}/commit/{sha}"})
+
+    def resolve(self, _: bytes, name: str, revision: str, path: str) -> None:
+        sha, commit = self.repository(name).at(revision)
+        if (file := commit.files.get(path)) is None:
+            raise RefusedError(404, "EntryNotFound", "Entry not found")
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{file.oid}"', "Content-Type": "application/octet-stream"}
+        if file.is_lfs:
+            headers |= {"X-Linked-ETag": f'"{file.oid}"', "X-Linked-Size": str(len(file.content))}
+        first = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "bytes=0-")
+        start = int(first[1]) if first else 0
+        self.answer(206 if start else 200, file.content[start:], headers)
+
+
+NAME = r"(?P<name>[\w.-]+/[\w.-]+)"
+ROUTES: list[tuple[str, re.Pattern, Callable]] = [
+    (method, re.compile(pattern.replace("NAME", NAME)), respond)
+    for method, pattern, respond in (
+        ("GET", "/api/whoami-v2", Handler.whoami),
+        ("POST", "/api/repos/create", Handler.create),
+        ("POST", "/api/validate-yaml", Handler.validate),
+        ("GET", "/api/models/NAME", Handler.info),
+        ("GET", "/api/models/NAME/revision/(?P<revision>.+)", Handler.info),
+        ("GET", "/api/models/NAME/refs", Handler.refs),
+        ("POST", "/api/models/NAME/branch/(?P<branch>.+)", Handler.branch),
+        ("GET", r"/api/models/NAME/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
+        ("POST", "/api/models/NAME/preupload/(?P<revision>.+)", Handler.preupload),
+        ("POST", "/NAME.git/info/lfs/objects/batch", Handler.batch),
+        ("PUT", "/lfs/NAME/(?P<oid>[0-9a-f]{64})", Handler.upload),
+        ("POST", "/lfs-verify/NAME/(?P<oid>[0-9a-f]{64})", Handler.verify),
+        ("POST", "/api/models/NAME/commit/(?P<revision>.+)", Handler.commit),
+        ("GET", "/NAME/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
+        ("HEAD", "/NAME/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
+    )
+]
+
+
+class HubServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, hub: Hub, dies_at: str | None, spoils_uploads: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.hub, self.dies_at, self.spoils_uploads = hub, dies_at, spoils_uploads
+        self.is_dead = False
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return not self.is_dead
+
+    def die(self) -> None:
+        """Answer nobody any more."""
+        self.is_dead = True
+        threading.Thread(target=self.stop, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop listening, so that nobody waits in the queue."""
+        self.shutdown()
+        self.server_close()
+
+
+@contextlib.contextmanager
+def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) -> Iterator[str]:
+    """The address at which `hub` is served until the block ends, or for `LIFETIME`.
+
+    Args:
+        dies_at: a part of a request, such as "PUT /lfs", at which the server breaks off for good.
+        spoils_uploads: whether a bit of each LFS object changes on its way.
+    """
+    server = HubServer(hub, dies_at, spoils_uploads)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    timer = threading.Timer(LIFETIME, server.stop)
+    timer.daemon = True
+    thread.start()
+    timer.start()
+    try:
+        yield server.url
+    finally:
+        timer.cancel()
+        server.stop()
+        thread.join(timeout=10)
+
+
+def client_environment(url: str, home: Any, token: str | None = "hf_of_somebody") -> dict[str, str]:
+    """The variables with which a process of its own uses that Hub, from an empty cache."""
+    variables = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    return (
+        variables
+        | quiet
+        | {"HF_TOKEN": token or "", "HUGGING_FACE_HUB_TOKEN": "", "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    )

@@ -1,0 +1,412 @@
+"""The model in CTranslate2: the same probabilities, the same searches, and folders written whole or not at all."""
+
+import json
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, run_python, tiny_model
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.convert import main
+from vaswani_transformer.ctranslate2_engine import ACTIVATIONS, CTranslate2Search, to_ctranslate2
+from vaswani_transformer.inference import prepare_for_inference
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+START, PAD, END = 0, 1, 2
+
+# CTranslate2's own kernels against torch's: a few more roundings than between two orders of a sum in torch.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def lively(seed=0, **overrides):
+    """A tiny model whose next tokens are far from even, its norms and biases too, so that searches differ."""
+    model = tiny_model(**overrides)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data = noise * (0.4 if weight.dim() > 1 else 0.3) + name.endswith("norm.weight")
+    return model
+
+
+def log_probs(model, sources, targets):
+    """log P of each target token and of the end behind it, with sources of unequal length padded: (B, T + 1)."""
+    width = max(map(len, sources))
+    input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
+    starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
+    with torch.no_grad():
+        logits = model(
+            input_ids=input_ids,
+            attention_mask=input_ids.ne(PAD).long(),
+            decoder_input_ids=torch.cat((starts, targets), dim=1),
+        ).logits
+    return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
+
+
+def log_probs_of_ctranslate2(folder, sources, targets, compute_type="default"):
+    translator = ctranslate2.Translator(str(folder), compute_type=compute_type, intra_threads=1)
+    scored = translator.score_batch(
+        [[str(i) for i in row] for row in sources], [list(map(str, t.tolist())) for t in targets]
+    )
+    return torch.tensor([result.log_probs for result in scored])
+
+
+def assert_same_probabilities(model, folder, **tolerance):
+    sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
+    targets = random_tokens(len(sources), 6)
+    ours = log_probs(model, sources, targets)
+    assert ours.std() > 0.5  # not all alike
+    torch.testing.assert_close(log_probs_of_ctranslate2(folder, sources, targets), ours, **(tolerance or CLOSE))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"layer_norm_eps": 0.5},
+        {"scale_embedding": False},
+        {"tie_word_embeddings": False},
+        {"attention_bias": True},
+        {"position_embedding": "learned", "max_position_embeddings": 20},
+        {"d_k": 16, "d_v": 16},
+        {"d_k": 4, "d_v": 4},
+        {"d_k": 4, "d_v": 12, "attention_bias": True},
+        {"d_k": 12, "d_v": 4},
+        {"encoder_layers": 1, "decoder_layers": 3, "num_heads": 1},
+        {"num_heads": 5, "d_k": 7, "d_v": 3},
+    ],
+    ids=str,
+)
+def test_every_model_has_the_same_probabilities(overrides, tmp_path):
+    model = lively(**overrides)
+    to_ctranslate2(model, None, tmp_path / "converted")
+    assert_same_probabilities(model, tmp_path / "converted")
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_is_the_same(name, tmp_path):
+    """gelu_fast and its kind are one formula rounded otherwise: far nearer to each other than GELUs of two kinds."""
+    model = lively(activation_function=name)
+    to_ctranslate2(model, None, tmp_path / "converted")
+    assert_same_probabilities(model, tmp_path / "converted")
+
+
+def searched(model, sources, **settings):
+    """What `generate()` finds: the tokens of each source's n best and their scores."""
+    width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
+    input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
+    options = {"return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options | settings)
+    rows = [row[: row.index(END) + 1] if END in row else row for row in found.sequences[:, 1:].tolist()]
+    scores = found.sequences_scores.tolist()
+    every, count = list(zip(rows, scores, strict=True)), settings["num_return_sequences"]
+    return [every[start : start + count] for start in range(0, len(every), count)]
+
+
+def assert_same_search(model, folder, sources, is_early=True, **settings):
+    patience, stopping = (1, True) if is_early else (1000, "never")
+    search = CTranslate2Search(
+        folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
+    )
+    ours = searched(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
+    for own, found in zip(ours, search(sources), strict=True):
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in own]
+        assert [score for _, score in found] == pytest.approx([score for _, score in own], abs=1e-4)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    num_beams=st.sampled_from([2, 4, 5]),
+    alpha=st.sampled_from([0.6, 1.0, 2.0]),
+    limit=st.integers(1, 12),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    every=st.booleans(),
+    is_early=st.booleans(),
+)
+def test_power_is_our_own_beam_search(tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early):
+    """Token for token and score for score, with sources of unequal length together."""
+    model, folder = lively(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
+    to_ctranslate2(model, None, folder)
+    sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
+    count = num_beams if every else 1
+    settings = {"num_beams": num_beams, "length_penalty": alpha, "max_new_tokens": limit, "num_return_sequences": count}
+    assert_same_search(model, folder, sources, is_early, **settings)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_beam_is_our_greedy_search(seed, tmp_path):
+    model = lively(seed, vocab_size=12)
+    to_ctranslate2(model, None, tmp_path / "converted")
+    sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
+    input_ids, mask = padded_batch([4, 9, 2])
+    for row, source in enumerate(sources):
+        input_ids[row, : len(source)] = torch.tensor(source)
+    greedy = model.generate(input_ids, attention_mask=mask, max_new_tokens=9)[:, 1:].tolist()
+    found = CTranslate2Search(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
+    expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
+    assert [tokens for ((tokens, _),) in found] == expected
+
+
+@pytest.fixture(scope="module")
+def pairs_folder(tmp_path_factory):
+    model, tokenizer = model_of_pairs()
+    return to_ctranslate2(model, tokenizer, tmp_path_factory.mktemp("models") / "pairs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "float32", "int8", "bfloat16", "float16", "int16"])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_trained_model_translates_alike_however_it_is_stored(quantization, num_beams, tmp_path):
+    model, tokenizer = model_of_pairs()
+    folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
+    found = CTranslate2Search(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
+    assert found == list(PAIRS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_a_trained_models_search_is_our_own(num_beams, is_early, pairs_folder):
+    model, tokenizer = model_of_pairs()
+    sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
+    settings = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
+    assert_same_search(model, pairs_folder, sources, is_early, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantization", "tolerance"), [("bfloat16", 0.03), ("float16", 0.004), ("int8", 0.1)])
+def test_probabilities_in_fewer_bits_stay_near(quantization, tolerance, tmp_path):
+    """In log P of a token, a mean over sentences that the model knows and does not.
+
+    A weight of 8 bits, of -127 to 127, is off by up to 1/254 of its row's largest; bfloat16 keeps 8 binary digits of
+    each weight and float16 11. The tolerances are some five times the means that were measured: 0.007, 0.0007, 0.020.
+    """
+    model, tokenizer = model_of_pairs()
+    sources = tokenizer([*PAIRS, "hello", "my book is black"])["input_ids"]
+    targets = random_tokens(len(sources), 8, vocab_size=300)
+    to_ctranslate2(model, None, tmp_path / "converted", quantization)
+    found = log_probs_of_ctranslate2(tmp_path / "converted", sources, targets)
+    difference = (found - log_probs(model, sources, targets)).abs().mean()
+    assert 0 < difference < tolerance
+
+
+@pytest.mark.slow
+def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
+    """Scores are those of the model itself, and the best is the model's own where both searches finished it."""
+    model, tokenizer = model_of_pairs()
+    sources = tokenizer(list(PAIRS))["input_ids"]
+    options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
+    search = CTranslate2Search(
+        pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
+    )
+    for (own,), found in zip(
+        searched(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True
+    ):
+        assert found[0][0] == own[0]
+        assert found[0][1] == pytest.approx(own[1], abs=1e-4)
+        assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
+def test_the_model_is_left_as_it_is(quantization, tmp_path):
+    """CTranslate2 quantises in place."""
+    model = lively()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    to_ctranslate2(model, None, tmp_path / "converted", quantization)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_a_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path):
+    model = lively().bfloat16()
+    to_ctranslate2(model, None, tmp_path / "converted")
+    assert_same_probabilities(model.float(), tmp_path / "converted")
+
+
+def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_room(tmp_path):
+    model = lively(vocab_size=2000)
+    sizes = {}
+    for quantization in (None, "bfloat16", "int8"):
+        folder = to_ctranslate2(model, None, tmp_path / str(quantization), quantization, positions=8)
+        sizes[quantization] = (folder / "model.bin").stat().st_size
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert 4 * weights < sizes[None] < 4 * weights + 20_000
+    assert 1.9 < sizes[None] / sizes["bfloat16"] < 2.1
+    assert 3.3 < sizes[None] / sizes["int8"] < 4
+
+
+def test_a_tokens_string_is_the_tokenizers_and_entries_without_one_get_a_name(tmp_path):
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
+    size = len(tokenizer)
+    model = tiny_model(vocab_size=size + 3)
+    folder = to_ctranslate2(model, tokenizer, tmp_path / "converted")
+    strings = json.loads((folder / "shared_vocabulary.json").read_text())
+    assert strings[:size] == tokenizer.convert_ids_to_tokens(range(size))
+    assert len(set(strings)) == size + 3
+    saved = json.loads((folder / "config.json").read_text())
+    assert (saved["bos_token"], saved["eos_token"], saved["decoder_start_token"]) == ("<s>", "</s>", "<s>")
+    assert saved["unk_token"] == "<pad>"
+    assert saved["add_source_eos"] is False
+    text = "naïve\n</s> <s>"
+    assert AutoTokenizer.from_pretrained(folder)(text).input_ids == tokenizer(text).input_ids
+
+
+def test_a_word_piece_tokenizers_unknown_token_is_named(tmp_path):
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=20, algorithm="wordpiece")
+    folder = to_ctranslate2(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "converted")
+    assert json.loads((folder / "config.json").read_text())["unk_token"] == "<unk>"
+
+
+def test_the_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
+    model = lively()
+    model.use_paper_decoding()
+    folder = to_ctranslate2(model, None, tmp_path / "converted", positions=100)
+    saved = CTranslate2Search(folder)
+    assert (saved.num_beams, saved.alpha, saved.penalty_type) == (4, 0.6, "gnmt")
+    assert (saved.limit(7), saved.limit(90), saved.longest_source()) == (57, 100, 50)
+    own = CTranslate2Search(folder, num_beams=2, length_penalty=0.0, length_penalty_type="power", max_new_tokens=9)
+    assert (own.num_beams, own.alpha, own.penalty_type, own.limit(7)) == (2, 0.0, "power", 9)
+    both = CTranslate2Search(folder, max_new_tokens=9, max_source_relative_length=1)
+    assert (both.limit(7), both.limit(30)) == (8, 9)
+    with pytest.raises(ValueError, match=r"A text of 101 tokens is longer than the table of 100 positions; shorten"):
+        saved([[3] * 101])
+
+
+def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
+    model = lively(vocab_size=12)
+    model.generation_config.bad_words_ids = [[word] for word in range(4, 12) if word != 7] + [
+        [END],
+        [START],
+        [PAD],
+        [3],
+    ]
+    folder = to_ctranslate2(model, None, tmp_path / "converted")
+    for beams in (1, 3):
+        (((tokens, _),),) = CTranslate2Search(folder, num_beams=beams, max_new_tokens=4, threads=1)([[5, 6, END]])
+        assert tokens == [7, 7, 7, 7]
+
+
+def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_source(tmp_path):
+    folder = to_ctranslate2(lively(), None, tmp_path / "converted")
+    assert CTranslate2Search(folder).limit(7) == 57
+    with pytest.raises(ValueError, match="converted without its tokenizer"):
+        CTranslate2Search(folder).translate(["a"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
+        ({"num_return_sequences": 2}, r"num_return_sequences \(2\) is not from 1 to num_beams \(1\)"),
+        ({"max_new_tokens": 2000}, r"max_new_tokens \(2000\) is not from 1 to the table of 1024 positions"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(settings, message, tmp_path):
+    folder = to_ctranslate2(tiny_model(), None, tmp_path / "converted")
+    with pytest.raises(ValueError, match=message):
+        CTranslate2Search(folder, **settings)
+
+
+def test_a_folder_without_a_converted_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'no model that "vaswani-convert ctranslate2" wrote'):
+        CTranslate2Search(tmp_path)
+
+
+def prepared():
+    return prepare_for_inference(tiny_model())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: tiny_model().model, {}, "A VaswaniTransformerModel is no VaswaniTransformerForConditionalGeneration"),
+        (prepared, {}, r"is a PackedLinear that is more than its weight, or not here; merge adapters"),
+        (lambda: tiny_model().to("meta"), {}, r"is a Linear that is more than its weight, or not here"),
+        (lambda: tiny_model(activation_function="mish"), {}, "CTranslate2 has no activation function 'mish'; those of"),
+        (lambda: tiny_model(eos_token_id=[2, 4]), {}, r"one token as eos_token_id, and .* has \[2, 4\]; set one"),
+        (tiny_model, {"quantization": "int4"}, "quantization is 'int4'; choose one of float32"),
+        (tiny_model, {"positions": 0}, r"positions \(0\) is not positive"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_represented_is_refused_by_name_and_leaves_nothing(make, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        to_ctranslate2(make(), None, tmp_path / "converted", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_models_tokenizer_is_refused_and_leaves_nothing(tmp_path):
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
+    with pytest.raises(ValueError, match=r"has ids up to \d+ and the model a vocabulary of 99 entries"):
+        to_ctranslate2(tiny_model(), tokenizer, tmp_path / "converted")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_lora_is_refused_until_it_is_merged(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(lively(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_()
+    with pytest.raises(ValueError, match="merge adapters with merge_and_unload"):
+        to_ctranslate2(adapted, None, tmp_path / "converted")
+    with pytest.raises(ValueError, match=r"q_proj is a Linear that is more than its weight"):
+        to_ctranslate2(adapted.get_base_model(), None, tmp_path / "converted")
+    merged = adapted.merge_and_unload()
+    to_ctranslate2(merged, None, tmp_path / "converted")
+    assert_same_probabilities(merged, tmp_path / "converted")
+
+
+def test_the_command_converts_a_folder_and_refuses_one_in_use(tmp_path, capsys):
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=300)
+    model = lively(vocab_size=len(tokenizer))
+    model.use_paper_decoding()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    call = ["ctranslate2", str(tmp_path / "model"), str(tmp_path / "converted"), "--quantization=int8"]
+    main(call)
+    assert capsys.readouterr().out.endswith("for CTranslate2, int8\n")
+    assert len(CTranslate2Search(tmp_path / "converted", max_new_tokens=4).translate(list(PAIRS))) == len(PAIRS)
+    before = (tmp_path / "converted" / "model.bin").read_bytes()
+    with pytest.raises(SystemExit):
+        main(call)
+    assert "the folder is in use; name another, or replace the model in it with --force" in capsys.readouterr().err
+    main([*call[:-1], "--force"])
+    assert (tmp_path / "converted" / "model.bin").read_bytes() != before
+    with pytest.raises(SystemExit):
+        main(["ctranslate2", str(tmp_path / "model"), str(tmp_path / "model"), "--force"])
+    assert "the model itself; name another folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "model"]
+
+
+def test_the_command_refuses_other_models_in_one_line(tmp_path, capsys):
+    (tmp_path / "bart").mkdir()
+    (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
+    for model, message in [
+        (tmp_path / "none", "there is no such folder; name one with a model"),
+        (tmp_path / "bart", "a model of type 'bart', not 'vaswani_transformer'"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            main(["ctranslate2", str(model), str(tmp_path / "converted")])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_without_ctranslate2_the_command_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ImportError, match='CTranslate2 is not installed; "pip install ctranslate2" installs it'):
+        to_ctranslate2(tiny_model(), None, tmp_path / "converted")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_importing_the_package_does_not_import_ctranslate2():
+    run_python("import sys, vaswani_transformer.convert; assert 'ctranslate2' not in sys.modules")

@@ -1,0 +1,289 @@
+"""Pushing and pulling: huggingface_hub's own client over HTTP, against the small Hub of `hub_server`."""
+
+import getpass
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from tests.helpers import PAIRS, ROOT, model_of_pairs, run_python, tiny_model
+from tests.hub_server import Hub, client_environment, serving
+from vaswani_transformer import (
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+    VaswaniTransformerTokenizer,
+)
+
+TOKEN = "hf_of_somebody"
+PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+PACKAGE = ROOT / "vaswani_transformer"
+CODE = {"tokenizer.py", "model.py"} | {Path(path).name for path in get_relative_import_files(PACKAGE / "model.py")}
+CLASSES = (
+    VaswaniTransformerConfig,
+    VaswaniTransformerModel,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def nothing_is_registered(*parts: object) -> bool:
+    """Neither the classes nor these objects of theirs count as code to be saved."""
+    return all(part._auto_class is None for part in (*CLASSES, *parts))
+
+
+def test_a_plain_save_holds_no_code_whatever_was_saved_with_it_before(tmp_path) -> None:
+    model, tokenizer = model_of_pairs()
+    for part in (model, tokenizer):
+        part.with_code().save_pretrained(tmp_path / "published")
+        part.save_pretrained(tmp_path / "plain")
+    assert names(tmp_path / "published") == PLAIN | CODE
+    assert names(tmp_path / "plain") == PLAIN
+    assert nothing_is_registered(model, model.config, tokenizer)
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" in json.loads((tmp_path / "published" / name).read_text())
+        assert "auto_map" not in json.loads((tmp_path / "plain" / name).read_text())
+
+
+def test_what_is_loaded_from_a_published_folder_saves_plainly(tmp_path) -> None:
+    for part in model_of_pairs():
+        part.with_code().save_pretrained(tmp_path / "published")
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
+    AutoTokenizer.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
+    assert names(tmp_path / "again") == PLAIN
+    assert "auto_map" not in (tmp_path / "again" / "config.json").read_text()
+    assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
+
+
+def test_a_published_folder_names_the_body_too(tmp_path) -> None:
+    model = tiny_model()
+    model.with_code().save_pretrained(tmp_path / "whole")
+    model.model.with_code().save_pretrained(tmp_path / "body")
+    maps = [json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("whole", "body")]
+    body = {"AutoConfig": "config.VaswaniTransformerConfig", "AutoModel": "model.VaswaniTransformerModel"}
+    assert maps == [body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"}, body]
+
+
+def test_a_copy_with_code_has_the_same_weights_and_gives_the_same_logits() -> None:
+    model, tokenizer = model_of_pairs()
+    published, batch = model.with_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    assert all(own is other for own, other in zip(model.parameters(), published.parameters(), strict=True))
+    targets = batch["input_ids"]
+    assert torch.equal(
+        published(**batch, decoder_input_ids=targets).logits, model(**batch, decoder_input_ids=targets).logits
+    )
+
+
+def test_a_push_that_fails_leaves_nothing_behind(tmp_path) -> None:
+    """The tests' own processes are offline, so every push fails at its first request."""
+    model, tokenizer = model_of_pairs()
+    for part in (model, tokenizer):
+        with pytest.raises(OSError, match="offline"):
+            part.push_to_hub("somebody/nowhere")
+        part.save_pretrained(tmp_path)
+    assert nothing_is_registered(model, model.config, tokenizer)
+    assert names(tmp_path) == PLAIN
+
+
+def test_others_save_plainly_while_one_is_published(tmp_path) -> None:
+    published, other = tiny_model(), tiny_model()
+    is_done = threading.Event()
+
+    def publish() -> None:
+        while not is_done.is_set():
+            published.with_code().save_pretrained(tmp_path / "published")
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for turn in range(5):
+            other.save_pretrained(tmp_path / str(turn))
+            assert not list((tmp_path / str(turn)).glob("*.py"))
+            assert "auto_map" not in (tmp_path / str(turn) / "config.json").read_text()
+    finally:
+        is_done.set()
+        thread.join()
+    assert list((tmp_path / "published").glob("*.py"))
+
+
+PUSH = """
+import sys
+
+import vaswani_transformer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder = sys.argv[1]
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+for name, private in (("somebody/open", False), ("somebody/secret", True)):
+    model.push_to_hub(name, private=private, commit_message="the model")
+    tokenizer.push_to_hub(name, commit_message="the tokenizer")
+model.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
+tokenizer.save_pretrained(f"{folder}/at-once", push_to_hub=True, repo_id="somebody/at-once")
+model.lm_head.weight.data *= 2
+model.push_to_hub("somebody/open", revision="later", commit_message="another model")
+"""
+
+STOCK = """
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from tests.helpers import model_of_pairs
+
+model, tokenizer = model_of_pairs()
+arguments = Seq2SeqTrainingArguments("stock", hub_model_id="somebody/stock", report_to="none", use_cpu=True)
+trainer = Seq2SeqTrainer(model, arguments, processing_class=tokenizer)
+trainer.push_to_hub("plain")
+for part in (model, tokenizer):
+    type(part).register_for_auto_class()
+trainer.push_to_hub("registered")
+"""
+
+PULL = """
+import json, sys
+
+has_package, places, texts = json.loads(sys.argv[1])
+trust = {} if has_package else {"trust_remote_code": True}
+if has_package:
+    import vaswani_transformer
+else:  # nothing but torch, Transformers and what they need, wherever else is installed
+    for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
+        sys.modules[name] = None
+
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+found = []
+for name, revision in places:
+    at = trust | {"revision": revision}
+    tokenizer = AutoTokenizer.from_pretrained(name, **at)
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, **at)
+    parts = (tokenizer, model, AutoModel.from_pretrained(name, **at))
+    assert {type(part).__module__.split(".")[0] for part in parts} == (
+        {"vaswani_transformer"} if has_package else {"transformers_modules"}
+    )
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits
+    generated = model.generate(**batch)
+    translator = pipeline("vaswani-translation", model=name, device="cpu", **at)
+    written = [record["translation_text"] for record in translator(texts, batch_size=len(texts))]
+    assert written == tokenizer.batch_decode(generated, skip_special_tokens=True)
+    found.append([batch["input_ids"].tolist(), logits.tolist(), generated.tolist()])
+print(json.dumps(found))
+"""
+
+
+def made_here(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]:
+    """What a pulled model is to give: ids, logits, and the translations of the paper's beam search."""
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
+    return batch["input_ids"].tolist(), logits, model.generate(**batch).tolist()
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """A folder with a model and its tokenizer, and the Hub to which they were pushed from there."""
+    folder, hub = tmp_path_factory.mktemp("made-on-this-machine"), Hub()
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config)
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with serving(hub) as url:
+        run_python(PUSH, str(folder), **client_environment(url, folder / "home"))
+    return folder, hub
+
+
+def pull(hub: Hub, home: Path, has_package: bool, *places: tuple[str, str], token: str | None = TOKEN) -> list:
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir(parents=True)
+    arguments = json.dumps([has_package, places, list(PAIRS)])
+    path = {"PYTHONPATH": str(ROOT)} if has_package else {}
+    with serving(hub) as url:
+        environment = client_environment(url, home, token) | path
+        return json.loads(run_python(PULL, arguments, folder=elsewhere, **environment))
+
+
+@pytest.mark.slow
+def test_each_push_is_one_commit_with_the_code_and_the_auto_map(pushed) -> None:
+    _, hub = pushed
+    for name in ("somebody/open", "somebody/secret"):
+        assert hub.messages(name) == ["the model", "the tokenizer"]
+        assert set(hub.files(name)) == PLAIN | CODE | {"README.md"}
+    assert hub.messages("somebody/open", "later") == ["the model", "the tokenizer", "another model"]
+    assert set(hub.files("somebody/at-once")) == PLAIN | CODE | {"README.md"}
+    assert (hub.repositories["somebody/open"].private, hub.repositories["somebody/secret"].private) == (False, True)
+
+
+@pytest.mark.slow
+def test_a_push_holds_no_pickle_and_no_word_of_where_it_came_from(pushed) -> None:
+    folder, hub = pushed
+    places = [str(folder), folder.name, str(Path.home()), str(ROOT), TOKEN]
+    people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b".encode())
+    for repository in hub.repositories:
+        for name, content in hub.files(repository).items():
+            assert Path(name).suffix in {".json", ".md", ".py", ".safetensors"}
+            assert not [place for place in places if place.encode() in content]
+            assert Path(name).suffix not in {".json", ".md"} or not people.search(content)
+
+
+@pytest.mark.slow
+def test_a_pull_without_the_package_gives_what_was_pushed_at_every_revision(pushed, tmp_path) -> None:
+    folder, hub = pushed
+    commit = hub.repositories["somebody/open"].branches["main"]
+    places = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
+    *same, later = pull(hub, tmp_path, False, *places, ("somebody/open", "later"))
+    tokens, logits, translations = made_here(folder, list(PAIRS))
+    for found in same:
+        assert (found[0], found[2]) == (tokens, translations)
+        torch.testing.assert_close(torch.tensor(found[1]), logits)
+    assert later[0] == tokens
+    assert not torch.allclose(torch.tensor(later[1]), logits)
+
+
+@pytest.mark.slow
+def test_a_pull_with_the_package_needs_no_trust(pushed, tmp_path) -> None:
+    folder, hub = pushed
+    found = pull(hub, tmp_path, True, ("somebody/open", "main"), ("somebody/at-once", "main"))
+    tokens, logits, translations = made_here(folder, list(PAIRS))
+    for own_tokens, own_logits, own_translations in found:
+        assert (own_tokens, own_translations) == (tokens, translations)
+        torch.testing.assert_close(torch.tensor(own_logits), logits)
+
+
+@pytest.mark.slow
+def test_a_private_repository_is_not_there_without_a_token(pushed, tmp_path) -> None:
+    _, hub = pushed
+    with pytest.raises(AssertionError, match=r"(?s)somebody/secret.*(private|not a valid model)"):
+        pull(hub, tmp_path, False, ("somebody/secret", "main"), token=None)
+
+
+@pytest.mark.slow
+def test_the_stock_trainer_pushes_the_code_of_registered_classes_alone(tmp_path) -> None:
+    hub = Hub()
+    with serving(hub) as url:
+        environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
+        run_python(STOCK, folder=tmp_path, **environment)
+    assert hub.messages("somebody/stock") == ["plain", "registered"]
+    repository = hub.repositories["somebody/stock"]
+    before, after = (set(hub.files("somebody/stock", sha)) for sha in list(repository.commits)[1:])
+    assert before == PLAIN | {"README.md", "training_args.bin"}
+    assert after == before | CODE
+
+
+def test_a_server_answers_on_this_machine_alone_and_stops() -> None:
+    with serving(Hub()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        assert host == "127.0.0.1"
+        socket.create_connection((host, int(port)), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5)
