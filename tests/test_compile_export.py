@@ -1,8 +1,12 @@
-"""Forward as one graph, compiled and exported, says what it says without."""
+"""Forward as one graph, compiled and exported, says what it says without, and so does a compiled search."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from transformers import CompileConfig
 
 from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -97,6 +101,84 @@ def test_the_compiler_of_torch_itself_takes_it() -> None:
     compiled = torch.compile(model, fullgraph=True)
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
+
+
+def test_dropout_compiled_draws_the_same_numbers() -> None:
+    batch, losses = labelled([5, 3, 4], [6, 2, 5]), []
+    for compile_it in (False, True):
+        model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
+        forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
+        torch.manual_seed(2)
+        losses.append(forward(**batch).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0], **FLOAT32)
+
+
+SEARCHES = {
+    "greedy": {"max_new_tokens": 9},
+    "beams": {"num_beams": 4, "max_new_tokens": 9},
+    "the paper's": {
+        "num_beams": 4,
+        "length_penalty": 0.6,
+        "length_penalty_type": "gnmt",
+        "max_source_relative_length": 4,
+    },
+}
+
+
+def compiled_by(backend: str | Callable[..., Any]) -> CompileConfig:
+    """What `generate()` compiles by itself on an accelerator, as one graph, here on the CPU too."""
+    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    config._compile_all_devices = True
+    return config
+
+
+def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
+    """A backend that compiles nothing and adds what it is given to `graphs`, also when its configuration is copied."""
+
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    return keep
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_itself_compiles_one_graph_for_all_steps_over_a_static_cache(kind: str) -> None:
+    """Transformers does so where it samples or decodes greedily, not in its beam search."""
+    model, graphs = tiny_model(position_embedding=kind), []
+    source, mask = padded_batch([5, 3])
+    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
+    found = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
+    assert found.shape[1] > 5
+    assert torch.equal(found, model.generate(**inputs))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, kind: str) -> None:
+    """One for the first step, which fills the cache of the source, and one for all others."""
+    model, graphs = tiny_model(position_embedding=kind), []
+    source, mask = padded_batch([5, 3])
+    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
+    expected = model.generate(**inputs)
+    assert expected.shape[1] > 5
+    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
+    assert torch.equal(model.generate(**inputs, cache_implementation="static"), expected)
+    assert len(graphs) == 2
+
+
+def test_the_compiler_of_torch_itself_takes_the_steps_of_both_searches() -> None:
+    model = tiny_model()
+    source, mask = padded_batch([5, 3])
+    inputs = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
+    greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
+    expected = [model.generate(**inputs, disable_compile=True) for inputs in (greedy, paper)]
+    found = model.generate(**greedy, compile_config=compiled_by("inductor"))
+    assert torch.equal(found, expected[0])
+    model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
+    assert torch.equal(model.generate(**paper), expected[1])
 
 
 @pytest.mark.parametrize("strict", [False, True])
