@@ -1,0 +1,128 @@
+"""What Transformers' exporters make of the model: encoder and decoder steps that decode without it.
+
+B batch, T target, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers.exporters.configs import DynamoConfig, OnnxConfig
+from transformers.exporters.exporter_dynamo import DynamoExporter
+from transformers.exporters.exporter_onnx import OnnxExporter
+
+from tests.helpers import PAIRS, model_of_pairs, padded_batch, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+
+START, PAD, END = 0, 1, 2
+
+
+def exported(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], backend: str
+) -> dict[str, Any]:
+    """The encoder, the decoder's first step and its later ones, traced on `batch`, for any batch and any lengths.
+
+    The target is begun with two tokens, for torch takes a length of one for one that never changes.
+    """
+    exporter = OnnxExporter() if backend == "onnx" else DynamoExporter()
+    settings = OnnxConfig(dynamic=True) if backend == "onnx" else DynamoConfig(dynamic=True)
+    begun = torch.full((len(batch["input_ids"]), 2), START)
+    encoder = exporter.export(model.get_encoder(), dict(batch), settings)
+    steps = exporter.export_for_generation(
+        model, batch | {"decoder_input_ids": begun}, settings, generation_config=GenerationConfig(num_beams=1)
+    )
+    if isinstance(steps, dict):  # Transformers 5.17 hands out what torch returns
+        return {name: getattr(program, "model", program) for name, program in {"encoder": encoder, **steps}.items()}
+    return {"encoder": encoder.program} | {name: part.program for name, part in steps.components.items()}
+
+
+@dataclasses.dataclass
+class Graph:
+    """An exported graph in ONNX Runtime, its tensors by name, a cache's alike going in and coming out."""
+
+    session: onnxruntime.InferenceSession
+
+    def __call__(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        inputs = {spec.name: tensors[spec.name.removeprefix("input.")] for spec in self.session.get_inputs()}
+        names = [spec.name.removeprefix("output.") for spec in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(None, inputs), strict=True))
+
+
+def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:
+    providers = ["CPUExecutionProvider"]
+    return {
+        name: Graph(onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), providers=providers))
+        for name, model in models.items()
+    }
+
+
+def decode_greedily(graphs: dict[str, Graph], batch: dict[str, Tensor], longest: int) -> Tensor:
+    """Targets (B, T) as `generate(num_beams=1, max_new_tokens=longest)` finds them, without torch or Transformers."""
+    source = {name: tensor.numpy() for name, tensor in batch.items()}
+    memory = graphs["encoder"](source)["last_hidden_state"]  # (B, S, d_model)
+    known = {"attention_mask": source["attention_mask"], "encoder_outputs.last_hidden_state": memory}
+    tokens = np.full((len(memory), 1), START)
+    step = graphs["prefill"](known | {"decoder_input_ids": tokens})
+    while tokens.shape[1] <= longest:
+        is_over = (tokens == END).any(1, keepdims=True)
+        if is_over.all():
+            break
+        found = np.where(is_over, PAD, step["logits"][:, -1:].argmax(-1))  # (B, 1)
+        tokens = np.concatenate([tokens, found], axis=1)
+        step = graphs["decode"](known | step | {"decoder_input_ids": found})
+    return torch.tensor(tokens)
+
+
+def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
+    """Exported on two sentences; then six of mixed lengths, with padding, and each of them alone."""
+    model, tokenizer = model_of_pairs()
+    few = dict(tokenizer(list(PAIRS)[:2], padding=True, return_tensors="pt"))
+    graphs = opened(exported(model, few, "onnx"))
+    for texts in (list(PAIRS), *([text] for text in PAIRS)):
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        expected = model.generate(**batch, num_beams=1, max_new_tokens=20)
+        assert torch.equal(decode_greedily(graphs, batch, 20), expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"position_embedding": "learned", "attention_bias": True, "d_v": 5}, {"tie_word_embeddings": False}],
+    ids=["learned", "untied"],
+)
+def test_onnx_runtime_finds_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
+    """Of a model that its training has set to the paper's search, which has four rows a source."""
+    model = tiny_model(**overrides)
+    model.use_paper_decoding()
+    source, mask = padded_batch([5, 3])
+    graphs = opened(exported(model, {"input_ids": source, "attention_mask": mask}, "onnx"))
+    for side, lengths in [("right", [4, 9, 1]), ("left", [2, 7]), ("right", [6])]:
+        source, mask = padded_batch(lengths, side)
+        batch = {"input_ids": source, "attention_mask": mask}
+        expected = model.generate(**batch, num_beams=1, max_new_tokens=8)
+        assert torch.equal(decode_greedily(graphs, batch, 8), expected)
+
+
+def test_the_programs_of_torch_export_translate_as_generate_does() -> None:
+    """They take and return what the model does: the encoder's output whole, and a cache."""
+    model, tokenizer = model_of_pairs()
+    few, batch = (dict(tokenizer(texts, padding=True, return_tensors="pt")) for texts in (list(PAIRS)[:2], list(PAIRS)))
+    encoder, first, later = (program.module() for program in exported(model, few, "dynamo").values())
+    known = {"attention_mask": batch["attention_mask"], "encoder_outputs": encoder(**batch)}
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    expected = model.generate(**batch, num_beams=1, max_new_tokens=20)
+    outputs = first(**known, decoder_input_ids=expected[:, :1], past_key_values=cache)
+    for place in range(1, expected.shape[1]):
+        token = expected[:, place : place + 1]  # (B, 1)
+        assert torch.equal(outputs.logits[:, -1:].argmax(-1)[token != PAD], token[token != PAD])
+        outputs = later(**known, decoder_input_ids=token, past_key_values=outputs.past_key_values)
