@@ -344,7 +344,7 @@ def shares_its_matrix(model: VaswaniTransformerForConditionalGeneration, tied: b
     assert (model.get_output_embeddings().weight is shared) == tied
     for module in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
         assert module.num_embeddings == shared.shape[0] == model.config.vocab_size
-        assert module.scale == math.sqrt(32)
+        assert module.embed_scale == math.sqrt(32)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -14,10 +14,11 @@ class ScaledEmbedding(nn.Embedding):
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__(config.vocab_size, config.d_model)
-        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        # PEFT scales what it adds to an embedding by the attribute of this name.
+        self.embed_scale = config.d_model**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.scale  # (B, S, d_model)
+        return super().forward(input) * self.embed_scale  # (B, S, d_model)
 
 
 def count_positions(attention_mask: Tensor) -> Tensor:

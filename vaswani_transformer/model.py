@@ -69,6 +69,17 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             stack.embed_tokens.weight = self.shared.weight
             stack.embed_tokens.num_embeddings = self.shared.num_embeddings
 
+    def refuse_idle_adapter(self) -> None:
+        """No token passes through `shared`; of adapters on it PEFT ties trainable tokens alone to the stacks."""
+        if isinstance(self.shared, nn.Embedding):
+            return
+        if not all(hasattr(module, "token_adapter") for module in (self.shared, self.encoder.embed_tokens)):
+            raise ValueError(
+                f"`shared` is wrapped in a {type(self.shared).__name__}, which would learn nothing: both stacks embed "
+                'with modules of their own. Give PEFT modules_to_save=["embed_tokens"] without ensure_weight_tying '
+                "or, where the output projection is tied, trainable_token_indices."
+            )
+
     @can_return_tuple
     def forward(
         self,
@@ -104,8 +115,9 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             on request hidden states and attentions of both stacks.
 
         Raises:
-            ValueError: as the stacks raise it.
+            ValueError: as the stacks raise it; an adapter on `shared`.
         """
+        self.refuse_idle_adapter()
         position_ids = kwargs.pop("position_ids", None)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
