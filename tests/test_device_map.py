@@ -1,0 +1,109 @@
+"""A model spread over memory and disk by Accelerate: whole layers, the shared matrix in one place, the same results."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import infer_auto_device_map
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import padded_batch, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.inference import prepare_for_inference
+
+KINDS = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "learned": {"position_embedding": "learned", "max_position_embeddings": 40, "attention_bias": True, "d_v": 5},
+}
+# Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder some 34,000.
+ROOM = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
+EMBEDDINGS = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
+
+
+def spread(folder: Path, room: dict[str, int] | None) -> VaswaniTransformerForConditionalGeneration:
+    offloaded = folder / "offloaded"
+    return AutoModelForSeq2SeqLM.from_pretrained(
+        folder, device_map="auto", max_memory=None if room is None else dict(room), offload_folder=offloaded
+    )
+
+
+def bytes_of_weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def places(model: VaswaniTransformerForConditionalGeneration) -> set[str]:
+    """Where its weights are: "cpu" in memory, "meta" on disk until they are needed."""
+    return {weight.device.type for weight in model.parameters()}
+
+
+@pytest.mark.parametrize("files", ["one file", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("room", ROOM)
+def test_where_the_weights_lie_changes_nothing(room: str, kind: str, files: str, tmp_path) -> None:
+    model = tiny_model(**KINDS[kind])
+    model.use_paper_decoding()
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
+    source, mask = padded_batch([5, 3])
+    target, _ = padded_batch([4, 6])
+    batch = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target == 1, -100)}
+    again = spread(tmp_path, ROOM[room])
+    assert places(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[room]
+    with torch.no_grad():
+        outputs, expected = again(**batch), model(**batch)
+    assert torch.equal(outputs.logits, expected.logits)
+    assert torch.equal(outputs.loss, expected.loss)
+    for search in ({}, {"num_beams": 1}):
+        tokens = again.generate(source, attention_mask=mask, max_new_tokens=9, **search)
+        assert torch.equal(tokens, model.generate(source, attention_mask=mask, max_new_tokens=9, **search))
+
+
+@pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
+@pytest.mark.parametrize("room", ROOM)
+def test_the_shared_matrix_stays_one_and_is_saved_once(room: str, tmp_path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "model")
+    again = spread(tmp_path / "model", ROOM[room])
+    if room != "disk":  # there nothing is left in memory that could be one
+        assert {again.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {again.model.shared.weight}
+    again.save_pretrained(tmp_path / "again")
+    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+    assert {whole.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {whole.model.shared.weight}
+    assert torch.equal(whole.model.shared.weight, model.model.shared.weight)
+    assert bytes_of_weights(tmp_path / "again") == bytes_of_weights(tmp_path / "model")
+
+
+@settings(max_examples=25)
+@given(first=st.integers(0, 300_000), second=st.integers(0, 300_000), tied=st.booleans())
+def test_a_map_over_devices_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
+    """Two accelerators of any size, whether they are there or not, and the CPU."""
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it says each time that they are not
+    with torch.device("meta"):
+        model = tiny_model(tie_word_embeddings=tied)
+    model.tie_weights()
+    room = {0: first, 1: second, "cpu": 10**6}
+    device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=list(model._no_split_modules))
+
+    def place(name: str) -> int | str:
+        return next(device for part, device in device_map.items() if part == "" or f"{name}.".startswith(f"{part}."))
+
+    layers = [f"model.{stack}.layers.{number}" for stack in ("encoder", "decoder") for number in range(2)]
+    assert not any(name.startswith(f"{layer}.") for layer in layers for name in device_map)
+    assert len({place(name) for name in (*EMBEDDINGS, *(["lm_head"] if tied else []))}) == 1
+
+
+def test_a_model_whose_weights_all_found_room_can_be_prepared(tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    source, mask = padded_batch([5, 3])
+    fast = prepare_for_inference(spread(tmp_path, None), "float32")
+    expected = tiny_model().generate(source, attention_mask=mask, max_new_tokens=9)
+    assert torch.equal(fast.generate(source, attention_mask=mask, max_new_tokens=9), expected)
+
+
+def test_a_model_that_lies_on_disk_is_not_prepared(tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
+        prepare_for_inference(spread(tmp_path, ROOM["disk"]), "int8")
