@@ -1,5 +1,6 @@
 """Every Python block of the README runs as it stands."""
 
+import ast
 import re
 
 import pytest
@@ -20,6 +21,11 @@ RUN_HERE = (
     "push_to_hub(",
     "trust_remote_code=True",
     "prepare_for_inference",
+    "LoraConfig",
+    "torch.compile",
+    "OnnxExporter",
+    "ExportedModel",
+    "offload_folder",
 )
 
 
@@ -30,6 +36,17 @@ def blocks_with(text):
 def block_with(text):
     (block,) = blocks_with(text)
     return block
+
+
+def translations(block, folder):
+    """The list that a block prints."""
+    return ast.literal_eval(run_python(block, folder=folder, PYTHONPATH=str(ROOT)))
+
+
+def translated(texts, **settings):
+    model, tokenizer = model_of_pairs()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
 
 
 def test_every_block_is_run_here():
@@ -49,6 +66,22 @@ def test_a_quickstart_run_is_used_as_the_readme_says(tmp_path):
     assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png"}
     convert(["ctranslate2", f"{tmp_path}/runs/quickstart", f"{tmp_path}/quickstart-ctranslate2", "--quantization=int8"])
     assert run_python(block_with("CTranslate2Search"), folder=tmp_path, PYTHONPATH=str(ROOT)).startswith("[")
+
+
+@pytest.mark.slow
+def test_a_model_is_adapted_compiled_exported_and_spread_as_the_readme_says(tmp_path):
+    model, tokenizer = model_of_pairs()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "runs" / "quickstart")
+    assert run_python(block_with("LoraConfig"), folder=tmp_path, PYTHONPATH=str(ROOT)) == ""
+    assert (tmp_path / "runs" / "adapter" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "runs" / "adapted" / "model.safetensors").exists()
+    texts = ["the dogs sleep.", "the old woman sees a house."]
+    for text in ("torch.compile", "offload_folder"):
+        assert translations(block_with(text), tmp_path) == translated(texts)
+    run_python(block_with("OnnxExporter"), folder=tmp_path, PYTHONPATH=str(ROOT))
+    texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
+    assert translations(block_with("ExportedModel"), tmp_path) == translated(texts, max_new_tokens=30)
 
 
 @pytest.mark.slow
