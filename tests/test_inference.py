@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, inference
+from vaswani_transformer.dropout import Dropout
 from vaswani_transformer.inference import (
     LAYERS,
     PackedLinear,
@@ -252,7 +253,7 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     assert (prepared.dtype, prepared.device) == (torch.float32, torch.device("cpu"))
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
-    assert nn.Dropout not in kinds
+    assert Dropout not in kinds
     assert kinds.count(QuantizedLinear if dtype == "int8" else PackedLinear) == 33
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import VaswaniTransformerConfig
+from .dropout import Dropout
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -94,7 +95,7 @@ class InputEmbedding(nn.Module):
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
         self.positions = POSITIONS[config.position_embedding](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, inputs_embeds: Tensor, positions: Tensor, bound: int | None = None) -> Tensor:
         """`inputs_embeds` (B, S, d_model), scaled; `positions` (B or 1, S), below `bound` if that is given."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from .dropout import Dropout
+
 logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -166,7 +168,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     else:
         prepared = copy.deepcopy(model)
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
-    replace(prepared, nn.Dropout, lambda _: nn.Identity())
+    replace(prepared, Dropout, lambda _: nn.Identity())
     cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (Prepared, type(model)), {})
     prepared.set_attn_implementation("eager")
     return prepared.eval().requires_grad_(False)

@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import CausalSelfAttention, CrossAttention, SelfAttention
 from .config import VaswaniTransformerConfig
+from .dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -23,7 +24,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.activation = ACT2FN[config.activation_function]
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class AddAndNorm(nn.Module):
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor, sublayer_output: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK = 256  # tokens; the fastest of 64 to 2,048 on a CPU, where larger chunks fall out of the cache
+CACHED = 32  # tokens whose logits, in float32, a core's own cache holds
 ACCELERATOR_CHUNK = 2048  # tokens; a GPU wants more work of every kernel
 
 
@@ -31,25 +32,36 @@ class Chunk:
 
     def __init__(self, hidden: Tensor, projection: Tensor, mean_weight: Tensor, smoothing: float) -> None:
         self.projection, self.mean_weight, self.smoothing = projection, mean_weight, smoothing
-        self.size = max(1, min(CHUNK if hidden.device.type == "cpu" else ACCELERATOR_CHUNK, hidden.shape[0]))
-        wide = mean_weight.dtype
+        is_on_cpu = hidden.device.type == "cpu"
+        self.size = max(1, min(CHUNK if is_on_cpu else ACCELERATOR_CHUNK, hidden.shape[0]))
+        self.rows = min(CACHED, self.size) if is_on_cpu and not torch.compiler.is_compiling() else self.size
         self.logits = hidden.new_empty(self.size, projection.shape[0])
-        self.wide_logits = self.logits if wide == hidden.dtype else torch.empty_like(self.logits, dtype=wide)
-        self.probs = torch.empty_like(self.wide_logits)
+        self.wide_logits = None
+        if hidden.dtype != mean_weight.dtype:
+            self.wide_logits = mean_weight.new_empty(self.rows, projection.shape[0])
 
     def loss_and_gradient(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (n, 1) of `targets` (n, 1) after states (n, d_model), and softmax(z) - (1 - eps) onehot(y) (n, V)."""
-        count = states.shape[0]
-        logits = torch.mm(states, self.projection.T, out=self.logits[:count])  # (n, V)
-        is_narrow = logits.dtype != self.probs.dtype
-        wide_logits = self.wide_logits[:count].copy_(logits) if is_narrow else logits
-        true_logits, largest = wide_logits.gather(1, targets), wide_logits.amax(1, keepdim=True)  # (n, 1)
-        probs = torch.softmax(wide_logits, 1, out=self.probs[:count])  # (n, V)
-        normaliser = largest - probs.amax(1, keepdim=True).log()  # lse(z), (n, 1)
-        mean = states.to(probs.dtype) @ self.mean_weight[:, None]  # mean(z), (n, 1)
+        logits = torch.mm(states, self.projection.T, out=self.logits[: states.shape[0]])  # (n, V)
+        parts = zip(logits.split(self.rows), targets.split(self.rows), strict=True)
+        normaliser, true_logits = map(torch.cat, zip(*(self.to_gradient(*part) for part in parts), strict=True))
+        mean = states.to(self.mean_weight.dtype) @ self.mean_weight[:, None]  # mean(z), (n, 1)
         loss = (1 - self.smoothing) * (normaliser - true_logits) + self.smoothing * (normaliser - mean)
-        gradient = probs.scatter_add_(1, targets, torch.full_like(true_logits, self.smoothing - 1))
-        return loss, logits.copy_(gradient) if is_narrow else gradient
+        return loss, logits
+
+    def to_gradient(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """lse(z) and z_y (r, 1) of logits z (r, V), in whose place stands softmax(z) - (1 - eps) onehot(y) then.
+
+        The logits of few tokens stay in a CPU's cache from one operation on them to the next.
+        """
+        wide = logits if self.wide_logits is None else self.wide_logits[: logits.shape[0]].copy_(logits)
+        true_logits, largest = wide.gather(1, targets), wide.amax(1, keepdim=True)  # (r, 1)
+        probs = torch.softmax(wide, 1, out=wide)  # (r, V), in place
+        normaliser = largest - probs.amax(1, keepdim=True).log()  # (r, 1)
+        probs.scatter_add_(1, targets, torch.full_like(true_logits, self.smoothing - 1))
+        if self.wide_logits is not None:
+            logits.copy_(probs)
+        return normaliser, true_logits
 
 
 class ProjectedCrossEntropy(torch.autograd.Function):
