@@ -291,11 +291,28 @@ def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
         assert tokens == [7, 7, 7, 7]
 
 
+def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        "vaswani_transformer.ctranslate2_engine.logger.warning", lambda text, *parts: told.append(text % parts)
+    )
+    model = lively()
+    CTranslate2Search(to_ctranslate2(model, None, tmp_path / "plain"))
+    assert told == []
+    model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.2, num_beams=4)
+    CTranslate2Search(to_ctranslate2(model, None, tmp_path / "converted"))
+    assert told == [
+        f"{tmp_path / 'converted'}: CTranslate2 searches without the saved no_repeat_ngram_size, repetition_penalty."
+    ]
+
+
 def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_source(tmp_path):
     folder = to_ctranslate2(lively(), None, tmp_path / "converted")
     assert CTranslate2Search(folder).limit(7) == 57
     with pytest.raises(ValueError, match="converted without its tokenizer"):
         CTranslate2Search(folder).translate(["a"])
+    with pytest.raises(TypeError, match="texts is the str 'a'; give a list of texts"):
+        CTranslate2Search(folder).translate("a")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vaswani_transformer.folders import new_folder
+from vaswani_transformer.folders import loading, new_folder, refuse_folder
 
 
 def write(folder, text="new"):
@@ -15,6 +15,17 @@ def test_the_folder_stands_there_at_the_end_and_not_before(tmp_path):
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
     assert (tmp_path / "a" / "b" / "config.json").read_text() == "new"
+
+
+def test_a_place_behind_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"file/a/b: \S+file is no folder that may be written to; name a place in an"):
+        refuse_folder(tmp_path / "file" / "a" / "b", force=True)
+
+
+def test_whatever_stops_a_model_from_loading_is_told_in_a_line():
+    with pytest.raises(ValueError, match=r"^some/model: cannot be loaded: KeyError$"), loading("some/model"):
+        raise KeyError
 
 
 def test_an_empty_folder_is_filled(tmp_path):

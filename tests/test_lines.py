@@ -11,6 +11,7 @@ from vaswani_transformer.lines import (
     LineError,
     ResumableFile,
     Texts,
+    UnwritableError,
     digest_of_folder,
     json_texts,
     one_line,
@@ -43,6 +44,7 @@ def test_texts_are_fields_of_json_lines():
     [
         ('{"text": ', None, r"f, line 2: not JSON that can be read"),
         ('{"text": "\\ud800"}', None, r"f, line 2: not JSON that can be read \('utf-8' codec"),
+        ('{"id": ' + "1" * 5000 + "}", None, r"f, line 2: not JSON that can be read \(Exceeds the limit"),
         ('{"txt": "a"}', None, r'f, line 2: found the fields txt, not \{"text": "\.\.\."\}; mend the line'),
         ('{"text": 3}', None, r"f, line 2: found the fields text, not"),
         ("[1]", None, r"f, line 2: found list, not"),
@@ -145,6 +147,32 @@ def test_more_results_than_texts_are_refused(tmp_path):
     path.write_text("a\n" * 20)
     with pytest.raises(LineError, match=r"out: holds 10 results, more than the 3 that out\.progress knows of"):
         ResumableFile(path, 2, {}, [1, 1])
+
+
+def test_a_full_disk_is_told_of_and_what_is_there_is_gone_on_with(tmp_path):
+    """A limit on the size of files stands for the disk's."""
+    resource = pytest.importorskip("resource")
+    whole, path, texts = tmp_path / "whole", tmp_path / "path", [letter * 100 for letter in "abcdef"]
+    write_all(whole, texts, {})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UnwritableError, match=r"path: cannot be written: File too large; the same command goes on"):
+            write_all(path, texts, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.stat().st_size == 1000
+    write_all(path, texts, {})
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_two_commands_do_not_write_the_same_file(tmp_path):
+    pytest.importorskip("fcntl")
+    first = ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+    with pytest.raises(LineError, match=r"out: another command is writing it; wait for that one, or give another"):
+        ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+    first.close()
+    ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
 
 
 def test_progress_says_what_was_read(tmp_path):

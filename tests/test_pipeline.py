@@ -10,6 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
 
 from tests.helpers import PAIRS, model_of_pairs, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.inference import prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
@@ -82,6 +83,14 @@ def test_n_best_lists_are_lists_of_lists_also_in_batches(parts, translator):
     assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
     assert translator(SOURCES[0], num_return_sequences=3) == expected[0]
     assert list(translator(iter(SOURCES), num_return_sequences=3, batch_size=4)) == expected
+
+
+def test_a_prepared_model_translates_the_same_and_is_not_published(parts, translator, tmp_path):
+    fast = pipeline(TASK, model=prepare_for_inference(parts[0]), tokenizer=parts[1], device="cpu")
+    texts = ["cat", *SOURCES, "", "my name is black"]
+    assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
+    with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
+        fast.save_pretrained(tmp_path)
 
 
 def test_an_empty_text_has_empty_translations(translator):

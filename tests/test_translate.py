@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig
 
-from tests.helpers import PAIRS, ROOT, model_of_pairs
+from tests.helpers import PAIRS, ROOT, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import translate as command
 from vaswani_transformer.convert import main as convert
+from vaswani_transformer.inference import prepare_for_inference
 from vaswani_transformer.translation import translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
@@ -150,11 +151,84 @@ class TwoLines:
 
     pad_token_id = 1
 
+    def __len__(self):
+        return 6
+
     def __call__(self, texts, **_):
         return {"input_ids": [[5, 2] for _ in texts]}
 
     def batch_decode(self, targets, **_):
         return ["one\ntwo" for _ in targets]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--dtype=auto", ["float32"]),
+        ("--dtype=float32", ["float32"]),
+        ("--dtype=bfloat16", ["bfloat16"]),
+        ("--dtype=int8", ["int8"]),
+        ("--dtype=float16", []),
+    ],
+)
+def test_a_cpu_has_its_model_prepared_in_the_dtype_that_is_asked_for(run, monkeypatch, option, expected):
+    dtypes = []
+    monkeypatch.setattr(
+        command, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+    )
+    assert run("--device=cpu", option, stdin=lines(SOURCES).encode()) == (lines(TARGETS), "", 0)
+    assert dtypes == expected
+
+
+def test_a_prepared_model_finds_what_the_plain_one_finds(run, folder):
+    """Also where it has learnt nothing: lines of the learnt words in orders that it has never seen."""
+    words = " ".join(SOURCES).split()
+    texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    expected = [found.text for found in translate(model, tokenizer, texts)]
+    assert run("--device=cpu", stdin=lines(texts).encode()) == (lines(expected), "", 0)
+
+
+def test_8_bits_are_refused_to_other_devices_and_other_models(run, folder, tmp_path):
+    _, errors, status = run("--dtype=int8", "--device=meta", stdin=b"cat\n")
+    assert (status, errors) == (
+        2,
+        f"--dtype=int8: for models of this package on a CPU, and {folder} is of type 'vaswani_transformer' on meta; "
+        "give --device=cpu, or another --dtype.\n",
+    )
+    MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
+    _, errors, status = run("--dtype=int8", "--device=cpu", stdin=b"cat\n", model=tmp_path)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.endswith("is of type 'marian' on cpu; give another --dtype.\n")
+
+
+def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(run, folder, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    _, errors, status = run(stdin=b"cat\n", model=tmp_path)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"{tmp_path}: its tokenizer: cannot be loaded: ")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path)
+    expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
+    assert run(stdin=b"cat\n", model=tmp_path) == ("", expected, 2)
+
+
+def test_only_an_output_that_can_be_gone_on_with_digests_the_model(run, monkeypatch, tmp_path):
+    digested = []
+    monkeypatch.setattr(command, "digest_of_folder", lambda folder: digested.append(folder) or "abc")
+    run(stdin=b"cat\n")
+    run("--interactive", stdin=b"cat\n")
+    assert digested == []
+    run("--output", tmp_path / "path", stdin=b"cat\n")
+    assert len(digested) == 1
+
+
+@pytest.mark.parametrize("name", ["input", "output"])
+def test_a_stream_that_is_closed_is_named(folder, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, {"input": "stdin", "output": "stdout"}[name], None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main([folder])
+    assert capsys.readouterr().err == f"standard {name} is closed; give --{name}=FILE.\n"
 
 
 def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
@@ -180,6 +254,15 @@ def test_the_bar_is_shown_on_request(run):
 def test_a_bar_knows_how_many_lines_a_file_has(run, tmp_path):
     (tmp_path / "source").write_text(lines(SOURCES))
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
+
+
+def test_an_error_of_another_kind_is_not_taken_for_want_of_memory(run, monkeypatch):
+    def generate(*_, **__):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(stdin=b"cat\n")
 
 
 class Interrupted:
@@ -301,7 +384,6 @@ def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
         (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON that can be read"),
         (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
         (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot go there: "),
-        (["--input=/nothing"], b"", "[Errno 2] No such file or directory: '/nothing'"),
     ],
 )
 def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments, stdin, message):
@@ -311,9 +393,17 @@ def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments
     assert errors.count("\n") == 1
 
 
-def test_a_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate 9 GiB\nand more"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_a_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch, error):
     def generate(*_, **__):
-        raise torch.OutOfMemoryError("tried to allocate 9 GiB\nand more")
+        raise error
 
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
     message = "The device has too little memory for a batch; give a smaller --batch_tokens.\n"
@@ -341,6 +431,8 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
         (["--beams=0"], "--beams=0: not positive; give at least 1."),
         (["--batch_tokens=-1"], "--batch_tokens=-1: not positive"),
+        (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: there is no such file; name one that is"),
+        ([f"--output={ROOT}"], f"--output={ROOT}: a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is no folder; make it first."),
         (["--beam=1"], "unrecognized arguments: --beam=1"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
@@ -359,6 +451,28 @@ def test_a_conversation_has_a_line_for_a_line(run):
         "--interactive", "--overlong=refuse", "--max_source_tokens=8", stdin=lines(SOURCES[:3]).encode()
     )
     assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
+    output, errors, status = run("--interactive", stdin=b"hello world\n\xff\n")
+    assert (output, status) == (lines(TARGETS[:1]), 2)
+    assert errors.startswith("standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line)")
+
+
+def test_a_terminal_is_asked_again_for_a_line_that_is_no_text(folder, monkeypatch, capsysbinary):
+    no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    typed = iter([SOURCES[0], "\udcff", no_text, SOURCES[1], EOFError()])
+
+    def answer(_):
+        if isinstance(found := next(typed), Exception):
+            raise found
+        return found
+
+    terminal = io.TextIOWrapper(io.BytesIO())
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr("builtins.input", answer)
+    command.main([folder, "--interactive"])
+    output, errors = capsysbinary.readouterr()
+    assert output.decode() == lines(TARGETS[:2])
+    assert errors.decode() == 2 * "The line is not UTF-8; type it again.\n"
 
 
 @pytest.mark.slow
@@ -370,6 +484,19 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(folder, tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(60) == 141
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [[], ["--interactive"]])
+def test_an_output_that_takes_no_more_ends_the_command_with_one_line(folder, arguments):
+    with open("/dev/full", "wb") as full:
+        process = start(folder, *arguments, stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
+    _, errors = process.communicate(b"cat\n")
+    assert (errors.decode(), process.returncode) == (
+        "standard output: cannot be written: No space left on device; make room, or give another --output.\n",
+        2,
+    )
 
 
 @pytest.mark.slow
@@ -441,6 +568,26 @@ def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, argume
     output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
     assert (output, status) == ("", 2)
     assert message in errors
+
+
+def test_a_model_that_was_converted_is_refused_by_torch(run, engine_folder):
+    message = f"{engine_folder}: a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.\n"
+    assert run(stdin=b"a\n", model=engine_folder) == ("", message, 2)
+
+
+def test_ctranslate2_computes_in_the_dtype_that_is_asked_for(run, engine_folder, monkeypatch):
+    import ctranslate2
+
+    types, make = [], ctranslate2.Translator
+    monkeypatch.setattr(
+        ctranslate2, "Translator", lambda *given, **named: types.append(named["compute_type"]) or make(*given, **named)
+    )
+    for options in ([], ["--dtype=int8"]):
+        found = run(
+            "--engine=ctranslate2", "--device=cpu", *options, stdin=lines(SOURCES).encode(), model=engine_folder
+        )
+        assert found == (lines(TARGETS), "", 0)
+    assert types == ["default", "int8"]
 
 
 def test_a_model_that_was_not_converted_is_refused_by_ctranslate2(run):

@@ -275,3 +275,8 @@ def test_a_tokenizer_without_padding_is_refused(bytes_tokenizer):
 
     with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
         translate(tiny_model(), WithoutPadding(), ["a"])
+
+
+def test_a_single_text_is_not_taken_for_a_list_of_its_characters(parts):
+    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
+        translate(*parts, "hello world")

@@ -23,8 +23,8 @@ from training.metrics import bleu, chrf, tokenized_bleu
 from training.recipe import Recipe, RecipeError, load_recipe
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.lines import LineError
-from vaswani_transformer.translate import load, reason
+from vaswani_transformer.lines import reason
+from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
 from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
 
 CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose language Moses cuts, too
@@ -44,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
     parser.add_argument("--batch_tokens", type=int, default=2048, metavar="N", help="source tokens at once (2048)")
     parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
     return parser.parse_known_args(arguments)
@@ -63,19 +63,15 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
     return pairs[split]["source"][:], pairs[split]["target"][:]
 
 
-def refuse_misfits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that is none for the model.
+def refuse_misfits(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer that is none for scoring.
 
     Raises:
-        RecipeError: it has no token to pad or to end a text with, or more entries than the model.
+        RecipeError: it has no token to pad or to end a text with.
     """
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
             raise RecipeError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
-    if len(tokenizer) > (entries := cast(Any, model.get_input_embeddings()).weight.shape[0]):
-        raise RecipeError(
-            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
-        )
 
 
 def likelihood(
@@ -146,14 +142,14 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
     Raises:
         RecipeError: the recipe, its data, the model or the output file cannot be used, or do not go together.
-        LineError: the model cannot be loaded.
+        LineError: the model cannot be loaded, or not as it is to run.
     """
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
         what = "is there already" if options.output.exists() else "lies in no folder"
         raise RecipeError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     sources, references = load_split(recipe, options.split)
     model, tokenizer = load(options)
-    refuse_misfits(model, tokenizer, options.model)
+    refuse_misfits(tokenizer, options.model)
     tokenizer.split_special_tokens = True  # as in training
     found = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
@@ -168,7 +164,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         **speed,
         "batch_tokens": options.batch_tokens,
         "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -195,12 +191,12 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     try:
         scores = score(options, load_recipe(options.recipe, overrides))
-    except (RecipeError, LineError, ValueError) as error:
+        report(scores)  # first, for a disk may be full
+        if options.output is not None:
+            options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
+    except (ValueError, OSError) as error:
         print(reason(error), file=sys.stderr)
         sys.exit(2)
-    if options.output is not None:
-        options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
-    report(scores)
 
 
 if __name__ == "__main__":

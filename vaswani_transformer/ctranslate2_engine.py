@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig
@@ -22,11 +23,19 @@ from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransform
 from .model import VaswaniTransformerForConditionalGeneration, is_plain
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
+logger = logging.get_logger(__name__)
+
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
 )  # fmt: skip
 
 LONGER_THAN_SOURCE = 50  # tokens, as in the paper (6.1)
+LEFT_OUT = (
+    "begin_suppress_tokens", "do_sample", "encoder_no_repeat_ngram_size", "forced_bos_token_id", "min_length",
+    "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "sequence_bias", "suppress_tokens",
+)  # fmt: skip
+"""Saved settings that change what `generate()` finds, and that this search has not."""
+
 TABLE = "max_position_embeddings"  # P, which CTranslate2 keeps nowhere else
 
 # Its names of what Transformers calls otherwise, by the formula. "GELU" is the one with the error function.
@@ -273,7 +282,8 @@ class CTranslate2Search:
 
     Under "power" a search with `patience` 1 finds what `generate()` finds with `early_stopping=True`, and one with so
     much that only the length limit ends it what "never" finds, token for token and with the same scores up to rounding.
-    Under "gnmt", which CTranslate2 does not know, lp(Y) ranks the translations that it has finished.
+    Under "gnmt", which CTranslate2 does not know, lp(Y) ranks the translations that it has finished. Saved settings
+    that it does without, such as `no_repeat_ngram_size`, are named in a warning.
 
     Args:
         folder: the folder, with the tokenizer's files.
@@ -329,6 +339,8 @@ class CTranslate2Search:
         self.most = max_new_tokens
         self.suppressed = [[self.tokens[index] for index in sequence] for sequence in saved.bad_words_ids or []]
         self.refuse_settings()
+        if left_out := sorted(saved.to_diff_dict().keys() & set(LEFT_OUT)):
+            logger.warning("%s: CTranslate2 searches without the saved %s.", folder, ", ".join(left_out))
         engine = ctranslate2()
         threads = torch.get_num_threads() if threads is None else threads
         self.translator = engine.Translator(
@@ -412,8 +424,11 @@ class CTranslate2Search:
         """The best translation of each text.
 
         Raises:
+            TypeError: a single text is given, whose characters would be the texts.
             ValueError: the folder has no tokenizer, or a text is longer than the table of positions.
         """
+        if isinstance(texts, str):
+            raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
         if self.tokenizer is None:
             raise ValueError("The model was converted without its tokenizer; convert it with its tokenizer.")
         found = self(cast(Any, self.tokenizer)(list(texts), return_attention_mask=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all."""
+"""Folders of models: loaded with one line for what is wrong with them, and written whole or not at all."""
 
 import contextlib
 import os
@@ -6,18 +6,42 @@ import shutil
 from collections.abc import Generator
 from pathlib import Path
 
+from .lines import LineError, reason
+
 MARKER = "config.json"
 """The file that makes a folder one of a model: no other is replaced."""
 
 
-def refuse_folder(path: Path, force: bool) -> None:
-    """Refuse a folder that is in use, and a file.
+def refuse_missing_folder(model: str) -> None:
+    """Refuse what is spelt as a folder and is none, before the Hub is asked for it.
 
     Raises:
-        ValueError: something stands at `path` that may not be replaced.
+        LineError: naming it.
+    """
+    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        raise LineError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Generator[None]:
+    """Whatever a broken folder or the network makes the libraries raise becomes a LineError with the model's name."""
+    try:
+        yield
+    except Exception as error:
+        raise LineError(f"{name}: cannot be loaded: {reason(error)}") from error
+
+
+def refuse_folder(path: Path, force: bool) -> None:
+    """Refuse a folder that is in use or cannot be made, and a file.
+
+    Raises:
+        ValueError: something stands at `path` that may not be replaced, or in its way.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path}: a file; name a folder.")
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"{path}: {parent} is no folder that may be written to; name a place in another.")
     if not path.exists() or not any(path.iterdir()):
         return
     if not force:
@@ -56,4 +80,4 @@ def new_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[P
         shutil.rmtree(former, ignore_errors=True)
 
 
-__all__ = ["new_folder", "refuse_folder"]
+__all__ = ["loading", "new_folder", "refuse_folder", "refuse_missing_folder"]

@@ -1,8 +1,9 @@
 """Lines in and out of a command: texts, checked line by line, and a file of results that a later run goes on with."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +13,26 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 class LineError(ValueError):
     """What is read or written cannot be used; the message is one line with the way out."""
+
+
+class UnwritableError(LineError):
+    """The system refuses to write."""
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def writing(name: str, way_out: str) -> Generator[None]:
+    """What the system refuses to write becomes an UnwritableError, unless it is that nobody reads on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnwritableError(f"{name}: cannot be written: {error.strerror}; {way_out}.") from error
 
 
 def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -49,7 +70,7 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
             text = holder.get(field if language is None else language) if isinstance(holder, dict) else None
             if isinstance(text, str):
                 text.encode()
-        except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
             raise LineError(f"{name}, line {number}: not JSON that can be read ({error}); mend the line.") from error
         if not isinstance(text, str):
             found = f"the fields {', '.join(holder)}" if isinstance(holder, dict) else type(holder).__name__
@@ -117,13 +138,19 @@ class Stream:
 
     done, known, digest, has_other_batches = 0, 0, "", False
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self.stream, self.name = stream, name
 
-    def write(self, lines: list[str], texts: Texts) -> None:
-        """Hand a text's result on at once."""
-        self.stream.write("".join(f"{line}\n" for line in lines).encode())
-        self.stream.flush()
+    def write(self, lines: list[str], texts: Texts | None = None) -> None:
+        """Hand a text's result on at once.
+
+        Raises:
+            UnwritableError: it cannot be written.
+            BrokenPipeError: nobody reads on.
+        """
+        with writing(self.name, "make room, or give another --output"):
+            self.stream.write("".join(f"{line}\n" for line in lines).encode())
+            self.stream.flush()
 
     def close(self) -> None:
         """What is open stays so."""
@@ -150,7 +177,7 @@ class ResumableFile:
         has_other_batches: whether the unfinished file was begun with others.
 
     Raises:
-        LineError: the file was begun with other settings, is no unfinished result, or cannot be written.
+        LineError: the file was begun with other settings, is no unfinished result, or is being written already.
     """
 
     def __init__(self, path: Path, lines: int, settings: dict[str, Any], batches: list[int]) -> None:
@@ -167,6 +194,7 @@ class ResumableFile:
         self.known: int = before.get("texts", 0)
         self.digest: str = before.get("sha256", "")
         self.file = path.open("ab")
+        self._keep_others_out()
         self.done, end = self._whole_results()
         if self.done > self.known:
             raise LineError(
@@ -174,6 +202,19 @@ class ResumableFile:
                 "remove both, or give another --output."
             )
         self.file.truncate(end)
+
+    def _keep_others_out(self) -> None:
+        """Hold the file alone, until it is closed or the process ends; Windows and some file systems cannot."""
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self.file.close()
+                raise LineError(
+                    f"{self.path}: another command is writing it; wait for that one, or give another --output."
+                ) from error
 
     def _whole_results(self) -> tuple[int, int]:
         """How many results there are, and the byte at which the last ends."""
@@ -186,22 +227,33 @@ class ResumableFile:
         return count, end
 
     def write(self, lines: list[str], texts: Texts) -> None:
-        """Add a text's result, when the progress file knows of all texts that have been read."""
-        if texts.count != self.record.get("texts"):
-            self.record |= {"texts": texts.count, "sha256": texts.digest}
-            partial = self.beside.with_name(f"{self.beside.name}.part")
-            partial.write_text(json.dumps(self.record), encoding="utf-8")
-            partial.replace(self.beside)
-        self.file.write("".join(f"{line}\n" for line in lines).encode())
-        self.file.flush()
+        """Add a text's result, when the progress file knows of all texts that have been read.
+
+        Raises:
+            UnwritableError: it cannot be written.
+        """
+        with writing(str(self.path), "the same command goes on from here when there is room"):
+            if texts.count != self.record.get("texts"):
+                self.record |= {"texts": texts.count, "sha256": texts.digest}
+                partial = self.beside.with_name(f"{self.beside.name}.part")
+                partial.write_text(json.dumps(self.record), encoding="utf-8")
+                partial.replace(self.beside)
+            self.file.write("".join(f"{line}\n" for line in lines).encode())
+            self.file.flush()
 
     def close(self) -> None:
         """Leave the file as it is, for a later run to go on with."""
-        self.file.close()
+        with contextlib.suppress(OSError):  # what could not be written was told of then
+            self.file.close()
 
     def finish(self) -> None:
-        """All texts have their result."""
-        self.close()
+        """All texts have their result.
+
+        Raises:
+            UnwritableError: the last of it cannot be written.
+        """
+        with writing(str(self.path), "the same command goes on from here when there is room"):
+            self.file.close()
         self.beside.unlink(missing_ok=True)
 
 
@@ -242,10 +294,12 @@ __all__ = [
     "ResumableFile",
     "Stream",
     "Texts",
+    "UnwritableError",
     "digest_of_folder",
     "json_texts",
     "one_line",
     "read_progress",
+    "reason",
     "text_lines",
     "whole_lines",
 ]

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,23 +14,31 @@ from typing import Any, BinaryIO, cast, get_args
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .config import VaswaniTransformerConfig
 from .ctranslate2_engine import CTranslate2Search
+from .folders import loading, refuse_missing_folder
+from .inference import prepare_for_inference
 from .lines import (
     LineError,
     ResumableFile,
     Stream,
     Texts,
+    UnwritableError,
     digest_of_folder,
     json_texts,
     one_line,
     read_progress,
+    reason,
     text_lines,
     whole_lines,
 )
 from .translation import Overlong, OverlongError, Translation, Translator, translate
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPE_HELP = "of the products with weights; int8 on a CPU alone (on a CPU float32, else and with CTranslate2 as saved)"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -71,7 +80,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="what runs MODEL; see vaswani-convert (torch)",
     )
     machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    machine.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     machine.add_argument("--revision", help="of a model on the Hub")
     machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
     options = parser.parse_args(arguments)
@@ -92,37 +101,88 @@ def refuse_misfits(parser: argparse.ArgumentParser, options: argparse.Namespace)
     for name in ("nbest", "beams", "max_length", "max_source_tokens", "batch_tokens", "window"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name}={value}: not positive; give at least 1.")
+    if options.input and not options.input.exists():
+        parser.error(f"--input={options.input}: there is no such file; name one that is there.")
+    if options.output and options.output.is_dir():
+        parser.error(f"--output={options.output}: a folder; name a file.")
     if options.output and not options.output.absolute().parent.is_dir():
         parser.error(f"--output={options.output}: {options.output.absolute().parent} is no folder; make it first.")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         parser.error(f"--output={options.output}: the input itself; name another file.")
 
 
-def reason(error: Exception) -> str:
-    """The first line of what an error says."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def device_of(options: argparse.Namespace) -> torch.device:
+    """Where the model is to run.
+
+    Raises:
+        LineError: there is no such device.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    try:
+        return torch.zeros(1, device=options.device or accelerator or "cpu").device
+    except (RuntimeError, AssertionError) as error:
+        raise LineError(f"--device={options.device}: the model cannot go there: {reason(error)}") from error
+
+
+def is_to_be_prepared(options: argparse.Namespace, kind: str, device: torch.device) -> bool:
+    """Whether a model of this kind is prepared for the device: one of this package on a CPU, but for float16.
+
+    Raises:
+        LineError: it is not, and could not compute in 8 bits.
+    """
+    is_own, is_on_cpu = kind == VaswaniTransformerConfig.model_type, device.type == "cpu"
+    if options.dtype == "int8" and not (is_own and is_on_cpu):
+        raise LineError(
+            f"--dtype=int8: for models of this package on a CPU, and {options.model} is of type {kind!r} on {device}; "
+            f"give {'another --dtype' if is_on_cpu else '--device=cpu, or another --dtype'}."
+        )
+    return is_own and is_on_cpu and options.dtype != "float16"
+
+
+def refuse_converted(model: str) -> None:
+    """Refuse another engine's folder.
+
+    Raises:
+        LineError: naming it.
+    """
+    if all((Path(model) / name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
+        raise LineError(f"{model}: a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
+
+
+def refuse_other_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer whose tokens the model has no embeddings for.
+
+    Raises:
+        LineError: naming both sizes.
+    """
+    if len(tokenizer) > (entries := cast(Any, model.get_input_embeddings()).weight.shape[0]):
+        raise LineError(
+            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
+        )
 
 
 def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, where it is to run, and its tokenizer.
+    """The model, where it is to run, and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
 
     Raises:
-        LineError: they cannot be loaded, or not there.
+        LineError: they cannot be loaded, do not go together, or cannot run there or in that dtype.
     """
-    if options.model.startswith((".", "/", "~")) and not Path(options.model).is_dir():
-        raise LineError(f"{options.model}: there is no such folder; name one with a model, or a model on the Hub.")
+    refuse_missing_folder(options.model)
+    refuse_converted(options.model)
+    device = device_of(options)
     shared = {"revision": options.revision or "main", "trust_remote_code": options.trust_remote_code}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(options.model, **shared)
-        model = AutoModelForSeq2SeqLM.from_pretrained(options.model, dtype=options.dtype, **shared)
-    except Exception as error:  # whatever a broken folder or the network makes the libraries raise
-        raise LineError(f"{options.model}: cannot be loaded: {reason(error)}") from error
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = options.device or accelerator or "cpu"
-    try:
-        return model.to(device), cast(PreTrainedTokenizerBase, tokenizer)
-    except (RuntimeError, AssertionError) as error:
-        raise LineError(f"--device={device}: the model cannot go there: {reason(error)}") from error
+    with loading(options.model):
+        kind = AutoConfig.from_pretrained(options.model, **shared).model_type
+    is_prepared = is_to_be_prepared(options, kind, device)
+    with loading(f"{options.model}: its tokenizer"):
+        tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(options.model, **shared))
+    with loading(options.model):
+        dtype = "float32" if is_prepared else options.dtype
+        model = AutoModelForSeq2SeqLM.from_pretrained(options.model, dtype=dtype, **shared).to(device)
+    refuse_other_tokenizer(model, tokenizer, options.model)
+    if is_prepared:
+        model = prepare_for_inference(model, "float32" if options.dtype == "auto" else options.dtype)
+    return model, tokenizer
 
 
 def search_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
@@ -190,19 +250,16 @@ def engine_translator(options: argparse.Namespace) -> Translator:
     return Translator(search, search.tokenizer, longest, options.batch_tokens, options.window, options.overlong)
 
 
-def chosen_translator(options: argparse.Namespace) -> tuple[Callable[..., Iterator[Translation]], str]:
-    """What translates by the engine that is asked for, and what the model is known by in a file that is gone on with.
+def chosen_translator(options: argparse.Namespace) -> tuple[Callable[..., Iterator[Translation]], str | None]:
+    """What translates by the engine that is asked for, and the commit of a model on the Hub.
 
     Raises:
         LineError: as the engines raise it.
     """
-    folder = Path(options.model)
     if options.engine == "ctranslate2":
-        return engine_translator(options), digest_of_folder(folder)
+        return engine_translator(options), None
     model, tokenizer = load(options)
-    commit = getattr(model.config, "_commit_hash", None)  # of a model on the Hub
-    known_by = digest_of_folder(folder) if folder.is_dir() else f"{options.model}@{commit}"
-    return translator(options, model, tokenizer), known_by
+    return translator(options, model, tokenizer), getattr(model.config, "_commit_hash", None)
 
 
 def texts_of(options: argparse.Namespace, source: BinaryIO, name: str) -> Iterator[str]:
@@ -256,16 +313,18 @@ RESULTS_DEPEND_ON = (
 )  # fmt: skip
 
 
-def output_of(options: argparse.Namespace, known_by: str) -> Stream | ResumableFile:
-    """Where the results go.
+def output_of(options: argparse.Namespace, commit: str | None) -> Stream | ResumableFile:
+    """Where the results go; a file that can be gone on with knows the model by its files or, on the Hub, its commit.
 
     Raises:
         LineError: to a file that was begun otherwise.
     """
     if options.output is None:
-        return Stream(sys.stdout.buffer)
+        return Stream(sys.stdout.buffer, "standard output")
     if options.output.exists() and not options.output.is_file():  # a pipe or a device
-        return Stream(options.output.open("wb"))
+        return Stream(options.output.open("wb"), str(options.output))
+    folder = Path(options.model)
+    known_by = digest_of_folder(folder) if folder.is_dir() else f"{options.model}@{commit}"
     settings = {"model": known_by} | {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
     return ResumableFile(options.output, lines_each(options), settings, [options.batch_tokens, options.window])
 
@@ -327,8 +386,8 @@ def run(options: argparse.Namespace) -> None:
         if is_finished(options, source, name):
             say(f"{options.output}: finished already, and left as it is.")
             return
-        translations, known_by = chosen_translator(options)
-        with contextlib.closing(output_of(options, known_by)) as output:
+        translations, commit = chosen_translator(options)
+        with contextlib.closing(output_of(options, commit)) as output:
             if output.done:
                 say(f"{options.output}: goes on behind line {output.done} of {name}.")
             if output.has_other_batches:
@@ -339,13 +398,25 @@ def run(options: argparse.Namespace) -> None:
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines of standard input, each asked for on a terminal, where it can be edited and earlier ones called back."""
+    """Lines of standard input, each asked for on a terminal, where it can be edited and earlier ones called back.
+
+    Raises:
+        LineError: a line is not UTF-8 and comes from no terminal.
+    """
+    if not sys.stdin.isatty():
+        yield from text_lines(sys.stdin.buffer, "standard input")
+        return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - it takes hold of `input`
-    prompt = "> " if sys.stdin.isatty() else ""
     with contextlib.suppress(EOFError):
         while True:
-            yield input(prompt).strip()
+            try:
+                line = input("> ").strip()
+                line.encode()
+            except UnicodeError:
+                say("The line is not UTF-8; type it again.")
+            else:
+                yield line
 
 
 def converse(options: argparse.Namespace) -> None:
@@ -355,6 +426,7 @@ def converse(options: argparse.Namespace) -> None:
         LineError: the model cannot be used.
     """
     translations, _ = chosen_translator(options)
+    output = Stream(sys.stdout.buffer, "standard output")
     for number, line in enumerate(typed_lines(), start=1):
         try:
             (found,) = translations([line])
@@ -363,8 +435,30 @@ def converse(options: argparse.Namespace) -> None:
             continue
         if found.is_cut:
             warn_of_cut(found, "standard input", number)
-        sys.stdout.write("".join(f"{row}\n" for row in formatted(found, number, options)))
-        sys.stdout.flush()
+        output.write(formatted(found, number, options))
+
+
+def refuse_closed_streams(options: argparse.Namespace) -> None:
+    """Refuse to read from standard input, or to write to standard output, where the caller has closed it.
+
+    Raises:
+        LineError: naming the argument to give instead.
+    """
+    for stream, name, way in ((sys.stdin, "input", options.input), (sys.stdout, "output", options.output)):
+        if stream is None and way is None:
+            raise LineError(f"standard {name} is closed; give --{name}=FILE.")
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Whether it says that memory is used up; for want of the CPU's, torch and CTranslate2 raise a RuntimeError."""
+    says_so = re.search("out of memory|allocate memory|not enough memory", str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or says_so
+
+
+def drop_output() -> None:
+    """Let what standard output could not take go nowhere, which Python would try again at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -372,18 +466,23 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     logging.disable_progress_bar()
     try:
+        refuse_closed_streams(options)
         converse(options) if options.interactive else run(options)
     except BrokenPipeError:  # nobody reads on, as with `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(141)
     except KeyboardInterrupt:
         say(f"Interrupted{'; the same command goes on from here' if options.output else ''}.")
         sys.exit(130)
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not is_about_memory(error):
+            raise
         say("The device has too little memory for a batch; give a smaller --batch_tokens.")
         sys.exit(1)
     except (ValueError, OSError) as error:
         say(reason(error))
+        if isinstance(error, UnwritableError):
+            drop_output()
         sys.exit(2)
 
 

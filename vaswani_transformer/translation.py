@@ -296,8 +296,11 @@ def translate(
             the model's generation config.
 
     Raises:
+        TypeError: a single text is given, whose characters would be the texts.
         ValueError: the tokenizer has no padding token, a setting is out of range, or `generate()` refuses one.
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
     if tokenizer.pad_token_id is None:
         raise ValueError("The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token.")
     search = ModelSearch(model, cast(int, tokenizer.pad_token_id), scores, **generate_kwargs)

@@ -184,15 +184,43 @@ def test_models_and_recipes_that_are_not_there_end_the_command_with_one_line(run
         assert "there is no such" in found[1]
 
 
-def test_a_tokenizer_that_is_none_for_the_model_is_refused():
+def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
-    with pytest.raises(
-        RecipeError, match="m: its tokenizer has 259 entries and the model 99; give a model with its own"
-    ):
-        refuse_misfits(tiny_model(), tokenizer, "m")
+    for part in (tiny_model(), tokenizer):
+        part.save_pretrained(tmp_path / "misfit")
+    _, errors, status = run(model=tmp_path / "misfit")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
     tokenizer.pad_token = None
     with pytest.raises(RecipeError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
-        refuse_misfits(tiny_model(), tokenizer, "m")
+        refuse_misfits(tokenizer, "m")
+
+
+def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
+    """Float32 is prepared wherever a CPU decodes; the model of pairs knows its pairs in 8 bits, too."""
+    found = {}
+    for dtype in ("auto", "bfloat16", "int8", "float16"):
+        run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
+        found[dtype] = json.loads((tmp_path / dtype).read_text())
+    assert [scores["dtype"] for scores in found.values()] == ["float32", "bfloat16", "int8", "float16"]
+    monkeypatch.setattr("vaswani_transformer.translate.prepare_for_inference", lambda model, _: model)
+    run("--device=cpu", "--output", tmp_path / "plain")
+    plain = json.loads((tmp_path / "plain").read_text())
+    for scores in found.values():
+        assert {scores[name]["signature"]: scores[name]["score"] for name in ("sacrebleu", "chrf")} == {
+            plain[name]["signature"]: plain[name]["score"] for name in ("sacrebleu", "chrf")
+        }
+    assert found["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+
+
+def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch):
+    def write_text(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.score.Path.write_text", write_text)
+    output, errors, status = run("--output", tmp_path / "scores.json")
+    assert (errors, status) == ("[Errno 28] No space left on device\n", 2)
+    assert "perplexity" in output
 
 
 def test_a_text_beyond_the_table_of_positions_ends_the_command_with_one_line(run, tmp_path):
