@@ -117,7 +117,9 @@ def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys)
     ("arguments", "message"),
     [
         (["{folder}", "hello", "--output", "{folder}/none/page.html"], "there is no folder {folder}/none; make it"),
-        (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: "),
+        (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: there is no such folder; name"),
+        (["{folder}", "hello", "--output", "{folder}"], "{folder}: a folder; name a file."),
+        (["/", "hello", "--output", "{folder}/page.html"], "/: cannot be loaded: "),
     ],
 )
 def test_a_command_that_cannot_be_done_ends_with_one_line(arguments, message, folder, capsys):

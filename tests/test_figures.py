@@ -260,6 +260,13 @@ def test_results_alone_are_enough(tmp_path):
     assert curves(draw_loss(str(tmp_path / "results"))) == curves(draw_loss(tmp_path / "run"))
 
 
+def test_a_folder_that_is_called_like_a_checkpoint_and_has_no_step_is_left_aside(tmp_path):
+    write_log(tmp_path / "checkpoint-9", LOG[:1])
+    write_log(tmp_path / "checkpoint-10", LOG)
+    write_log(tmp_path / "checkpoint-best", LOG[:1])
+    assert len(curves(draw_loss(tmp_path))["training loss"][0]) == 2
+
+
 def test_a_folder_without_a_log_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no trainer_state.json, checkpoint or results.json; give"):
         draw_loss(tmp_path)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -289,12 +290,45 @@ def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
         ({"decoder.embed_tokens.weight": torch.ones(V, D)}, {}, "has separate embeddings of source and target"),
         ({}, {"activation_fn": "relu_squared_or_so"}, "'relu_squared_or_so' is not an activation function"),
         ({}, {"decoder_attention_heads": 2}, r"decoder_attention_heads \(2\) differ"),
+        (
+            {"decoder.layers.0.fc2.bias": torch.ones(30)},
+            {},
+            r"decoder.layers.0.feed_forward.fc2.bias has the shape \(30,\), and by its other weights .* \(16,\); here",
+        ),
+        ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int and no weight; save the"),
+        (
+            {},
+            {"encoder_attention_heads": 3, "decoder_attention_heads": 3},
+            r"its settings make no model: .*d_model \(16\) must be divisible by num_heads \(3\)",
+        ),
     ],
 )
 def test_what_fairseq_has_and_the_paper_not_is_refused_by_name(change, arguments, message, tmp_path):
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict() | change, **arguments)
     with pytest.raises(ValueError, match=message):
         from_fairseq(path)
+
+
+def test_a_checkpoint_with_biases_in_one_stack_alone_is_refused(tmp_path):
+    state = FairseqTransformer().state_dict()
+    state = {key: value for key, value in state.items() if not (key.startswith("encoder") and "in_proj_bias" in key)}
+    with pytest.raises(ValueError, match=r"has model\.\S+bias, for which a model with its other weights has no place"):
+        from_fairseq(save_checkpoint(tmp_path / "c.pt", state))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "settings.json: not JSON that can be read"),
+        (b"\xff", "settings.json: not JSON that can be read"),
+        (b"[1]", "settings.json: of type list, not an object such as"),
+    ],
+)
+def test_a_file_without_settings_is_refused(content, message, tmp_path):
+    path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
+    (tmp_path / "settings.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        from_fairseq(path, config=tmp_path / "settings.json")
 
 
 def test_a_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
@@ -373,10 +407,12 @@ def test_fairseqs_vocabulary_and_merges_become_a_tokenizer(vocabulary):
         ),
         ("codes", "l o\nw </w>\n", "line 2: no merge of subword-nmt's version 0.2 or of fastBPE"),
         ("dict.txt", "a 1\nb\n", "line 2: no token and its count; give fairseq's dict.txt"),
+        ("dict.txt", "\udcff 1\n", r"dict.txt: not UTF-8 \(.*byte 0xff in position 0.*\); give the file that fairseq"),
+        ("codes", "l \udcff\n", "codes: not UTF-8"),
     ],
 )
 def test_vocabularies_and_merges_that_are_none_are_refused(name, content, message, vocabulary):
-    (vocabulary / name).write_text(content)
+    (vocabulary / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
 
@@ -476,4 +512,10 @@ def test_the_command_refuses_a_model_of_another_kind(marian_folder, tmp_path, ca
     with pytest.raises(SystemExit):
         main(["fairseq", str(tmp_path / "c.pt"), str(tmp_path / "out"), "--codes=x"])
     assert "a tokenizer needs the vocabulary too; give --dict as well" in capsys.readouterr().err
+    broken = shutil.copytree(marian_folder, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(SystemExit):
+        main(["marian", str(broken), str(tmp_path / "out")])
+    assert capsys.readouterr().err.startswith(f"{broken}: cannot be loaded: ")
+    shutil.rmtree(broken)
     assert list(tmp_path.iterdir()) == []

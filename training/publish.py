@@ -42,7 +42,7 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     try:
         results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise PublishError(
             f"{run}: holds no finished run, for it has no {RESULTS}; give the training command again to finish it, or "
             "the folder of another."
@@ -175,6 +175,7 @@ def publish(
 
     Raises:
         PublishError: the run, the name, the token or the folder will not do, said before any work; or as `upload`.
+        OSError: the folder `dry_run` cannot be written.
     """
     check_name(repository)
     results = read_results(run)
@@ -211,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
         place = publish(
             options.run, options.repository, options.private or None, options.revision, options.license, options.dry_run
         )
-    except PublishError as error:
+    except (PublishError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {place}")

@@ -9,7 +9,8 @@ from transformers.utils import logging
 
 from .config import VaswaniTransformerConfig
 from .ctranslate2_engine import QUANTIZATIONS, to_ctranslate2
-from .folders import new_folder, refuse_folder
+from .folders import loading, new_folder, refuse_folder, refuse_missing_folder
+from .lines import reason
 from .model import VaswaniTransformerForConditionalGeneration
 from .originals import Import, from_fairseq, from_fsmt, from_marian
 
@@ -47,12 +48,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def refuse_missing_folder(model: str) -> None:
-    """Refuse what is spelt as a folder and is none, before the Hub is asked for it."""
-    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        raise ValueError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")
-
-
 def refuse_itself(options: argparse.Namespace) -> None:
     """Refuse to replace a model by what is made of it."""
     if options.output.exists() and Path(options.model).exists() and options.output.samefile(options.model):
@@ -62,7 +57,8 @@ def refuse_itself(options: argparse.Namespace) -> None:
 def refuse_other_kinds(model: str, revision: str) -> None:
     """Refuse a model that is none of this package's, before it is loaded as if it were one."""
     refuse_missing_folder(model)
-    kind = AutoConfig.from_pretrained(model, revision=revision).model_type
+    with loading(model):
+        kind = AutoConfig.from_pretrained(model, revision=revision).model_type
     if kind != VaswaniTransformerConfig.model_type:
         raise ValueError(f"{model}: a model of type {kind!r}, not {VaswaniTransformerConfig.model_type!r}.")
 
@@ -70,8 +66,9 @@ def refuse_other_kinds(model: str, revision: str) -> None:
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     """`vaswani-convert ctranslate2 MODEL OUT`."""
     refuse_other_kinds(options.model, options.revision)
-    tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
-    model = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model, revision=options.revision)
+    with loading(options.model):
+        tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
+        model = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model, revision=options.revision)
     to_ctranslate2(
         model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
     )
@@ -88,7 +85,8 @@ def convert_from_fairseq(options: argparse.Namespace) -> None:
 def convert_from_transformers(options: argparse.Namespace) -> None:
     """`vaswani-convert fsmt MODEL OUT` and `vaswani-convert marian MODEL OUT`."""
     refuse_missing_folder(options.model)
-    found = AutoConfig.from_pretrained(options.model).model_type
+    with loading(options.model):
+        found = AutoConfig.from_pretrained(options.model).model_type
     if found != options.kind:
         raise ValueError(f"{options.model}: a model of type {found!r}, not {options.kind!r}.")
     save(options.read(options.model, with_tokenizer=not options.without_tokenizer), options)
@@ -120,8 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
         refuse_folder(options.output, options.force)
         options.run(options)
     except (ValueError, OSError, ImportError) as error:
-        message = str(error).strip().partition("\n")[0]
-        sys.stderr.write(f"{message or type(error).__name__}\n")
+        sys.stderr.write(f"{reason(error)}\n")
         sys.exit(2)
 
 

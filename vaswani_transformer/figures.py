@@ -22,6 +22,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from .attention_weights import STACKS, Attentions, attentions_of
 from .embeddings import sinusoids
+from .folders import loading, refuse_missing_folder
+from .lines import LineError
 from .optimization import learning_rate
 
 if TYPE_CHECKING:
@@ -386,7 +388,8 @@ def read_log(run: Path) -> list[dict[str, Any]]:
         FileNotFoundError: the folder holds none of them.
     """
     states = [path for folder in (run, run / "checkpoints") for path in folder.glob("checkpoint-*/trainer_state.json")]
-    states.sort(key=lambda path: int(path.parent.name.rpartition("-")[2]), reverse=True)
+    steps = {path: path.parent.name.removeprefix("checkpoint-") for path in states}
+    states = sorted((path for path in states if steps[path].isdigit()), key=lambda path: -int(steps[path]))
     for path in (run / "trainer_state.json", *states):
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))["log_history"]
@@ -498,11 +501,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.output.absolute().parent.is_dir():
         parser.error(f"{options.output}: there is no folder {options.output.absolute().parent}; make it first.")
+    if options.output.is_dir():
+        parser.error(f"{options.output}: a folder; name a file.")
     try:
-        tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(options.model))
-        model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+        refuse_missing_folder(options.model)
+        with loading(options.model):
+            tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(options.model))
+            model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
         page = attention_page(model, tokenizer, options.source, options.target)
-    except (OSError, ValueError) as error:
+    except LineError as error:
+        parser.error(str(error))
+    except ValueError as error:
         parser.error(f"{options.model}: {' '.join(str(error).split())}")
     options.output.write_text(page, encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")

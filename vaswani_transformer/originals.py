@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
@@ -29,6 +30,7 @@ from transformers import (
 from transformers.activations import ACT2FN
 
 from .config import VaswaniTransformerConfig
+from .folders import loading
 from .model import VaswaniTransformerForConditionalGeneration
 from .tokenizer import VaswaniTransformerTokenizer
 
@@ -195,12 +197,44 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
     model.lm_head.weight.copy_(weight + torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant)
 
 
+def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
+    """Load weights, each of which has its place, and every place its weight.
+
+    Raises:
+        ValueError: one is missing, has no place, or is of another shape.
+    """
+    places = model.state_dict()
+    if missing := sorted(places.keys() - weights.keys()):
+        raise ValueError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
+    for key, weight in weights.items():
+        if key not in places:
+            raise ValueError(f"{name}: has {key}, for which a model with its other weights has no place.")
+        if weight.shape != places[key].shape:
+            raise ValueError(
+                f"{name}: {key} has the shape {tuple(weight.shape)}, and by its other weights and settings the model "
+                f"{tuple(places[key].shape)}; here all layers are alike."
+            )
+    model.load_state_dict(weights)
+
+
+def configured(name: str, **settings: Any) -> VaswaniTransformerConfig:
+    """The configuration with these settings, a table of learned positions among them.
+
+    Raises:
+        ValueError: they make no model.
+    """
+    try:
+        return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
+    except StrictDataclassError as error:
+        raise ValueError(f"{name}: its settings make no model: {' '.join(str(error).split())}") from error
+
+
 @torch.no_grad()
 def assemble(original: Original, name: str) -> VaswaniTransformerForConditionalGeneration:
     """The model of this package that computes the same.
 
     Raises:
-        ValueError: a weight is missing, has no place, or is shared otherwise.
+        ValueError: a weight is missing, has no place, or is shared otherwise, or the settings make no model.
     """
     state = {key: value.float() for key, value in split_fused(original.state).items() if not NOT_WEIGHTS.match(key)}
     embedding, output = one_embedding(state, name)
@@ -210,14 +244,13 @@ def assemble(original: Original, name: str) -> VaswaniTransformerForConditionalG
         raise ValueError(
             f"{name}: has positions for {sorted(sizes)} tokens of source and target; here both have as many."
         )
-    config = VaswaniTransformerConfig(
+    config = configured(
+        name,
         **original.settings,
-        position_embedding="learned",
         max_position_embeddings=sizes.pop(),
         vocab_size=embedding.shape[0],
         d_model=embedding.shape[1],
         attention_bias="encoder.layers.0.self_attn.q_proj.bias" in state,
-        layer_norm_eps=LAYER_NORM_EPS,
         tie_word_embeddings=bias is None and torch.equal(output, embedding),
     )
     model = VaswaniTransformerForConditionalGeneration(config).eval()
@@ -226,9 +259,7 @@ def assemble(original: Original, name: str) -> VaswaniTransformerForConditionalG
         own[f"model.{stack}.input_embedding.positions.table.weight"] = table
         own[f"model.{stack}.embed_tokens.weight"] = embedding
     own |= {"model.shared.weight": embedding, "lm_head.weight": output}
-    if missing := model.state_dict().keys() - own.keys():
-        raise ValueError(f"{name}: lacks {sorted(missing)[0]} and {len(missing) - 1} more weights.")
-    model.load_state_dict(own)
+    load_weights(model, own, name)
     if bias is not None:
         fold_bias(model, bias, name)
     return model
@@ -336,11 +367,12 @@ def import_transformers_model(
     Raises:
         ValueError: it cannot be represented.
     """
-    original = cast(Any, kind).from_pretrained(folder, dtype=torch.float32).eval()
+    with loading(folder):
+        original = cast(Any, kind).from_pretrained(folder, dtype=torch.float32).eval()
+        tokenizer = None if tokenizer_kind is None else cast(Any, tokenizer_kind).from_pretrained(folder)
     model = assemble(read_transformers_model(original, folder), folder)
     difference, largest = compared(model, original, folder)
     model.generation_config = cast(GenerationConfig, original.generation_config)
-    tokenizer = None if tokenizer_kind is None else cast(Any, tokenizer_kind).from_pretrained(folder)
     return Import(model, tokenizer, difference, largest)
 
 
@@ -377,8 +409,40 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"{path}: no checkpoint that torch reads.") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError(f'{path}: no fairseq checkpoint: it has no "model".')
+    for key, value in content["model"].items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{path}: {key} is of type {type(value).__name__} and no weight; save the checkpoint again."
+            )
     given = content.get("args") or (content.get("cfg") or {}).get("model")
     return content["model"], dict(vars(given) if isinstance(given, argparse.Namespace) else given or {})
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Settings by fairseq's names.
+
+    Raises:
+        ValueError: the file is no JSON object.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON that can be read ({error}); mend it.") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f'{path}: of type {type(settings).__name__}, not an object such as {{"dropout": 0.3}}.')
+    return settings
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}); give the file that fairseq reads.") from error
 
 
 def count_layers(state: dict[str, Tensor], stack: str) -> int:
@@ -392,7 +456,7 @@ def read_fairseq(path: Path, config: Path | None) -> Original:
         ValueError: it has a part that the paper's model has not, or lacks a setting.
     """
     state, settings = read_checkpoint(path)
-    settings |= {} if config is None else json.loads(config.read_text(encoding="utf-8"))
+    settings |= {} if config is None else read_settings(config)
     name = str(path)
     refuse_foreign(settings, name)
     if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
@@ -464,7 +528,7 @@ def read_dictionary(path: Path) -> list[str]:
         ValueError: a line is no token and its count.
     """
     tokens = list(SPECIAL_TOKENS)
-    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdigit():
             raise ValueError(f"{path}, line {number}: no token and its count; give fairseq's dict.txt.")
@@ -479,7 +543,7 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
         ValueError: a line is none.
     """
     merges = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         parts = line.rstrip("\r").split(" ")
         if number == 1 and line.startswith("#version"):
             continue

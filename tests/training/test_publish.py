@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import ROOT, run_python
+from tests.helpers import ROOT, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
 from training import card as card_module
 from training.card import CURVE_ROWS, make_card, spread
-from training.publish import NEEDED, PublishError, publish
+from training.publish import NEEDED, PublishError, main, publish
 from training.recipe import Recipe, as_tree, load_recipe
 from training.train import run
 
@@ -158,6 +158,8 @@ def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
     with pytest.raises(PublishError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
+    with pytest.raises(PublishError, match=r"^[^\n]*results.json: holds no finished run[^\n]*$"):
+        publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
     with pytest.raises(PublishError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text('{"name": "own"}')
@@ -173,6 +175,15 @@ def test_a_folder_in_use_is_refused(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
     with pytest.raises(PublishError, match="holds something already; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, capsys):
+    for part in model_of_pairs():
+        part.save_pretrained(tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
+    assert capsys.readouterr().err == f"[Errno 20] Not a directory: '{tmp_path / 'results.json' / 'dry'}'\n"
 
 
 def without_token(command, home):
