@@ -1,5 +1,7 @@
 """The paper's beam search inside generate(): its scores, its limits, its stop and its settings (6.1)."""
 
+import tempfile
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -71,6 +73,39 @@ def test_a_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alph
     )
     assert found.sequences[0].tolist()[: len(target)] == target
     assert found.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
+
+
+PARSING = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
+"""The search of the parsing experiments (6.3), on a model that scores by lp(Y)."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed):
+    """Five words and three new tokens: 4^2 open targets before the last step, and a beam of 21."""
+    model = small_model(seed, vocab_size=5)
+    score, target = best_of_all(model, source(3), limit=3, alpha=0.3)
+    settings = PARSING | {"max_source_relative_length": 1, "return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(source(3), **settings)
+    assert found.sequences[0].tolist()[: len(target)] == target
+    assert found.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_parsing_search_goes_on_to_source_length_plus_300_and_scores_what_is_cut_there():
+    """Saved and loaded again; without an end token every target is cut."""
+    model = small_model(0)
+    model.generation_config.update(**PARSING)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
+    settings = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(source(3, 4), num_return_sequences=21, **settings)
+    assert found.sequences.shape == (21, 1 + 3 + 300)
+    for sequence, score in zip(found.sequences[::10], found.sequences_scores[::10], strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=source(3, 4), decoder_input_ids=sequence[None, :-1]).logits[0]
+        total = logits.log_softmax(-1).gather(1, sequence[1:, None]).sum()
+        torch.testing.assert_close(score, total / ((5 + 303) / 6) ** 0.3, rtol=1e-4, atol=1e-3)  # a sum of 303
 
 
 def test_lp_is_that_of_wu_et_al():

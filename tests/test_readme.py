@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+from transformers import GenerationConfig
 
 from tests.helpers import ROOT, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, serving
@@ -26,6 +27,7 @@ RUN_HERE = (
     "OnnxExporter",
     "ExportedModel",
     "offload_folder",
+    "runs/parser",
 )
 
 
@@ -92,6 +94,17 @@ def test_the_script_with_the_stock_trainer_learns_its_three_pairs(tmp_path):
 
 def test_the_script_of_ones_own_is_some_twenty_lines():
     assert len(block_with("Seq2SeqTrainer").strip().splitlines()) <= 28
+
+
+@pytest.mark.slow
+def test_the_search_of_the_parsing_experiments_is_set_as_the_readme_says(tmp_path):
+    for part in model_of_pairs():
+        part.save_pretrained(tmp_path / "runs" / "parser")
+    found = run_python(block_with("runs/parser"), folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert found == "['el gato es negro', 'buenos dias']\n"
+    search = GenerationConfig.from_pretrained(tmp_path / "runs" / "parser")
+    assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
+    assert search.max_source_relative_length == 300
 
 
 @pytest.mark.slow

@@ -192,6 +192,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def from_paper(cls, name: str, **overrides: int | float | str | bool | None) -> Self:
         """The configuration of one of the paper's models.
 
+        It says nothing of the search. `model.use_paper_decoding()` sets that of 6.1; for parsing (6.3)
+        `model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)` goes on.
+
         Args:
             name: a row of Table 3 ("base", "big", "A-h1" ... "E"), "big-en-fr" (6.1), "parsing" or
                 "parsing-semi-supervised" (6.3; 8 heads of 128 are our reading, as the dropout the paper tuned there
