@@ -181,6 +181,7 @@ def test_a_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path
     for part in model_of_pairs():
         part.save_pretrained(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    capsys.readouterr()  # the progress of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
     assert capsys.readouterr().err == f"[Errno 20] Not a directory: '{tmp_path / 'results.json' / 'dry'}'\n"
