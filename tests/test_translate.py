@@ -236,8 +236,12 @@ def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
     output, errors, status = run("--max_source_tokens=9", stdin=source)
     kept, no_errors, _ = run("--max_source_tokens=9", "--overlong=keep", stdin=source)
     assert (status, no_errors) == (0, "")
-    assert output.splitlines()[:2] == kept.splitlines()[:2]
-    assert output.splitlines()[2] != kept.splitlines()[2]
+    assert [output.splitlines()[index] for index in (0, 1, 3)] == [kept.splitlines()[index] for index in (0, 1, 3)]
+    scored, kept_scored = (
+        run("--max_source_tokens=9", "--scores", *more, stdin=source)[0].splitlines()[2]
+        for more in ((), ("--overlong=keep",))
+    )
+    assert scored != kept_scored
     assert errors.startswith(
         "standard input, line 3: 19 tokens are too many, and the last of them were cut off; --over"
     )
