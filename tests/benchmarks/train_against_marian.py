@@ -95,12 +95,15 @@ class Clock(TrainerCallback):
 
 
 def sampled(loader: DataLoader, lengths: list[int], count: int, place: float) -> DataLoader:
-    """Batches of one epoch: two to warm up, then `count` evenly spaced in the order of their size, shuffled."""
+    """`count` batches of one epoch, evenly spaced in the order of their size, shuffled; two of them warm up before.
+
+    The longest of all would take more memory in the base shape than a small machine has.
+    """
     batches = list(cast(Any, loader.batch_sampler))
     batches.sort(key=lambda batch: len(batch) * max(lengths[row] for row in batch))
     chosen = [batches[int((index + place) * len(batches) / count)] for index in range(count)]
+    warm_up = [chosen[-1], chosen[len(chosen) // 2]]
     random.Random(0).shuffle(chosen)
-    warm_up = [batches[-1], batches[len(batches) // 2]]
     return DataLoader(loader.dataset, batch_sampler=cast(Any, warm_up + chosen), collate_fn=loader.collate_fn)
 
 
