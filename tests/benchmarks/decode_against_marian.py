@@ -6,7 +6,9 @@ rounds) and the ratios to Marian's, round by round. Both sides write 27 tokens: 
 vocabulary and never wins, so that neither runs a logits processor. With `--lengths=mixed` each source has a log-normal
 number of tokens to write, mean 25, at which a stopping criterion ends it on both sides.
 
-The arms: ours as it is trained; ours prepared for the CPU in "float32", "bfloat16" or "int8"; Marian.
+The arms: ours as it is trained; ours prepared for the CPU in "float32", "bfloat16" or "int8"; the same weights in
+CTranslate2 ("ct2_float32", "ct2_int8"), which can only write equal lengths and is told to; Marian. On one thread the
+seconds are those of the CPU, which other work on the same core changes least.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import json
 import math
 import random
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -24,10 +28,12 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.utils import logging
 
 from tests.benchmarks.train_against_marian import SHAPES, make_model
+from vaswani_transformer.ctranslate2_engine import ctranslate2, to_ctranslate2
 from vaswani_transformer.inference import prepare_for_inference
 
 SOURCE_LENGTH, TARGET_LENGTH = 25, 27
-ARMS = ("ours", "float32", "bfloat16", "int8", "marian")
+ENGINE = "ct2_"  # CTranslate2, before how it computes
+ARMS = ("ours", "float32", "bfloat16", "int8", "ct2_float32", "ct2_int8", "marian")
 
 
 def sources(count: int, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -71,10 +77,26 @@ def search(beams: int, vocab_size: int, longest: int) -> GenerationConfig:
     )
 
 
-def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], Tensor]:
-    """A call of `generate()` that writes so many tokens for each of as many sources."""
+def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[], int]:
+    """The same by CTranslate2, with the model's weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        to_ctranslate2(model, None, folder, force=True)
+        translator = ctranslate2().Translator(
+            folder, compute_type=name.removeprefix(ENGINE), intra_threads=torch.get_num_threads(), inter_threads=1
+        )
+    ids, mask = sources(len(lengths), model.config.vocab_size)
+    texts = [[str(token) for token in row[is_token.bool()].tolist()] for row, is_token in zip(ids, mask, strict=True)]
+    longest = int(lengths.max())
+    options = {"beam_size": beams, "max_decoding_length": longest, "min_decoding_length": longest}
+    return lambda: min(len(found.hypotheses[0]) for found in translator.translate_batch(texts, **options))
+
+
+def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], int]:
+    """A call that searches so many tokens for each of as many sources, and says how many the longest target has."""
     torch.manual_seed(0)
     model = cast(Any, make_model("marian" if name == "marian" else "ours", shape)).eval()
+    if name.startswith(ENGINE):
+        return engine_of(name, model, beams, lengths)
     if name not in ("ours", "marian"):
         model = prepare_for_inference(model, name)
     ids, mask = sources(len(lengths), shape["vocab_size"])
@@ -82,18 +104,34 @@ def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Cal
     config = search(beams, shape["vocab_size"], longest)
     criteria = StoppingCriteriaList([OwnLengths(lengths)] if longest > int(lengths.min()) else [])
     model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
-    return lambda: model.generate(
-        input_ids=ids, attention_mask=mask, generation_config=config, stopping_criteria=criteria
-    )
+    inputs = {"input_ids": ids, "attention_mask": mask, "generation_config": config, "stopping_criteria": criteria}
+    return lambda: model.generate(**inputs).shape[1] - 1
 
 
-def seconds(call: Callable[[], Tensor], longest: int) -> float:
-    start = time.perf_counter()
-    written = call().shape[1] - 1
-    taken = time.perf_counter() - start
+def seconds(call: Callable[[], int], longest: int) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    written = call()
+    taken = clock() - start
     if written != longest:
         raise RuntimeError(f"{written} tokens were written, not {longest}; the figures would not compare.")
     return taken
+
+
+def without_missing(arms: list[str], lengths: str) -> list[str]:
+    """The arms without those of CTranslate2 where they cannot run."""
+    reason = None
+    if lengths != "equal":
+        reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
+    else:
+        try:
+            ctranslate2()
+        except ImportError as error:
+            reason = str(error)
+    left_out = [arm for arm in arms if arm.startswith(ENGINE) and reason]
+    if left_out:
+        print(f"Without {', '.join(left_out)}: {reason}", file=sys.stderr)
+    return [arm for arm in arms if arm not in left_out]
 
 
 def compare(shape: dict[str, int], beams: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -119,6 +157,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args()
+    options.arms = without_missing(options.arms, options.lengths)
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     shape = SHAPES[options.shape]
