@@ -84,7 +84,7 @@ def test_float32_computes_the_same(seed, kind, lengths):
     torch.testing.assert_close(found.encoder_hidden_states[1], true.encoder_hidden_states[1], **FLOAT32)
 
 
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (0,), (3, 0)], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine(dtype, bias, rows):
@@ -107,6 +107,15 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
     of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
     bound = {"float32": 48 * 2**-24 * size, "bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}[dtype]
     assert ((found - true).abs() <= bound + 1e-6).all()
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_a_packed_layer_applies_the_relu_behind_it(dtype, rows):
+    layer, hidden_states = LAYERS[dtype](nn.Linear(16, 8).requires_grad_(False)), torch.randn(rows, 16)
+    plain = layer(hidden_states)
+    layer.has_relu = True
+    assert torch.equal(layer(hidden_states), plain.relu())
 
 
 def test_a_row_of_weights_that_are_all_zero_gives_its_bias():
@@ -254,7 +263,7 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
     assert Dropout not in kinds
-    assert kinds.count(QuantizedLinear if dtype == "int8" else PackedLinear) == 33
+    assert kinds.count(QuantizedLinear if dtype == "int8" else PackedLinear) == 25
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()

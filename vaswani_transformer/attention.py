@@ -111,6 +111,10 @@ class MultiHeadAttention(nn.Module):
 class SelfAttention(MultiHeadAttention):
     """Every position attends to every position of its own text (3.2.3)."""
 
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys (B, H, Q, d_k) and values (B, H, Q, d_v) of `hidden_states` (B, Q, d_model)."""
+        return self.split_heads(self.q_proj(hidden_states), self.head_dim), *self.project_memory(hidden_states)
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -119,8 +123,7 @@ class SelfAttention(MultiHeadAttention):
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         """The attended states (B, Q, d_model) of `hidden_states`, and the attention weights where they are computed."""
-        query = self.split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, Q, d_k)
-        key, value = self.project_memory(hidden_states)  # (B, H, Q, d_k), (B, H, Q, d_v)
+        query, key, value = self.project(hidden_states)  # (B, H, Q, d_k), the same, (B, H, Q, d_v)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache

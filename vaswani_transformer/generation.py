@@ -17,10 +17,12 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
+from .beam_cache import BeamCache
 from .config import VaswaniTransformerConfig
 
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
+ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memory
 LEAST_VOCABULARY = 1000  # entries, under which choosing candidates first gains nothing
 # The loop of Transformers 5.17 counts on as many columns as the vocabulary has entries.
 CHOICE_OF_TOKENS = getattr(GenerationMixin, "_get_top_k_continuations", None)
@@ -72,7 +74,8 @@ def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     logits = logits.float()
     found, tokens = likeliest(logits, count)  # (rows, C)
-    best = nn.functional.softmax(logits, dim=1).amax(1, keepdim=True).log()  # (rows, 1), a log-probability
+    parts = zip(logits.split(ROWS), tokens[:, :1].split(ROWS), strict=True)
+    best = torch.cat([nn.functional.softmax(rows, dim=1).gather(1, first) for rows, first in parts]).log()  # (rows, 1)
     log_probs = found - found[:, :1] + best  # in this order large logits cost no digits
     others = torch.log1p(-log_probs.exp().sum(1, keepdim=True).clamp(max=1))
     return torch.cat([log_probs, others], dim=1), nn.functional.pad(tokens, (0, 1))
@@ -84,6 +87,7 @@ class Course:
     Attributes:
         num_sources, num_rows: B and k B.
         is_open: (B,), whether the result of a source can still change.
+        owns_cache: whether the cache is a plain one that nobody else sees.
         leaves: whether sources that are done are no longer decoded.
         kept: the sources that are decoded, by their number; None while all are.
         alpha: of lp(Y) where that scores finished beams, otherwise None.
@@ -102,7 +106,8 @@ class Course:
         self.num_rows, self.num_sources = input_ids.shape[0], model_kwargs["encoder_outputs"][0].shape[0]
         self.is_open = torch.ones(self.num_sources, dtype=torch.bool, device=input_ids.device)
         is_seen = config.return_dict_in_generate or config._brings_cache
-        self.leaves = is_plain and self.num_sources > 1 and not is_seen
+        self.owns_cache = is_plain and not is_seen
+        self.leaves = self.owns_cache and self.num_sources > 1
         self.kept: Tensor | None = None
         self.source: dict[str, Any] = {}
         self.alpha: float | None = None
@@ -125,6 +130,8 @@ class Course:
         self.kept = places if self.kept is None else self.kept[places]
         self.source = {}
         for part, rows in ((cache.self_attention_cache, self.rows_of(places)), (cache.cross_attention_cache, places)):
+            if isinstance(part, BeamCache):
+                part.batch_select_indices(rows)
             for layer in cast(list[DynamicLayer], part.layers):
                 if layer.keys is not None:  # there may be more layers in a cache than in the decoder
                     layer.batch_select_indices(rows.to(layer.keys.device))

@@ -1,23 +1,46 @@
-"""Preparing a trained model for the CPU that it decodes on."""
+"""Preparing a trained model for the CPU that it decodes on.
+
+B batch, K keys, k target rows of one source row, V vocabulary.
+"""
 
 import copy
+import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Never, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from .attention import CausalSelfAttention, MultiHeadAttention, SelfAttention, scaled_dot_product_attention
+from .beam_cache import BeamCache
 from .dropout import Dropout
+from .generation import COURSE
+from .layers import FeedForward, VaswaniTransformerDecoderLayer
+from .model import VaswaniTransformerForConditionalGeneration
+from .stacks import VaswaniTransformerDecoder
 
 logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
+STEP_INPUTS = {
+    "decoder_input_ids",
+    "attention_mask",
+    "encoder_outputs",
+    "past_key_values",
+    "use_cache",
+    "return_dict",
+    "logits_to_keep",
+}
 PACKED_FOR = 32  # rows; the layout chosen for so many is as good for any number from 4 on
 LEAST_SCALE = 1e-12  # of a row of weights that are all 0
+MANY = 32  # rows, from which on products of 8 bits are faster by oneDNN than by FBGEMM
 
 
 def refuse_gradients(hidden_states: Tensor) -> None:
@@ -29,7 +52,13 @@ def refuse_gradients(hidden_states: Tensor) -> None:
         )
 
 
-class PackedLinear(nn.Module):
+class PreparedLinear(nn.Module):
+    """A layer without derivatives, which can apply the ReLU behind it along with its product."""
+
+    has_relu = False
+
+
+class PackedLinear(PreparedLinear):
     """x W^T + b, with W laid out once as the CPU's matrix library, oneDNN, wants it.
 
     Args:
@@ -45,9 +74,11 @@ class PackedLinear(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         refuse_gradients(hidden_states)
+        activation = "relu" if self.has_relu else "none"
         if hidden_states.dtype == self.dtype:
-            return apply_packed(hidden_states, self.weight, self.bias)
-        return apply_packed(hidden_states.to(self.dtype), self.weight, self.bias).to(hidden_states.dtype)
+            return apply_packed(hidden_states, self.weight, self.bias, activation)
+        product = apply_packed(hidden_states.to(self.dtype), self.weight, self.bias, activation)
+        return product.to(hidden_states.dtype)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -55,12 +86,24 @@ def pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
 
 
-def apply_packed(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(hidden_states, weight, bias, "none", [], "")
+def apply_packed(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(hidden_states, weight, bias, activation, [], "")
 
 
-class QuantizedLinear(nn.Module):
+def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
+    """A quantised weight (out, in) in the layout of one of torch's libraries for products of 8 bits."""
+    chosen = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        return torch.ops.quantized.linear_prepack(weight, bias)
+    finally:
+        torch.backends.quantized.engine = chosen
+
+
+class QuantizedLinear(PreparedLinear):
     """x W^T + b with W in 8 bits, a scale for each row of W, and x in 8 bits with a scale for all its rows as it comes.
+
+    W is kept in two layouts where torch has oneDNN beside its own library, each the faster for few rows or for many.
 
     Args:
         linear: the layer; the largest weight of a row becomes 127.
@@ -77,19 +120,25 @@ class QuantizedLinear(nn.Module):
             warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
             quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
         bias = None if linear.bias is None else linear.bias.detach().float()
-        self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
+        chosen = torch.backends.quantized.engine
+        has_both = "onednn" in torch.backends.quantized.supported_engines
+        self.for_few = pack_quantized(quantized, bias, chosen)
+        self.for_many = pack_quantized(quantized, bias, "onednn") if has_both else self.for_few
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         refuse_gradients(hidden_states)
-        product = torch.ops.quantized.linear_dynamic(hidden_states.float(), self.packed, self.reduces_range)
-        return product.to(hidden_states.dtype)
+        packed = self.for_few if math.prod(hidden_states.shape[:-1]) < MANY else self.for_many
+        functions = torch.ops.quantized
+        apply = functions.linear_relu_dynamic if self.has_relu else functions.linear_dynamic
+        return apply(hidden_states.float(), packed, self.reduces_range).to(hidden_states.dtype)
 
 
 def works(make: Callable[[nn.Linear], nn.Module]) -> bool:
     """Whether this build of torch, on this CPU, has the functions that a packed layer needs."""
     linear = probe(0.1)
     try:
-        found = make(linear)(torch.ones(2, 64))
+        layer = make(linear)
+        found = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, MANY)])
     except (RuntimeError, AttributeError):
         return False
     return torch.allclose(found, torch.full_like(found, 6.4), rtol=0.02)  # bfloat16 has 8 bits, so a step is 0.8%
@@ -97,7 +146,8 @@ def works(make: Callable[[nn.Linear], nn.Module]) -> bool:
 
 def overflows() -> bool:
     """Whether a sum of two products of 8 bits overflows, as it does where the CPU lacks instructions for such sums."""
-    found = QuantizedLinear(probe(1.0), reduces_range=False)(torch.ones(2, 64))
+    layer = QuantizedLinear(probe(1.0), reduces_range=False)
+    found = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, MANY)])
     return not torch.allclose(found, torch.full_like(found, 64.0), rtol=0.02)
 
 
@@ -113,6 +163,102 @@ LAYERS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "bfloat16": lambda linear: PackedLinear(linear, torch.bfloat16),
     "int8": lambda linear: QuantizedLinear(linear, overflows()),
 }
+
+
+class OneProjection(SelfAttention):
+    """Self-attention whose queries, keys and values are made by one product."""
+
+    qkv_proj: nn.Module
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        widths = [self.head_dim, self.head_dim, self.value_head_dim]
+        heads = self.qkv_proj(hidden_states).split([self.config.num_heads * width for width in widths], dim=-1)
+        query, key, value = (self.split_heads(part, width) for part, width in zip(heads, widths, strict=True))
+        return query, key, value
+
+
+class OneCausalProjection(OneProjection, CausalSelfAttention):
+    """The same in a decoder."""
+
+
+ONE_PROJECTION = {SelfAttention: OneProjection, CausalSelfAttention: OneCausalProjection}
+
+
+def join_projections(model: nn.Module) -> None:
+    """Give each self-attention whose three projections are linear layers a single one in their place."""
+    for module in cast(Any, list(model.modules())):
+        names = ("q_proj", "k_proj", "v_proj")
+        if type(module) not in ONE_PROJECTION or any(type(getattr(module, name)) is not nn.Linear for name in names):
+            continue
+        linears = [getattr(module, name) for name in names]
+        outputs = sum(linear.out_features for linear in linears)
+        joined = nn.utils.skip_init(nn.Linear, module.config.d_model, outputs, bias=linears[0].bias is not None)
+        for name, joined_part in joined.named_parameters():
+            joined_part.data = torch.cat([getattr(linear, name).detach() for linear in linears])
+        for name in names:
+            delattr(module, name)
+        module.qkv_proj, module.__class__ = joined, ONE_PROJECTION[type(module)]
+
+
+def join_activations(model: nn.Module) -> None:
+    """Have the packed layers before a ReLU apply it."""
+    for module in model.modules():
+        if not isinstance(module, FeedForward) or not isinstance(module.activation, nn.ReLU):
+            continue
+        if isinstance(module.fc1, PreparedLinear):
+            module.fc1.has_relu, module.activation = True, nn.Identity()
+
+
+def next_states(
+    layer: VaswaniTransformerDecoderLayer,
+    hidden_states: Tensor,
+    targets: BeamCache,
+    source: DynamicLayer,
+    source_mask: Tensor | None,
+) -> Tensor:
+    """What a layer of the decoder makes of one more token of each target row (k B, 1, d_model)."""
+    attention, cross = layer.self_attn, layer.cross_attn
+    source_keys, source_values = cast(Tensor, source.keys), cast(Tensor, source.values)  # (B, H, K, d_k and d_v)
+
+    def attend(attention: MultiHeadAttention, query: Tensor, *memory: Any) -> Tensor:
+        query = query.reshape(source_keys.shape[0], -1, *query.shape[-2:]).transpose(1, 2)  # (B, H, k, d_k)
+        attended, _ = scaled_dot_product_attention(attention, query, *memory, attention.scaling)  # (B, k, H, d_v)
+        return attention.o_proj(attended.view(*hidden_states.shape[:2], -1))
+
+    query, key, value = attention.project(hidden_states)  # (k B, H, 1, d_k), the same, (k B, H, 1, d_v)
+    keys, values = targets.extend(attention.layer_idx, key, value)
+    attended = attend(attention, query.transpose(1, 2), keys, values, targets.mask)
+    hidden_states = layer.self_attn_add_norm(hidden_states, attended)
+    query = cross.q_proj(hidden_states).unflatten(-1, (-1, cross.head_dim))  # (k B, 1, H, d_k)
+    hidden_states = layer.cross_attn_add_norm(
+        hidden_states, attend(cross, query, source_keys, source_values, source_mask)
+    )
+    return layer.feed_forward_add_norm(hidden_states, layer.feed_forward(hidden_states))
+
+
+def next_output(
+    decoder: VaswaniTransformerDecoder, input_ids: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache
+) -> Tensor:
+    """The decoder's output (k B, 1, d_model) for one more token of each target row (k B, 1).
+
+    Args:
+        source_mask: (B, K), 0 where a source token is padding; None: every token counts.
+        cache: keys and values of the earlier tokens and of the source, which the call extends.
+    """
+    sources = cast(list[DynamicLayer], cache.cross_attention_cache.layers)
+    targets = cast(DynamicCache, cache.self_attention_cache)
+    if not isinstance(targets, BeamCache):
+        num_targets = input_ids.shape[0] // cast(Tensor, sources[0].keys).shape[0]
+        cache.self_attention_cache = targets = BeamCache(targets, num_targets)
+    position = torch.full((1, 1), targets.get_seq_length())
+    hidden_states = decoder.input_embedding(decoder.embed_tokens(input_ids), position)
+    targets.begin()
+    if source_mask is not None:
+        lowest = torch.finfo(hidden_states.dtype).min
+        source_mask = hidden_states.new_zeros(()).where(source_mask.bool(), lowest)[:, None, None]  # (B, 1, 1, K)
+    for layer, source in zip(decoder.layers, sources, strict=False):
+        hidden_states = next_states(cast(Any, layer), hidden_states, targets, source, source_mask)
+    return hidden_states
 
 
 class Prepared:
@@ -138,13 +284,42 @@ class Prepared:
         return cast(Any, super())._apply(fn, *args, **kwargs)
 
 
+class PreparedGeneration(Prepared):
+    """What a prepared copy does otherwise in `generate()`: a further token takes the shortest way."""
+
+    @functools.wraps(VaswaniTransformerForConditionalGeneration.forward)
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        if args or not self.is_step(inputs):
+            return cast(Any, super()).forward(*args, **inputs)
+        model, cache = cast(Any, self), inputs["past_key_values"]
+        output = next_output(model.model.decoder, inputs["decoder_input_ids"], inputs.get("attention_mask"), cache)
+        memory = inputs["encoder_outputs"][0]
+        return Seq2SeqLMOutput(logits=model.lm_head(output), past_key_values=cache, encoder_last_hidden_state=memory)
+
+    def is_step(self, inputs: dict[str, Any]) -> bool:
+        """Whether a search loop asks for one more token of each target, and for nothing else."""
+        course, config = COURSE.get(), cast(Any, self).config
+        if course is None or not course.owns_cache or not STEP_INPUTS.issuperset(inputs):
+            return False
+        mask, cache = inputs.get("attention_mask"), inputs["past_key_values"]
+        wants_more = config.output_attentions or config.output_hidden_states
+        return (
+            config._attn_implementation == "eager"
+            and not wants_more
+            and inputs["decoder_input_ids"].shape[1] == 1
+            and (mask is None or mask.dim() == 2)
+            and all(cache.is_updated.get(index) for index in range(config.decoder_layers))
+        )
+
+
 def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     """A copy of `model` that decodes faster on the CPU it is on; `generate()` and all else are as before.
 
     Its linear layers hold their weights as the CPU's matrix library wants them. Its attention is computed by plain
     products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
-    layers and a warning says so. `parameters()` of the copy are those that are not packed.
+    layers and a warning says so. `parameters()` of the copy are those that are not packed. While it decodes, hooks on
+    its layers are not called.
 
     Args:
         model: any model of the package, on the CPU and in float32; it is left as it is.
@@ -164,12 +339,15 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         raise ValueError(f"The model has weights of {' and '.join(kinds)}; move it by .to('cpu', torch.float32) first.")
     if works(LAYERS[dtype]):
         prepared = copy.deepcopy(model, cast(Any, weights_to_pack(model)))
+        join_projections(prepared)
         replace(prepared, nn.Linear, LAYERS[dtype])
+        join_activations(prepared)
     else:
         prepared = copy.deepcopy(model)
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
     replace(prepared, Dropout, lambda _: nn.Identity())
-    cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (Prepared, type(model)), {})
+    kind = PreparedGeneration if isinstance(model, VaswaniTransformerForConditionalGeneration) else Prepared
+    cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (kind, type(model)), {})
     prepared.set_attn_implementation("eager")
     return prepared.eval().requires_grad_(False)
 

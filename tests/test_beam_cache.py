@@ -1,0 +1,99 @@
+"""A cache whose beams lie side by side: each target looks at what it would hold in a row of its own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from tests.helpers import padded_batch
+from tests.test_inference import KINDS, random_model
+from vaswani_transformer import beam_cache, inference
+from vaswani_transformer.beam_cache import BeamCache
+from vaswani_transformer.inference import prepare_for_inference
+
+LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
+
+
+def new_token(rows):
+    return [tuple(torch.randn(rows, HEADS, 1, width) for width in WIDTHS) for _ in range(LAYERS)]
+
+
+def seen(kept, mask, targets):
+    """What each target row looks at (k B, H, T, d), in order."""
+    every = torch.ones(kept.shape[0], targets, kept.shape[2], dtype=torch.bool) if mask is None else mask[:, 0] == 0
+    rows = [kept[source][:, is_seen] for source, of_source in enumerate(every) for is_seen in of_source]
+    return torch.stack(rows)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.integers(1, 3))
+def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, steps, prompt):
+    torch.manual_seed(seed)
+    rows = sources * targets
+    plain = DynamicCache()
+    for _ in range(prompt):
+        for index, states in enumerate(new_token(rows)):
+            plain.update(*states, index)
+    cache = BeamCache(plain, targets)
+    for _ in range(steps):
+        cache.begin()
+        for index, states in enumerate(new_token(sources * targets)):
+            true, found = plain.update(*states, index), cache.extend(index, *states)
+            for true_part, found_part in zip(true, found, strict=True):
+                assert torch.equal(seen(found_part, cache.mask, targets), true_part)
+        assert cache.get_seq_length() == plain.get_seq_length()
+        beams = torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets
+        plain.reorder_cache(beams.flatten())
+        cache.reorder_cache(beams.flatten())
+        if sources > 1 and torch.rand(()) < 0.3:
+            stay = torch.arange(rows).view(-1, targets)[: sources - 1].flatten()
+            plain.batch_select_indices(stay)
+            cache.batch_select_indices(stay)
+            sources -= 1
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from(list(KINDS)),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.sampled_from(
+        [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True}, {"num_beams": 2}]
+    ),
+)
+def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way):
+    """Over more tokens than there is room for at first, with sources that end early and leave."""
+    model = random_model(seed, **KINDS[kind])
+    model.use_paper_decoding()
+    ids, mask = padded_batch(lengths)
+    options = {"attention_mask": mask, "max_new_tokens": 2 * beam_cache.ROOM + 5, "num_beams": 1} | way
+    found = []
+    for side in (model, prepare_for_inference(model)):
+        torch.manual_seed(seed)
+        found.append(side.generate(ids, **options))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, 4),
+        ({"num_beams": 2}, 4),
+        ({"return_dict_in_generate": True}, 0),
+        ({"use_cache": False}, 0),
+        ({"decoder_attention_mask": torch.ones(2, 1)}, 0),
+        ({"output_attentions": True}, 0),
+    ],
+    ids=str,
+)
+def test_the_short_way_is_taken_where_nobody_asks_for_more(options, steps, monkeypatch):
+    taken, next_output = [], inference.next_output
+    monkeypatch.setattr(inference, "next_output", lambda *args: taken.append(args) or next_output(*args))
+    model = random_model()
+    ids, mask = padded_batch([5, 3])
+    options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options
+    found, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
+    assert len(taken) == steps
+    assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (found, true)))
