@@ -128,9 +128,9 @@ class QuantizedLinear(PreparedLinear):
     def forward(self, hidden_states: Tensor) -> Tensor:
         refuse_gradients(hidden_states)
         packed = self.for_few if math.prod(hidden_states.shape[:-1]) < MANY else self.for_many
-        functions = torch.ops.quantized
-        apply = functions.linear_relu_dynamic if self.has_relu else functions.linear_dynamic
-        return apply(hidden_states.float(), packed, self.reduces_range).to(hidden_states.dtype)
+        product = torch.ops.quantized.linear_dynamic(hidden_states.float(), packed, self.reduces_range)
+        # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
+        return (product.relu_() if self.has_relu else product).to(hidden_states.dtype)
 
 
 def works(make: Callable[[nn.Linear], nn.Module]) -> bool:
