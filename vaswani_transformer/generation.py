@@ -74,7 +74,8 @@ def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     logits = logits.float()
     found, tokens = likeliest(logits, count)  # (rows, C)
-    parts = zip(logits.split(ROWS), tokens[:, :1].split(ROWS), strict=True)
+    rows_at_once = ROWS if logits.device.type == "cpu" else len(logits)
+    parts = zip(logits.split(rows_at_once), tokens[:, :1].split(rows_at_once), strict=True)
     best = torch.cat([nn.functional.softmax(rows, dim=1).gather(1, first) for rows, first in parts]).log()  # (rows, 1)
     log_probs = found - found[:, :1] + best  # in this order large logits cost no digits
     others = torch.log1p(-log_probs.exp().sum(1, keepdim=True).clamp(max=1))
