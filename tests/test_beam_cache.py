@@ -39,7 +39,8 @@ def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, ste
     for _ in range(steps):
         cache.begin()
         for index, states in enumerate(new_token(sources * targets)):
-            true, found = plain.update(*states, index), cache.extend(index, *states)
+            by_source = [state.unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2) for state in states]
+            true, found = plain.update(*states, index), cache.extend(index, *by_source)
             for true_part, found_part in zip(true, found, strict=True):
                 assert torch.equal(seen(found_part, cache.mask, targets), true_part)
         assert cache.get_seq_length() == plain.get_seq_length()
@@ -89,8 +90,8 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
     ids=str,
 )
 def test_the_short_way_is_taken_where_nobody_asks_for_more(options, steps, monkeypatch):
-    taken, next_output = [], inference.next_output
-    monkeypatch.setattr(inference, "next_output", lambda *args: taken.append(args) or next_output(*args))
+    taken, step = [], inference.NextOutput.__call__
+    monkeypatch.setattr(inference.NextOutput, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options

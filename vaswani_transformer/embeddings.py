@@ -62,6 +62,10 @@ class SinusoidalPositions(nn.Module):
         rows = sinusoids(torch.arange(bound, device=positions.device), self.d_model)  # (P, d_model)
         return nn.functional.embedding(positions, rows)  # (B, S, d_model)
 
+    def first(self, count: int) -> Tensor:
+        """The rows (count, d_model) of the first positions, on the CPU."""
+        return sinusoids(torch.arange(count), self.d_model)
+
 
 class LearnedPositions(nn.Module):
     """A table of learned positions (Table 3, row E), which ends at `max_position_embeddings`."""
@@ -84,6 +88,10 @@ class LearnedPositions(nn.Module):
                 'shorten it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'
             )
         return self.table(positions)  # (B or 1, S, d_model)
+
+    def first(self, count: int) -> Tensor:
+        """The rows (count, d_model) of the first positions, or all where there are fewer."""
+        return self.table.weight[:count]
 
 
 POSITIONS = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}

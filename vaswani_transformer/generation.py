@@ -65,6 +65,15 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return found, places.gather(1, order)
 
 
+def best_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probabilities (rows, 1) of one token a row (rows, 1), given logits (rows, V) in float32."""
+    if logits.device.type != "cpu" or len(logits) <= ROWS:
+        return nn.functional.log_softmax(logits, dim=1).gather(1, tokens)
+    memory = logits.new_empty(ROWS, logits.shape[1])  # the same for all parts, since fresh memory is slow to come by
+    parts = zip(logits.split(ROWS), tokens.split(ROWS), strict=True)
+    return torch.cat([torch.log_softmax(part, 1, out=memory[: len(part)]).gather(1, token) for part, token in parts])
+
+
 def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The likeliest next tokens of each row of logits (rows, V), in place of the whole vocabulary.
 
@@ -74,9 +83,7 @@ def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     logits = logits.float()
     found, tokens = likeliest(logits, count)  # (rows, C)
-    rows_at_once = ROWS if logits.device.type == "cpu" else len(logits)
-    parts = zip(logits.split(rows_at_once), tokens[:, :1].split(rows_at_once), strict=True)
-    best = torch.cat([nn.functional.softmax(rows, dim=1).gather(1, first) for rows, first in parts]).log()  # (rows, 1)
+    best = best_log_probs(logits, tokens[:, :1])
     log_probs = found - found[:, :1] + best  # in this order large logits cost no digits
     others = torch.log1p(-log_probs.exp().sum(1, keepdim=True).clamp(max=1))
     return torch.cat([log_probs, others], dim=1), nn.functional.pad(tokens, (0, 1))
@@ -438,6 +445,11 @@ class PaperBeamSearch(GenerationMixin):
 
     def _update_finished_beams(self, **kwargs: Any) -> Any:
         course = COURSE.get()
+        if course is not None and course.tokens is not None:
+            # Where the loop sees candidates alone, a place that no finished beam has taken is never handed out.
+            ends = kwargs["next_token_hits_stopping_criteria"] & kwargs["top_num_beam_mask"]
+            if not bool(ends.any()):
+                return tuple(kwargs[name] for name in ("sequences", "beam_scores", "beam_indices", "is_sent_finished"))
         if course is not None and course.alpha is not None:
             length = kwargs["cur_len"] + 1 - kwargs["decoder_prompt_len"]
             kwargs["topk_log_probs"] = kwargs["topk_log_probs"] / length_penalty(length, course.alpha)
@@ -448,6 +460,8 @@ class PaperBeamSearch(GenerationMixin):
         course = COURSE.get()
         if course is None:
             return GenerationMixin._check_early_stop_heuristic(**kwargs)
+        if course.tokens is not None and not bool(kwargs["is_sent_finished"].any()):
+            return kwargs["is_early_stop_heuristic_unsatisfied"]
         if course.alpha is None:
             can_improve = GenerationMixin._check_early_stop_heuristic(**kwargs)  # (B, 1)
         else:

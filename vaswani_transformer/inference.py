@@ -8,17 +8,17 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Never, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .attention import CausalSelfAttention, MultiHeadAttention, SelfAttention, scaled_dot_product_attention
-from .beam_cache import BeamCache
+from .attention import CausalSelfAttention, SelfAttention
+from .beam_cache import ROOM, BeamCache
 from .dropout import Dropout
 from .generation import COURSE
 from .layers import FeedForward, VaswaniTransformerDecoderLayer
@@ -87,7 +87,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def apply_packed(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(hidden_states, weight, bias, activation, [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(hidden_states, weight, bias, activation, [], "")
 
 
 def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
@@ -128,7 +128,7 @@ class QuantizedLinear(PreparedLinear):
     def forward(self, hidden_states: Tensor) -> Tensor:
         refuse_gradients(hidden_states)
         packed = self.for_few if math.prod(hidden_states.shape[:-1]) < MANY else self.for_many
-        product = torch.ops.quantized.linear_dynamic(hidden_states.float(), packed, self.reduces_range)
+        product = torch.ops.quantized.linear_dynamic.default(hidden_states.float(), packed, self.reduces_range)
         # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
         return (product.relu_() if self.has_relu else product).to(hidden_states.dtype)
 
@@ -170,11 +170,17 @@ class OneProjection(SelfAttention):
 
     qkv_proj: nn.Module
 
+    def joined_widths(self) -> list[int]:
+        """How many of the outputs are queries, keys and values of all heads."""
+        return [self.config.num_heads * width for width in (self.head_dim, self.head_dim, self.value_head_dim)]
+
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        widths = [self.head_dim, self.head_dim, self.value_head_dim]
-        heads = self.qkv_proj(hidden_states).split([self.config.num_heads * width for width in widths], dim=-1)
-        query, key, value = (self.split_heads(part, width) for part, width in zip(heads, widths, strict=True))
-        return query, key, value
+        query, key, value = self.qkv_proj(hidden_states).split(self.joined_widths(), dim=-1)
+        return (
+            self.split_heads(query, self.head_dim),
+            self.split_heads(key, self.head_dim),
+            self.split_heads(value, self.value_head_dim),
+        )
 
 
 class OneCausalProjection(OneProjection, CausalSelfAttention):
@@ -209,56 +215,110 @@ def join_activations(model: nn.Module) -> None:
             module.fc1.has_relu, module.activation = True, nn.Identity()
 
 
-def next_states(
-    layer: VaswaniTransformerDecoderLayer,
-    hidden_states: Tensor,
-    targets: BeamCache,
-    source: DynamicLayer,
-    source_mask: Tensor | None,
-) -> Tensor:
-    """What a layer of the decoder makes of one more token of each target row (k B, 1, d_model)."""
-    attention, cross = layer.self_attn, layer.cross_attn
-    source_keys, source_values = cast(Tensor, source.keys), cast(Tensor, source.values)  # (B, H, K, d_k and d_v)
+class InTurn:
+    """Modules one after the other, without the detours of calling a module."""
 
-    def attend(attention: MultiHeadAttention, query: Tensor, *memory: Any) -> Tensor:
-        query = query.reshape(source_keys.shape[0], -1, *query.shape[-2:]).transpose(1, 2)  # (B, H, k, d_k)
-        attended, _ = scaled_dot_product_attention(attention, query, *memory, attention.scaling)  # (B, k, H, d_v)
-        return attention.o_proj(attended.view(*hidden_states.shape[:2], -1))
+    def __init__(self, *modules: nn.Module) -> None:
+        self.steps = [module.forward for module in modules if type(module) is not nn.Identity]
 
-    query, key, value = attention.project(hidden_states)  # (k B, H, 1, d_k), the same, (k B, H, 1, d_v)
-    keys, values = targets.extend(attention.layer_idx, key, value)
-    attended = attend(attention, query.transpose(1, 2), keys, values, targets.mask)
-    hidden_states = layer.self_attn_add_norm(hidden_states, attended)
-    query = cross.q_proj(hidden_states).unflatten(-1, (-1, cross.head_dim))  # (k B, 1, H, d_k)
-    hidden_states = layer.cross_attn_add_norm(
-        hidden_states, attend(cross, query, source_keys, source_values, source_mask)
-    )
-    return layer.feed_forward_add_norm(hidden_states, layer.feed_forward(hidden_states))
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        for step in self.steps:
+            hidden_states = step(hidden_states)
+        return hidden_states
 
 
-def next_output(
-    decoder: VaswaniTransformerDecoder, input_ids: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache
-) -> Tensor:
-    """The decoder's output (k B, 1, d_model) for one more token of each target row (k B, 1).
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Equation (1) for the targets of each source, their heads joined: (k B, H d_v). Shapes otherwise as there."""
+    scores = query @ key.transpose(-2, -1)  # (B, H, k, K)
+    scores = scores * scaling if mask is None else torch.add(mask, scores, alpha=scaling)
+    attended = torch.softmax(scores, dim=-1) @ value  # (B, H, k, d_v)
+    return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    Args:
-        source_mask: (B, K), 0 where a source token is padding; None: every token counts.
-        cache: keys and values of the earlier tokens and of the source, which the call extends.
+
+class NextStates:
+    """What a layer of a prepared decoder makes of one more token of each target row."""
+
+    def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
+        attention, cross, inner = cast(Any, layer.self_attn), layer.cross_attn, layer.feed_forward
+        norms = (layer.self_attn_add_norm.norm, layer.cross_attn_add_norm.norm, layer.feed_forward_add_norm.norm)
+        self.index, self.heads, self.scaling = attention.layer_idx, attention.config.num_heads, attention.scaling
+        self.widths = attention.joined_widths()
+        self.project, self.combine = attention.qkv_proj.forward, attention.o_proj.forward
+        self.ask, self.combine_drawn = cross.q_proj.forward, cross.o_proj.forward
+        self.feed_forward = InTurn(inner.fc1, inner.activation, inner.dropout, inner.fc2)
+        self.norm, self.norm_drawn, self.norm_fed = (norm.forward for norm in norms)
+
+    def __call__(
+        self, hidden_states: Tensor, targets: BeamCache, source: DynamicLayer, source_mask: Tensor | None
+    ) -> Tensor:
+        """`hidden_states` (k B, d_model), also what is returned; `source_mask` (B, 1, 1, K) is added to the scores."""
+
+        def split_heads(projected: Tensor) -> Tensor:
+            return projected.view(-1, targets.num_targets, self.heads, projected.shape[-1] // self.heads).transpose(
+                1, 2
+            )
+
+        query, key, value = map(split_heads, self.project(hidden_states).split(self.widths, dim=-1))  # (B, H, k, d)
+        keys, values = targets.extend(self.index, key, value)
+        attended = attend(query, keys, values, targets.mask, self.scaling)
+        hidden_states = self.norm(hidden_states + self.combine(attended))
+        query, source_keys, source_values = split_heads(self.ask(hidden_states)), source.keys, source.values
+        drawn = attend(query, cast(Tensor, source_keys), cast(Tensor, source_values), source_mask, self.scaling)
+        hidden_states = self.norm_drawn(hidden_states + self.combine_drawn(drawn))
+        return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
+
+
+def next_output_of(decoder: VaswaniTransformerDecoder) -> "NextOutput | None":
+    """The shortest way through a prepared decoder; None where a layer's projections could not be joined."""
+    attentions = [cast(VaswaniTransformerDecoderLayer, layer).self_attn for layer in decoder.layers]
+    are_joined = all(isinstance(attention, OneProjection) for attention in attentions)
+    return NextOutput(decoder) if are_joined else None
+
+
+@dataclass
+class NextLogits:
+    """What a search loop takes from a step: `logits` (k B, 1, V) and the cache, which is the one it gave."""
+
+    logits: Tensor
+    past_key_values: EncoderDecoderCache
+
+    def __contains__(self, name: str) -> bool:
+        return name in ("logits", "past_key_values")
+
+
+class NextOutput:
+    """What a prepared decoder makes of one more token of each target row, by the shortest way.
+
+    Attributes:
+        positions: (P, d_model), the encodings of the first positions, as many as were needed so far.
     """
-    sources = cast(list[DynamicLayer], cache.cross_attention_cache.layers)
-    targets = cast(DynamicCache, cache.self_attention_cache)
-    if not isinstance(targets, BeamCache):
-        num_targets = input_ids.shape[0] // cast(Tensor, sources[0].keys).shape[0]
-        cache.self_attention_cache = targets = BeamCache(targets, num_targets)
-    position = torch.full((1, 1), targets.get_seq_length())
-    hidden_states = decoder.input_embedding(decoder.embed_tokens(input_ids), position)
-    targets.begin()
-    if source_mask is not None:
-        lowest = torch.finfo(hidden_states.dtype).min
-        source_mask = hidden_states.new_zeros(()).where(source_mask.bool(), lowest)[:, None, None]  # (B, 1, 1, K)
-    for layer, source in zip(decoder.layers, sources, strict=False):
-        hidden_states = next_states(cast(Any, layer), hidden_states, targets, source, source_mask)
-    return hidden_states
+
+    def __init__(self, decoder: VaswaniTransformerDecoder) -> None:
+        self.layers = [NextStates(cast(Any, layer)) for layer in decoder.layers]
+        self.embed_tokens = decoder.embed_tokens.forward
+        self.encode = decoder.input_embedding.positions
+        self.positions = torch.empty(0, decoder.config.d_model)
+
+    def __call__(self, input_ids: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
+        """The decoder's output (k B, 1, d_model) for one more token of each target row (k B, 1).
+
+        Args:
+            source_mask: (B, K), 0 where a source token is padding; None: every token counts.
+            cache: keys and values of the earlier tokens and of the source, which the call extends.
+        """
+        sources = cast(list[DynamicLayer], cache.cross_attention_cache.layers)
+        targets = cast(DynamicCache, cache.self_attention_cache)
+        if not isinstance(targets, BeamCache):
+            num_targets = input_ids.shape[0] // cast(Tensor, sources[0].keys).shape[0]
+            cache.self_attention_cache = targets = BeamCache(targets, num_targets)
+        targets.begin()
+        if targets.length > len(self.positions):
+            self.positions = self.encode.first(targets.length + ROOM)
+        hidden_states = self.embed_tokens(input_ids[:, 0]) + self.positions[targets.length - 1]  # (k B, d_model)
+        mask = targets.mask_of_source(source_mask)
+        for layer, source in zip(self.layers, sources, strict=False):
+            hidden_states = layer(hidden_states, targets, source, mask)
+        return hidden_states[:, None]
 
 
 class Prepared:
@@ -287,24 +347,38 @@ class Prepared:
 class PreparedGeneration(Prepared):
     """What a prepared copy does otherwise in `generate()`: a further token takes the shortest way."""
 
+    next_output: NextOutput | None = None
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Once a search has taken the short way, the inputs that it takes."""
+        course, cache = COURSE.get(), kwargs.get("past_key_values")
+        if course is None or not isinstance(getattr(cache, "self_attention_cache", None), BeamCache):
+            return cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        course.leave(cache)
+        inputs = {name: kwargs.get(name) for name in ("past_key_values", "encoder_outputs", "attention_mask")}
+        return course.select(inputs | {"decoder_input_ids": input_ids[:, -1:]})
+
     @functools.wraps(VaswaniTransformerForConditionalGeneration.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if args or not self.is_step(inputs):
             return cast(Any, super()).forward(*args, **inputs)
-        model, cache = cast(Any, self), inputs["past_key_values"]
-        output = next_output(model.model.decoder, inputs["decoder_input_ids"], inputs.get("attention_mask"), cache)
-        memory = inputs["encoder_outputs"][0]
-        return Seq2SeqLMOutput(logits=model.lm_head(output), past_key_values=cache, encoder_last_hidden_state=memory)
+        cache = inputs["past_key_values"]
+        output = cast(Any, self).next_output(inputs["decoder_input_ids"], inputs.get("attention_mask"), cache)
+        return NextLogits(cast(Any, self).lm_head.forward(output), cache)
 
     def is_step(self, inputs: dict[str, Any]) -> bool:
         """Whether a search loop asks for one more token of each target, and for nothing else."""
-        course, config = COURSE.get(), cast(Any, self).config
+        course = COURSE.get()
         if course is None or not course.owns_cache or not STEP_INPUTS.issuperset(inputs):
             return False
-        mask, cache = inputs.get("attention_mask"), inputs["past_key_values"]
+        cache, mask = inputs["past_key_values"], inputs.get("attention_mask")
+        if isinstance(cache.self_attention_cache, BeamCache):  # an earlier step of the same search has asked all
+            return True
+        config = cast(Any, self).config
         wants_more = config.output_attentions or config.output_hidden_states
         return (
-            config._attn_implementation == "eager"
+            self.next_output is not None
+            and config._attn_implementation == "eager"
             and not wants_more
             and inputs["decoder_input_ids"].shape[1] == 1
             and (mask is None or mask.dim() == 2)
@@ -349,6 +423,8 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     kind = PreparedGeneration if isinstance(model, VaswaniTransformerForConditionalGeneration) else Prepared
     cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (kind, type(model)), {})
     prepared.set_attn_implementation("eager")
+    if isinstance(prepared, PreparedGeneration):
+        prepared.next_output = next_output_of(cast(Any, prepared).model.decoder)
     return prepared.eval().requires_grad_(False)
 
 
