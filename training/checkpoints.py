@@ -13,7 +13,8 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.recipe import RecipeError
+from training.recipe import RecipeError, TrainingRecipe
+from training.watch import trained_seconds
 
 try:
     import fcntl
@@ -145,10 +146,23 @@ def alone_in(folder: Path) -> Generator[None]:
         yield
 
 
-def has_ended(checkpoint: Path) -> bool:
-    """Whether training was over when a checkpoint was written: by its steps, its minutes or its patience."""
-    state = TrainerState.load_from_json(str(checkpoint / STATE))
-    return state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
+def is_beyond(checkpoint: Path, training: TrainingRecipe) -> bool:
+    """Whether a checkpoint was written after the steps or the minutes that a recipe allows."""
+    is_late = training.minutes is not None and trained_seconds(checkpoint) > 60 * training.minutes
+    return is_late or step_of(checkpoint) > training.steps
+
+
+def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
+    """Whether training was over when a checkpoint was written, and is by the limits that a recipe sets now."""
+    if step_of(checkpoint) >= training.steps:
+        return True
+    callbacks = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks
+    if not callbacks["TrainerControl"]["args"]["should_training_stop"]:
+        return False
+    early_stopping = callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
+    waited = early_stopping.get("early_stopping_patience_counter", 0)  # evaluations
+    is_tired = training.patience is not None and waited >= training.patience
+    return is_tired or is_beyond(checkpoint, training)
 
 
 class WholeCheckpoints(TrainerCallback):

@@ -40,6 +40,8 @@ from training.checkpoints import (
     alone_in,
     checkpoint_at,
     has_ended,
+    is_beyond,
+    last_checkpoint,
     refuse_other_engine,
     resume_point,
     step_of,
@@ -53,7 +55,7 @@ from training.metrics import bleu, chrf
 from training.recipe import Recipe, RecipeError, as_tree, load_recipe
 from training.results import RESULTS, fingerprint, plain
 from training.trainer import TranslationTrainer, accumulation, decoding_config, lengths
-from training.watch import time_line
+from training.watch import time_line, trained_seconds
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -63,11 +65,12 @@ from vaswani_transformer import (
 logger = logging.getLogger(__name__)
 
 TRAINED = STATE
+LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised between its legs
 COLUMNS = ("input_ids", "labels")
 
 
 def prepare_folder(recipe: Recipe) -> Path:
-    """The run's folder: new, or with an unfinished run of the same recipe to resume.
+    """The run's folder: new, or with a run of the same recipe, unfinished or to go on by larger limits.
 
     Raises:
         RecipeError: there is no name for it, or it holds something else.
@@ -78,21 +81,61 @@ def prepare_folder(recipe: Recipe) -> Path:
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
         raise RecipeError(f"{folder}: {ancestor} is no folder that can be written to; give another --output_dir.")
-    if (folder / RESULTS).exists():
-        raise RecipeError(f"{folder}: holds a finished run; give another --output_dir, or remove the folder.")
     if not (folder / RECIPE).exists():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
             raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
         return folder
-    before = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-    now = as_tree(recipe)
-    for name in changed(before, now):
+    names = changed(recipe_in(folder), as_tree(recipe))
+    checkpoint = last_checkpoint(folder)
+    is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= set(LIMITS)):
         raise RecipeError(
-            f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
-            "it, or another --output_dir."
+            f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
+            "training.minutes, whichever ended it, and nothing else, to go on with it."
+        )
+    for name in names:
+        if name not in LIMITS:
+            raise RecipeError(
+                f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
+                "it, or another --output_dir."
+            )
+    if names and checkpoint is not None and is_beyond(checkpoint, recipe.training):
+        minutes = trained_seconds(checkpoint) / 60
+        raise RecipeError(
+            f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
+            "training.steps and training.minutes beyond them, or another --output_dir."
         )
     with alone_in(folder):
         return folder
+
+
+def recipe_in(folder: Path) -> dict[str, Any]:
+    """The recipe of the run in a folder, as a tree."""
+    return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+
+
+def go_on(recipe: Recipe, folder: Path) -> None:
+    """Give a run other limits, and one that had finished by its own another end.
+
+    What it had become by then is kept in a folder of its own, named for its steps, with all that loads it.
+    """
+    if (results := folder / RESULTS).exists():
+        kept = folder / f"finished-{json.loads(results.read_text(encoding='utf-8'))['steps']}"
+        if not kept.exists():
+            partial = kept.with_name(f"{kept.name}{PARTIAL}")
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+            with writing(kept):
+                partial.mkdir()
+                for path in [path for path in folder.iterdir() if path.is_file()]:
+                    shutil.copy2(path, partial)
+                partial.rename(kept)
+        results.unlink()
+    (folder / TRAINED).unlink(missing_ok=True)
+    write_recipe(recipe, folder)
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
 
 
 def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
@@ -153,11 +196,15 @@ def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokeniz
         folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
-        write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
+        write_recipe(recipe, folder)
         with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
+    elif PartialState().is_main_process:
+        with alone_in(folder):
+            if changed(recipe_in(folder), as_tree(recipe)):
+                go_on(recipe, folder)
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
         raise RecipeError(
@@ -251,7 +298,7 @@ def train_on(trainer: TranslationTrainer, folder: Path) -> None:
         return
     refuse_other_engine(checkpoint, trainer.is_fsdp_enabled)
     trainer.watch.carry_on(checkpoint)
-    if has_ended(checkpoint):  # the Trainer would take a step more
+    if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take a step more
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
         best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
         load_weights(trainer.model, load_file(best / WEIGHTS))
@@ -295,6 +342,7 @@ def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]
 
 def validation_scores(trainer: TranslationTrainer) -> dict[str, Any]:
     """Loss, perplexity and BLEU on the validation set, by the search of the evaluations during training."""
+    trainer.remove_callback(EarlyStoppingCallback)  # training is over, and it would miss the figures of another name
     metrics = trainer.evaluate(metric_key_prefix="eval_final")
     scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", "bleu")}
     return scores | {"signature": trainer.signature}
@@ -401,15 +449,16 @@ def run(recipe: Recipe) -> dict[str, Any]:
     trainer.watch.began(start)
     with alone_in(folder):
         train_to_the_end(trainer, recipe, folder)
-    results: dict[str, Any] = {"name": None, "recipe": None, "data": fingerprints(recipe, pairs)} | trainer.results()
-    results["validation"] = validation_scores(trainer)
-    if "test" in encoded:
-        results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
-    results["time"] = trainer.watch.time()
-    results["seconds"] = sum(results["time"].values())
-    if trainer.is_world_process_zero():
-        with writing(folder / RESULTS):
-            write(folder / RESULTS, json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False))
+        results: dict[str, Any] = {"name": None, "recipe": None, "data": fingerprints(recipe, pairs)}
+        results |= trainer.results()
+        results["validation"] = validation_scores(trainer)
+        if "test" in encoded:
+            results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
+        results["time"] = trainer.watch.time()
+        results["seconds"] = sum(results["time"].values())
+        if trainer.is_world_process_zero():
+            with writing(folder / RESULTS):
+                write(folder / RESULTS, json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False))
     return results
 
 

@@ -273,23 +273,26 @@ class TranslationTrainer(WatchedTrainer):
         return self.loader(dataset, sampler)
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Read in this process, which must know the place at every step; a loader draws a seed when it is begun, and a
-        generator of its own keeps that from the random numbers of training.
-        """
+        """Read in this process, which must know the place at every step."""
         return DataLoader(
             batches,
             batch_size=None,
             collate_fn=cast(Callable, self.data_collator),
-            generator=torch.Generator(),
+            generator=torch.Generator(),  # as in `loader`
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
 
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
-        """Batches of the columns that hold numbers."""
+        """Batches of the columns that hold numbers.
+
+        A loader draws a seed when it is begun; a generator of its own keeps that from the random numbers of training,
+        which hang on no evaluation.
+        """
         return DataLoader(
             cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
             batch_sampler=batches,
             collate_fn=cast(Callable, self.data_collator),
+            generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )

@@ -171,6 +171,12 @@ def time_line(seconds: dict[str, float]) -> str:
     return f"Time: {sum(seconds.values()):,.1f} s = {parts}"
 
 
+def trained_seconds(checkpoint: Path) -> float:
+    """Seconds of training, over all legs of a run, that led to a checkpoint; 0 where it does not tell."""
+    path = checkpoint / FILE
+    return json.loads(path.read_text(encoding="utf-8"))["trained"] if path.exists() else 0.0
+
+
 class Watch(TrainerCallback):
     """Counts what the steps of this process do, and times their phases, over all legs of a run that is resumed.
 

@@ -253,17 +253,16 @@ class NextStates:
     ) -> Tensor:
         """`hidden_states` (k B, d_model), also what is returned; `source_mask` (B, 1, 1, K) is added to the scores."""
 
+        source_keys, source_values = cast(Tensor, source.keys), cast(Tensor, source.values)  # (B, H, K, d_k and d_v)
+
         def split_heads(projected: Tensor) -> Tensor:
-            return projected.view(-1, targets.num_targets, self.heads, projected.shape[-1] // self.heads).transpose(
-                1, 2
-            )
+            return projected.view(len(source_keys), targets.num_targets, self.heads, -1).transpose(1, 2)
 
         query, key, value = map(split_heads, self.project(hidden_states).split(self.widths, dim=-1))  # (B, H, k, d)
         keys, values = targets.extend(self.index, key, value)
         attended = attend(query, keys, values, targets.mask, self.scaling)
         hidden_states = self.norm(hidden_states + self.combine(attended))
-        query, source_keys, source_values = split_heads(self.ask(hidden_states)), source.keys, source.values
-        drawn = attend(query, cast(Tensor, source_keys), cast(Tensor, source_values), source_mask, self.scaling)
+        drawn = attend(split_heads(self.ask(hidden_states)), source_keys, source_values, source_mask, self.scaling)
         hidden_states = self.norm_drawn(hidden_states + self.combine_drawn(drawn))
         return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
 
@@ -312,9 +311,9 @@ class NextOutput:
             num_targets = input_ids.shape[0] // cast(Tensor, sources[0].keys).shape[0]
             cache.self_attention_cache = targets = BeamCache(targets, num_targets)
         targets.begin()
-        if targets.length > len(self.positions):
-            self.positions = self.encode.first(targets.length + ROOM)
-        hidden_states = self.embed_tokens(input_ids[:, 0]) + self.positions[targets.length - 1]  # (k B, d_model)
+        if targets.length > len(positions := self.positions):
+            self.positions = positions = self.encode.first(targets.length + ROOM)
+        hidden_states = self.embed_tokens(input_ids[:, 0]) + positions[targets.length - 1]  # (k B, d_model)
         mask = targets.mask_of_source(source_mask)
         for layer, source in zip(self.layers, sources, strict=False):
             hidden_states = layer(hidden_states, targets, source, mask)
@@ -393,7 +392,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
     layers and a warning says so. `parameters()` of the copy are those that are not packed. While it decodes, hooks on
-    its layers are not called.
+    its layers are not called, and those on the whole get a step's logits and cache alone.
 
     Args:
         model: any model of the package, on the CPU and in float32; it is left as it is.

@@ -33,6 +33,9 @@ TINY = [
     "--training.keep_checkpoints=10",
 ]
 
+# Patience runs out: a model that learns nothing is never better than at its first evaluation.
+TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
+
 
 def make_arguments(folder, **texts):
     """The arguments of a run on pairs of texts and their letters turned round: each split's `texts`, or LANGUAGE."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.runs import TWO_PROCESSES, finish, make_arguments, same_course, start
+from tests.training.runs import TIRED, TWO_PROCESSES, finish, make_arguments, same_course, start
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
@@ -184,11 +184,15 @@ def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["--training.steps=7", "--training.patience=2", "--training.average_last=2"])
+@pytest.mark.parametrize(
+    "end",
+    [["--training.steps=7"], TIRED, ["--training.average_last=2"]],
+    ids=["steps", "patience", "mean"],
+)
 def test_a_run_that_is_killed_right_after_its_last_checkpoint_is_not_trained_on(arguments, tmp_path, monkeypatch, end):
     """Steps that are no multiple of an epoch's, of which the Trainer would take one more."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    own = [*arguments, "--training.steps=30", end]
+    own = [*arguments, "--training.steps=30", *end]
     recipes = [load_recipe(own[0], [*own[1:], f"--output_dir={folder}"]) for folder in (whole, killed)]
     first = run(recipes[0])
 
@@ -199,7 +203,7 @@ def test_a_run_that_is_killed_right_after_its_last_checkpoint_is_not_trained_on(
         patch.setattr("training.train.without_ties", die)  # the first step after training
         with pytest.raises(KeyboardInterrupt):
             run(recipes[1])
-    assert checkpoints.has_ended(last_checkpoint(killed))
+    assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)
     again = run(recipes[1])
     assert again["steps"] == first["steps"] <= 30
     assert same_course(whole, killed)

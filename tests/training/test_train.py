@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers import ROOT
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, equal, finish, kill, same_course, start, weights
+from tests.training.runs import (
+    LANGUAGE,
+    TIRED,
+    TWO_PROCESSES,
+    cut_back,
+    equal,
+    finish,
+    kill,
+    same_course,
+    start,
+    weights,
+)
 from training import data, train
 from training.checkpoints import alone_in, last_checkpoint, step_of
 from training.recipe import RecipeError, load_recipe
@@ -32,7 +44,8 @@ def kill_after(step, process, folder):
 @pytest.mark.slow
 def test_a_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path):
     folder = tmp_path / "run"
-    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"]))
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"])
+    results = run(recipe)
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -58,7 +71,7 @@ def test_a_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_pat
         assert "max_length" not in saved
 
     with pytest.raises(RecipeError, match=r"holds a finished run; give another --output_dir"):
-        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+        run(recipe)
 
 
 @pytest.mark.slow
@@ -261,10 +274,10 @@ def test_the_quickstart_passes_95_bleu_and_ends_with_its_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["--training.steps=7", "--training.patience=2"])
+@pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
 def test_a_run_that_was_killed_after_its_last_step_is_not_trained_on(arguments, tmp_path, end):
     folder = tmp_path / "run"
-    own = [arguments[0], *arguments[1:], "--training.steps=30", end, f"--output_dir={folder}"]
+    own = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
     first = run(load_recipe(own[0], own[1:]))
     before = weights(folder)
     (folder / "results.json").unlink()  # killed while the test set was translated
@@ -272,6 +285,37 @@ def test_a_run_that_was_killed_after_its_last_step_is_not_trained_on(arguments, 
     assert again["steps"] == first["steps"] < 30
     assert again["test"]["bleu"] == first["test"]["bleu"]
     assert equal(before, weights(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["--training.steps=7", "--training.minutes=0.001"])
+def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(arguments, tmp_path, limit):
+    own = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    first = run(load_recipe(arguments[0], [*own, limit, f"--output_dir={short}"]))
+    assert first["steps"] < 12
+    kept, model = (short / "results.json").read_text(), weights(short)
+    for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
+        with pytest.raises(
+            RecipeError, match=r"holds a finished run; give another --output_dir, remove the folder, or"
+        ):
+            run(load_recipe(arguments[0], [*own, *more, f"--output_dir={short}"]))
+    assert (short / "results.json").read_text() == kept
+    cut = shutil.copytree(short, tmp_path / "cut")
+    cut_back(cut, first["steps"])
+    less = load_recipe(arguments[0], [*own, f"--output_dir={cut}", "--training.minutes=0.00001"])
+    with pytest.raises(RecipeError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
+        prepare_folder(less)
+    again = run(load_recipe(arguments[0], [*own, f"--output_dir={short}"]))
+    true = run(load_recipe(arguments[0], [*own, f"--output_dir={whole}"]))
+    assert again["steps"] == true["steps"] == 12
+    before = short / f"finished-{first['steps']}"
+    assert (before / "results.json").read_text() == kept
+    assert equal(weights(before), model)
+    assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(before), VaswaniTransformerForConditionalGeneration)
+    assert AutoTokenizer.from_pretrained(before)("a").input_ids == AutoTokenizer.from_pretrained(short)("a").input_ids
+    assert again["test"]["bleu"] == true["test"]["bleu"]
+    assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(whole / "checkpoints" / "checkpoint-12"))
 
 
 @pytest.mark.slow
@@ -356,9 +400,11 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
     (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
     assert prepare_folder(recipe) == folder
-    other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=7"])
-    with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.steps differs"):
+    other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
+    with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
         prepare_folder(other)
+    longer = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=1000"])
+    assert prepare_folder(longer) == folder
 
 
 def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
