@@ -15,12 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vaswani_transformer
+from tests.helpers import ROOT
 from tests.training.runs import LANGUAGE
 from training import results
 from training.recipe import load_recipe
 from training.results import commit, fingerprint, hardware, plain, published, versions
-from training.train import as_tree, run
+from training.train import as_tree, changed, run
 from vaswani_transformer import VaswaniTransformerTokenizer
+
+RESULTS = sorted((ROOT / "training" / "recipes" / "results").glob("*.json"))
 
 
 def dataset(pairs):
@@ -141,3 +144,20 @@ def test_results_tell_everything_but_whose_they_are(arguments, tmp_path):
         assert not Path(text).is_absolute()
         assert str(tmp_path) not in text
         assert not names.search(text)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_kept_result_is_of_the_shipped_recipe_and_in_the_readme(path):
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    recipe = load_recipe(str(ROOT / "training" / "recipes" / f"{path.stem}.yaml"), ["--data.path=anywhere"])
+    assert set(changed(published(as_tree(recipe)), kept["recipe"])) <= {"expected", "training.minutes", "data.path"}
+    assert not kept["commit"]["dirty"]
+    assert "examples" not in kept["test"]  # no text of a data set belongs here
+    score = f"{kept['test']['bleu']:.2f}"
+    assert recipe.expected is not None
+    assert recipe.expected.startswith(score)
+    assert f"{kept['steps']:,d} steps" in recipe.expected
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"\| {re.escape(score)} (tokenised )?BLEU", readme)
+    assert re.search(rf"Commit {kept['commit']['hash'][:7]}, {kept['steps']:,d} steps", readme)
+    assert f"{kept['test']['chrf']:.2f}" in readme
