@@ -26,6 +26,8 @@ class BeamCache(DynamicCache):
         num_targets: k.
         contents: for each layer its keys and its values (B, H, T and room to grow, k, d).
         mask: (B, 1, k, T k), -inf where a target may not look; None where a source has one target.
+        own: (B, 1, k, k), what a token newly written adds to the mask: each target looks at its own.
+        is_token, source_mask: what `mask_of_source` was last given, and gave.
     """
 
     def __init__(self, cache: DynamicCache, num_targets: int) -> None:
@@ -36,7 +38,6 @@ class BeamCache(DynamicCache):
             if layer.keys is not None and layer.values is not None:  # there may be more layers than in the decoder
                 self.contents.append((self.side_by_side(layer.keys), self.side_by_side(layer.values)))
         sources = self.contents[0][0].shape[0]
-        # What a token newly written adds to the mask: each target looks at its own.
         self.own = torch.zeros(()).where(torch.eye(num_targets).bool(), -torch.inf).expand(sources, 1, -1, -1)
         self.mask = self.own.repeat(1, 1, 1, self.length) if num_targets > 1 else None
         self.is_token: Tensor | None = None

@@ -228,7 +228,10 @@ class InTurn:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Equation (1) for the targets of each source, their heads joined: (k B, H d_v). Shapes otherwise as there."""
+    """Equation (1) for the targets of each source, their heads joined: (k B, H d_v). Shapes otherwise as there.
+
+    Beside `scaled_dot_product_attention` it leaves out dropout and weights, and adds the mask as it scales.
+    """
     scores = query @ key.transpose(-2, -1)  # (B, H, k, K)
     scores = scores * scaling if mask is None else torch.add(mask, scores, alpha=scaling)
     attended = torch.softmax(scores, dim=-1) @ value  # (B, H, k, d_v)
@@ -252,7 +255,6 @@ class NextStates:
         self, hidden_states: Tensor, targets: BeamCache, source: DynamicLayer, source_mask: Tensor | None
     ) -> Tensor:
         """`hidden_states` (k B, d_model), also what is returned; `source_mask` (B, 1, 1, K) is added to the scores."""
-
         source_keys, source_values = cast(Tensor, source.keys), cast(Tensor, source.values)  # (B, H, K, d_k and d_v)
 
         def split_heads(projected: Tensor) -> Tensor:
@@ -265,13 +267,6 @@ class NextStates:
         drawn = attend(split_heads(self.ask(hidden_states)), source_keys, source_values, source_mask, self.scaling)
         hidden_states = self.norm_drawn(hidden_states + self.combine_drawn(drawn))
         return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
-
-
-def next_output_of(decoder: VaswaniTransformerDecoder) -> "NextOutput | None":
-    """The shortest way through a prepared decoder; None where a layer's projections could not be joined."""
-    attentions = [cast(VaswaniTransformerDecoderLayer, layer).self_attn for layer in decoder.layers]
-    are_joined = all(isinstance(attention, OneProjection) for attention in attentions)
-    return NextOutput(decoder) if are_joined else None
 
 
 @dataclass
@@ -318,6 +313,13 @@ class NextOutput:
         for layer, source in zip(self.layers, sources, strict=False):
             hidden_states = layer(hidden_states, targets, source, mask)
         return hidden_states[:, None]
+
+
+def next_output_of(decoder: VaswaniTransformerDecoder) -> NextOutput | None:
+    """The shortest way through a prepared decoder; None where a layer's projections could not be joined."""
+    attentions = [cast(VaswaniTransformerDecoderLayer, layer).self_attn for layer in decoder.layers]
+    are_joined = all(isinstance(attention, OneProjection) for attention in attentions)
+    return NextOutput(decoder) if are_joined else None
 
 
 class Prepared:
