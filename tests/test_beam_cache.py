@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from tests.helpers import padded_batch
 from tests.test_inference import KINDS, random_model
-from vaswani_transformer import beam_cache, inference
+from vaswani_transformer import beam_cache, next_token
 from vaswani_transformer.beam_cache import BeamCache
 from vaswani_transformer.inference import prepare_for_inference
 
@@ -20,8 +20,11 @@ def new_token(rows):
 
 
 def seen(kept, mask, targets):
-    """What each target row looks at (k B, H, T, d), in order."""
-    every = torch.ones(kept.shape[0], targets, kept.shape[2], dtype=torch.bool) if mask is None else mask[:, 0] == 0
+    """What each target row looks at (k B, H, T, d), in order, of all that is kept (B, H, T k, d)."""
+    sources, heads, length, _ = kept.shape
+    every = (mask.expand(sources * heads, targets, length) == 0).unflatten(0, (sources, heads))
+    assert torch.equal(every, every[:, :1].expand_as(every))
+    every = every[:, 0]  # (B, k, T k)
     rows = [kept[source][:, is_seen] for source, of_source in enumerate(every) for is_seen in of_source]
     return torch.stack(rows)
 
@@ -35,14 +38,15 @@ def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, ste
     for _ in range(prompt):
         for index, states in enumerate(new_token(rows)):
             plain.update(*states, index)
-    cache = BeamCache(plain, targets)
+    cache = BeamCache.of_rows(plain, targets)
     for _ in range(steps):
         cache.begin()
         for index, states in enumerate(new_token(sources * targets)):
-            by_source = [state.unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2) for state in states]
-            true, found = plain.update(*states, index), cache.extend(index, *by_source)
-            for true_part, found_part in zip(true, found, strict=True):
-                assert torch.equal(seen(found_part, cache.mask, targets), true_part)
+            by_source = torch.cat(states, dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
+            true, (keys, values) = plain.update(*states, index), cache.extend(index, by_source)
+            for true_part, found_part in zip(true, (keys.transpose(1, 2), values), strict=True):
+                by_head = found_part.unflatten(0, (sources, HEADS))
+                assert torch.equal(seen(by_head, cache.mask, targets), true_part)
         assert cache.get_seq_length() == plain.get_seq_length()
         beams = torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets
         plain.reorder_cache(beams.flatten())
@@ -80,8 +84,8 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({}, 4),
-        ({"num_beams": 2}, 4),
+        ({}, 5),
+        ({"num_beams": 2}, 5),
         ({"return_dict_in_generate": True}, 0),
         ({"use_cache": False}, 0),
         ({"decoder_attention_mask": torch.ones(2, 1)}, 0),
@@ -90,8 +94,8 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
     ids=str,
 )
 def test_the_short_way_is_taken_where_nobody_asks_for_more(options, steps, monkeypatch):
-    taken, step = [], inference.NextOutput.__call__
-    monkeypatch.setattr(inference.NextOutput, "__call__", lambda *args: taken.append(args) or step(*args))
+    taken, step = [], next_token.NextOutput.__call__
+    monkeypatch.setattr(next_token.NextOutput, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options

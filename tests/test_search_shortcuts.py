@@ -1,6 +1,5 @@
-"""What makes the search fast changes nothing that it finds: few candidates, and sources that leave the batch."""
+"""What makes the search fast changes nothing that it finds: its own choice of tokens, and sources that leave."""
 
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -13,7 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.test_paper_search import PlainSearch, small_model
 from vaswani_transformer import generation
-from vaswani_transformer.generation import COURSE, TAKES_CANDIDATES, Course, candidates, likeliest
+from vaswani_transformer.generation import COURSE, LEAVES_CHOICE, Course, best_continuations, likeliest
 
 END = 2
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
@@ -21,10 +20,10 @@ ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
 
 
 @contextmanager
-def search(takes_candidates=True, leaves=True):
-    """Searches within see candidates at any size of vocabulary or never, and let sources leave or not."""
+def search(chooses=True, leaves=True):
+    """Searches within choose continuations themselves where they can or never, and let sources leave or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "LEAST_VOCABULARY", 0 if takes_candidates else sys.maxsize)
+        patch.setattr(generation, "LEAVES_CHOICE", LEAVES_CHOICE and chooses)
         if not leaves:
             patch.setattr(Course, "leave", lambda course, cache: None)
         yield
@@ -102,62 +101,61 @@ def test_the_likeliest_are_the_largest(seed, rows, width, count, has_ties, has_h
 
 
 @settings(max_examples=200)
-@given(SEEDS, st.integers(20, 400), st.integers(1, 20), st.sampled_from([0.1, 3.0, 30.0, 1000.0]), st.booleans())
-def test_candidates_have_their_log_probabilities_and_a_log_softmax_leaves_them(seed, width, count, scale, has_holes):
+@given(
+    SEEDS,
+    st.integers(1, 7),
+    st.integers(1, 12),
+    st.integers(2, 400),
+    st.sampled_from([0.1, 3.0, 1000.0]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+)
+def test_the_best_continuations_are_those_of_the_whole_vocabulary_in_float32(seed, num_sources, k, width, scale, dtype):
+    """However many sources are looked at together: the loop takes logits to float32 before their log-softmax."""
     torch.manual_seed(seed)
-    logits = torch.randn(3, width) * scale
-    if has_holes:
-        logits[:, 1:].masked_fill_(torch.rand(3, width - 1) < 0.9, -torch.inf)
-    log_probs, tokens = candidates(logits, count)
-    true = logits.double().log_softmax(1)
-    torch.testing.assert_close(log_probs[:, :-1].double(), true.gather(1, tokens[:, :-1]), **ROUNDING)
-    assert torch.equal(log_probs[:, :-1], log_probs[:, :-1].sort(dim=1, descending=True).values)
-    torch.testing.assert_close(log_probs[:, :-1].log_softmax(1).exp().sum(1), torch.ones(3), **ROUNDING)
-    torch.testing.assert_close(log_probs.log_softmax(1)[:, :-1], log_probs[:, :-1], **ROUNDING)
-
-
-def test_candidates_of_half_precision_are_those_of_the_loop():
-    """The loop takes logits to float32 before their log-softmax."""
-    logits = torch.randn(2, 100).bfloat16()
-    log_probs, tokens = candidates(logits, 5)
-    true = logits.float().log_softmax(1).gather(1, tokens[:, :-1])
-    torch.testing.assert_close(log_probs[:, :-1], true, **ROUNDING)
+    logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
+    count = min(2 * k, k * width)
+    kept = logits.clone()
+    found, places = best_continuations(logits, scores, count)
+    every = (logits.float().log_softmax(1).view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
+    assert torch.equal(found, every.topk(count).values)
+    assert torch.equal(every.gather(1, places), found)
+    assert torch.equal(logits, kept)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TAKES_CANDIDATES, reason="this Transformers' loop takes the whole vocabulary")
+@pytest.mark.skipif(not LEAVES_CHOICE, reason="this Transformers' loop takes the whole vocabulary")
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]))
-def test_candidates_find_what_the_whole_vocabulary_finds(data, seed, options, lengths, vocab_size):
+def test_the_own_choice_finds_what_the_loops_finds(data, seed, options, lengths, vocab_size):
     model = ending_model(seed, vocab_size)
     options = options | sources(lengths, vocab_size)
     options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
-    with search(takes_candidates=False):
+    with search(chooses=False):
         expected = model.generate(**options)
-    with search(takes_candidates=True):
+    with search(chooses=True):
         assert torch.equal(model.generate(**options), expected)
 
 
-@pytest.mark.skipif(not TAKES_CANDIDATES, reason="this Transformers' loop takes the whole vocabulary")
-def test_the_loop_sees_as_few_columns_as_it_can_take():
+@pytest.mark.skipif(not LEAVES_CHOICE, reason="this Transformers' loop takes the whole vocabulary")
+def test_the_loop_sees_the_scores_of_the_beams_alone():
     model, widths = ending_model(0, 1003), []
     top_k = model._get_top_k_continuations
     model._get_top_k_continuations = lambda **kwargs: (
         widths.append(kwargs["accumulated_log_probs"].shape[1]) or top_k(**kwargs)
     )
     model.generate(**sources([3, 2]), num_beams=3, max_new_tokens=4)
-    assert set(widths) == {3 * (2 * 3 + 1)}
+    assert set(widths) == {3}
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
-def test_more_candidates_than_tokens_are_never_asked_for(vocab_size):
+def test_more_continuations_of_a_beam_than_tokens_are_never_asked_for(vocab_size):
     """A beam search may take (1 + end tokens) x beams tokens of one beam, more than there are."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, "eos_token_id": ends} | sources([2])
-    with search(takes_candidates=False):
+    with search(chooses=False):
         expected = model.generate(**options)
-    with search(takes_candidates=True):
+    with search(chooses=True):
         assert torch.equal(model.generate(**options), expected)
 
 
@@ -174,7 +172,7 @@ def test_strange_logits_end_as_they_do_with_the_whole_vocabulary(kind):
 
     model.lm_head.register_forward_hook(change)
     options = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
-    with search(takes_candidates=False, leaves=False):
+    with search(chooses=False, leaves=False):
         expected = model.generate(**options)
     with search():
         found = model.generate(**options)
@@ -188,9 +186,9 @@ def test_strange_logits_end_as_they_do_with_the_whole_vocabulary(kind):
 def test_sources_that_leave_change_nothing_in_a_beam_search(data, seed, options, lengths, eagerness):
     model = ending_model(seed, eagerness=eagerness)
     options = options | sources(lengths) | (begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
-    with search(takes_candidates=False, leaves=False), rows_seen(model) as all_rows:
+    with search(chooses=False, leaves=False), rows_seen(model) as all_rows:
         expected = model.generate(**options)
-    with search(takes_candidates=data.draw(st.booleans())), rows_seen(model) as rows:
+    with search(chooses=data.draw(st.booleans())), rows_seen(model) as rows:
         assert torch.equal(model.generate(**options), expected)
     assert len(rows) <= len(all_rows)
     assert rows == sorted(rows, reverse=True)
@@ -361,7 +359,7 @@ PROCESSORS = [
 def test_logits_processors_do_the_same_where_sources_leave(way, processor):
     for seed in range(2):
         model = ending_model(seed)
-        with search(takes_candidates=False, leaves=False):
+        with search(chooses=False, leaves=False):
             expected = model.generate(**ways_of(way, **processor))
         with search():
             assert torch.equal(model.generate(**ways_of(way, **processor)), expected)

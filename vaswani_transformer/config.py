@@ -1,5 +1,6 @@
 """The configuration of the original Transformer, and the paper's own settings by name (Table 3, 6.1, 6.3)."""
 
+import copy
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import as_validated_field, strict
@@ -180,6 +181,18 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                         f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; give an id from "
                         f"0 to {self.vocab_size - 1} or a larger vocab_size."
                     )
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """The configuration of one stack, where `decoder` or `encoder` asks for it: `num_hidden_layers` is its own.
+
+        Transformers' own copies and writes out the whole configuration for it, which takes longer than a step of a
+        small model, and `generate()` asks several times.
+        """
+        if decoder == encoder:
+            return super().get_text_config(decoder, encoder)
+        side = copy.copy(self)
+        side.num_hidden_layers = side.decoder_layers if decoder else side.encoder_layers
+        return side
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:

@@ -4,15 +4,16 @@ B sources, k target rows of a source, T target, V vocabulary, C candidates. Tran
 unchanged; what the paper does otherwise enters through the steps that a loop takes from the model: how a finished beam
 is scored, when a source can stop, and how long each target may become. So does what makes the search fast: the beams of
 a source share its encoding and the keys and values that cross-attention makes of it, sources that are done are no
-longer decoded, and the loop sees the few likeliest tokens of each beam alone.
+longer decoded, and where nobody else looks at them the likeliest continuations are chosen without the loop.
 """
 
+import functools
 import inspect
 from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
@@ -23,10 +24,9 @@ from .config import VaswaniTransformerConfig
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
 ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memory
-LEAST_VOCABULARY = 1000  # entries, under which choosing candidates first gains nothing
 # The loop of Transformers 5.17 counts on as many columns as the vocabulary has entries.
 CHOICE_OF_TOKENS = getattr(GenerationMixin, "_get_top_k_continuations", None)
-TAKES_CANDIDATES = CHOICE_OF_TOKENS is not None and "vocab_size" not in inspect.signature(CHOICE_OF_TOKENS).parameters
+LEAVES_CHOICE = CHOICE_OF_TOKENS is not None and "vocab_size" not in inspect.signature(CHOICE_OF_TOKENS).parameters
 SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 
 
@@ -53,40 +53,52 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     A large one lies in a group of tokens whose largest is large: sixteen to a group, only the `count` best groups are
     looked through.
     """
-    groups = logits.shape[1] // GROUP
+    rows, entries = logits.shape
+    groups = entries // GROUP
     if groups < count:
         return logits.topk(count, dim=1)
-    grouped = logits[:, : groups * GROUP].unflatten(1, (GROUP, groups))  # (rows, GROUP, groups)
-    best = grouped.amax(1).topk(count, dim=1).indices[:, None].expand(-1, GROUP, -1)  # (rows, GROUP, C)
-    offsets = torch.arange(GROUP, device=logits.device)[:, None] * groups
-    rest = torch.arange(groups * GROUP, logits.shape[1], device=logits.device).expand(logits.shape[0], -1)
-    places = torch.cat([(best + offsets).flatten(1), rest], dim=1)
+    grouped = logits[:, : groups * GROUP].view(rows, GROUP, groups)
+    best = grouped.amax(1).topk(count, dim=1).indices  # (rows, C)
+    offsets, last = members(groups, entries, logits.device)
+    places = (best[:, :, None] + offsets).flatten(1)  # (rows, C GROUP)
+    places = torch.cat([places, last.expand(rows, -1)], dim=1) if len(last) else places
     found, order = logits.gather(1, places).topk(count, dim=1)
     return found, places.gather(1, order)
 
 
-def best_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The log-probabilities (rows, 1) of one token a row (rows, 1), given logits (rows, V) in float32."""
-    if logits.device.type != "cpu" or len(logits) <= ROWS:
-        return nn.functional.log_softmax(logits, dim=1).gather(1, tokens)
-    memory = logits.new_empty(ROWS, logits.shape[1])  # the same for all parts, since fresh memory is slow to come by
-    parts = zip(logits.split(ROWS), tokens.split(ROWS), strict=True)
-    return torch.cat([torch.log_softmax(part, 1, out=memory[: len(part)]).gather(1, token) for part, token in parts])
+@functools.lru_cache(maxsize=8)
+def members(groups: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How far the members of a group lie from its first (16,), and the places that are in none of the groups."""
+    with torch.inference_mode(False):
+        last = torch.arange(groups * GROUP, entries, device=device)
+        return torch.arange(0, groups * GROUP, groups, device=device), last
 
 
-def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The likeliest next tokens of each row of logits (rows, V), in place of the whole vocabulary.
+def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest continuations of the beams of each source, by one token.
+
+    Args:
+        logits: (k B, V), of the next token of each beam.
+        scores: (B, k), the log-probabilities of the beams so far.
 
     Returns:
-        Their log-probabilities and, in a last column, that of all other tokens together (rows, C + 1), which a
-        log-softmax leaves as they are; and the ids (rows, C + 1), the last of which is none.
+        The log-probabilities (B, `count`) of beams with their next token, in falling order, and where each is in all
+        those of a source (k V).
     """
-    logits = logits.float()
-    found, tokens = likeliest(logits, count)  # (rows, C)
-    best = best_log_probs(logits, tokens[:, :1])
-    log_probs = found - found[:, :1] + best  # in this order large logits cost no digits
-    others = torch.log1p(-log_probs.exp().sum(1, keepdim=True).clamp(max=1))
-    return torch.cat([log_probs, others], dim=1), nn.functional.pad(tokens, (0, 1))
+    k, entries = scores.shape[1], logits.shape[1]
+
+    def best(logits: Tensor, scores: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        out = None if memory is None else memory[: len(logits)]
+        log_probs = torch.log_softmax(logits.float(), 1, out=out).add_(scores.view(-1, 1))
+        return likeliest(log_probs.view(-1, k * entries), count)
+
+    if logits.device.type != "cpu" or len(logits) <= max(k, ROWS):
+        return best(logits, scores)
+    at_once = max(1, ROWS // k)  # sources, whose log-probabilities take the same memory: new memory is slow to come by
+    memory = scores.new_empty(at_once * k, entries)
+    parts = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
+    found, places = zip(*(best(*part, memory) for part in parts), strict=True)
+    return torch.cat(found), torch.cat(places)
 
 
 class Course:
@@ -101,8 +113,10 @@ class Course:
         alpha: of lp(Y) where that scores finished beams, otherwise None.
         limits: (B, 1), beside alpha, the new tokens that each target may have.
         num_returned: n of the n best that the caller wants.
-        num_candidates: C where the loop sees candidates alone, otherwise None.
-        tokens: (k B, C + 1), the ids of the candidates that the loop sees.
+        chooses: whether the likeliest continuations are chosen here, and the loop never sees the vocabulary.
+        logits: (k B', V) of the B' sources that are decoded, where so.
+        has_ends: whether one of the last continuations may have ended, where so.
+        has_finished: whether a target may have finished so far, where so.
     """
 
     def __init__(self, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
@@ -121,8 +135,11 @@ class Course:
         self.alpha: float | None = None
         self.limits: Tensor | None = None
         self.num_returned = config.num_return_sequences
-        self.num_candidates: int | None = None
-        self.tokens: Tensor | None = None
+        self.chooses = False
+        self.logits: Tensor | None = None
+        self.nothing = torch.zeros(self.num_rows, 1, 1, device=input_ids.device)
+        self.has_ends = True
+        self.has_finished = False
 
     def rows_of(self, sources: Tensor) -> Tensor:
         """The target rows of sources, by their number."""
@@ -168,18 +185,38 @@ class Course:
         return places[beam_idx[rows]]
 
     def present(self, logits: Tensor) -> Tensor:
-        """The logits (rows, T, V) of what was decoded, as the loop shall see them: (k B, 1, V or C + 1)."""
-        last = logits[:, -1].to(self.is_open.device)
-        if self.num_candidates is not None:
-            last, tokens = candidates(last, self.num_candidates)
-            self.tokens = self.of_all(tokens)
-        return self.of_all(last)[:, None]
+        """The logits (rows, T, V) of what was decoded, as the loop shall see them: (k B, 1, V).
 
-    def of_all(self, rows: Tensor) -> Tensor:
-        """What was made of the rows that are decoded (rows, C), with zeros for all others (k B, C)."""
-        if self.kept is None:
-            return rows
-        return rows.new_zeros(self.num_rows, rows.shape[1]).index_copy_(0, self.rows_of(self.kept), rows)
+        Where it leaves the choice, it sees a single column of zeros, which add nothing to the beams' scores.
+        """
+        last = logits[:, -1].to(self.is_open.device)
+        if self.chooses:
+            self.logits = last
+            return self.nothing
+        if self.kept is not None:
+            last = last.new_zeros(self.num_rows, last.shape[1]).index_copy_(0, self.rows_of(self.kept), last)
+        return last[:, None]
+
+    def choose(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest continuations of all sources, those that are no longer decoded staying as they are.
+
+        Args:
+            scores: (B, k), the log-probabilities of the beams so far.
+
+        Returns:
+            (B, `count`) each: log-probabilities, the rows that are continued and the tokens.
+        """
+        logits = cast(Tensor, self.logits)
+        decoded = scores if self.kept is None else scores[self.kept]
+        found, places = best_continuations(logits, decoded, count)
+        if self.kept is not None:
+            found = scores[:, :1].repeat(1, count).index_copy_(0, self.kept, found)
+            places = places.new_zeros(len(scores), count).index_copy_(0, self.kept, places)
+        rows = places // logits.shape[1]
+        tokens = places - rows * logits.shape[1]
+        if len(rows) > 1:
+            rows += torch.arange(0, self.num_rows, scores.shape[1], device=rows.device)[:, None]
+        return found, rows, tokens
 
 
 COURSE: ContextVar[Course | None] = ContextVar("course", default=None)
@@ -231,7 +268,7 @@ class PaperBeamSearch(GenerationMixin):
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        given = {} if generation_config is None else generation_config.to_dict()
+        given = {} if generation_config is None else vars(generation_config)
         call = given | {name: kwargs.pop(name) for name in self._paper_settings(kwargs)}
         has_own_limit = any(kwargs.get(name, given.get(name)) is not None for name in ("max_new_tokens", "max_length"))
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
@@ -397,8 +434,7 @@ class PaperBeamSearch(GenerationMixin):
         criteria = self._limited(input_ids, stopping_criteria, limits)
         course = Course(input_ids, kwargs, generation_config)
         shows_all = generation_config.output_logits or generation_config.output_scores
-        if TAKES_CANDIDATES and not (logits_processor or generation_config.do_sample or shows_all):
-            course.num_candidates = self._candidates_needed(generation_config)
+        course.chooses = LEAVES_CHOICE and not (logits_processor or generation_config.do_sample or shows_all)
         if generation_config.length_penalty_type == "gnmt":
             longest = generation_config.max_length - input_ids.shape[1]
             bounds = torch.full((input_ids.shape[0] // generation_config.num_beams,), longest)
@@ -411,25 +447,27 @@ class PaperBeamSearch(GenerationMixin):
             self._pad_with_zero(found, input_ids.shape[1], generation_config, limits)
         return found
 
-    def _candidates_needed(self, config: GenerationConfig) -> int | None:
-        """How many tokens of a beam the loop can take at most; None where all are as good as few."""
-        if self.config.vocab_size < LEAST_VOCABULARY:
-            return None
-        ends = 0 if config._eos_token_tensor is None else config._eos_token_tensor.numel()
-        needed = max(2, 1 + ends) * config.num_beams
-        return needed if needed < self.config.vocab_size else None
-
     def _get_top_k_continuations(self, **kwargs: Any) -> Any:
         course = COURSE.get()
-        if course is None or course.tokens is None:
+        if course is None or not course.chooses:
             return super()._get_top_k_continuations(**kwargs)
-        scores = kwargs["accumulated_log_probs"].unflatten(1, (kwargs["num_beams"], -1))  # (B, k, C + 1)
-        scores[..., -1] = -torch.inf
-        log_probs, sequences, beams = super()._get_top_k_continuations(**kwargs)
-        length = kwargs["cur_len"]
-        rows = beams[:, :, length - kwargs["decoder_prompt_len"]].long()  # (B, 2 k)
-        sequences[:, :, length] = course.tokens[rows, sequences[:, :, length]]
-        return log_probs, sequences, beams
+        found, rows, tokens = course.choose(kwargs["accumulated_log_probs"], kwargs["beams_to_keep"])  # (B, 2 k) each
+        sequences, indices = (
+            kwargs[name].flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, -1)
+            for name in ("running_sequences", "running_beam_indices")
+        )
+        sequences[:, :, kwargs["cur_len"]] = tokens
+        indices[:, :, kwargs["cur_len"] - kwargs["decoder_prompt_len"]] = rows
+        return found, sequences, indices
+
+    def _get_running_beams_for_next_iteration(self, **kwargs: Any) -> Any:
+        """The likeliest continuations that go on, which are simply the first where none has ended."""
+        if (course := COURSE.get()) is not None and course.chooses:
+            course.has_ends = bool(kwargs["next_token_hits_stopping_criteria"].any())
+            if not course.has_ends:
+                names = ("topk_running_sequences", "topk_log_probs", "topk_running_beam_indices")
+                return tuple(kwargs[name][:, : kwargs["num_beams"]] for name in names)
+        return super()._get_running_beams_for_next_iteration(**kwargs)
 
     @staticmethod
     def _pad_with_zero(found: Any, prompt_length: int, config: GenerationConfig, limits: Tensor | None) -> None:
@@ -445,11 +483,12 @@ class PaperBeamSearch(GenerationMixin):
 
     def _update_finished_beams(self, **kwargs: Any) -> Any:
         course = COURSE.get()
-        if course is not None and course.tokens is not None:
-            # Where the loop sees candidates alone, a place that no finished beam has taken is never handed out.
-            ends = kwargs["next_token_hits_stopping_criteria"] & kwargs["top_num_beam_mask"]
-            if not bool(ends.any()):
+        if course is not None and course.chooses:
+            # Where the choice is made here, a place that no finished beam has taken is never handed out.
+            ends = course.has_ends and kwargs["next_token_hits_stopping_criteria"] & kwargs["top_num_beam_mask"]
+            if ends is False or not bool(ends.any()):
                 return tuple(kwargs[name] for name in ("sequences", "beam_scores", "beam_indices", "is_sent_finished"))
+            course.has_finished = True
         if course is not None and course.alpha is not None:
             length = kwargs["cur_len"] + 1 - kwargs["decoder_prompt_len"]
             kwargs["topk_log_probs"] = kwargs["topk_log_probs"] / length_penalty(length, course.alpha)
@@ -460,7 +499,7 @@ class PaperBeamSearch(GenerationMixin):
         course = COURSE.get()
         if course is None:
             return GenerationMixin._check_early_stop_heuristic(**kwargs)
-        if course.tokens is not None and not bool(kwargs["is_sent_finished"].any()):
+        if course.chooses and not course.has_finished:
             return kwargs["is_early_stop_heuristic_unsatisfied"]
         if course.alpha is None:
             can_improve = GenerationMixin._check_early_stop_heuristic(**kwargs)  # (B, 1)
@@ -469,6 +508,13 @@ class PaperBeamSearch(GenerationMixin):
         is_full = kwargs["is_sent_finished"].all(1) if kwargs["early_stopping"] is True else False
         course.is_open = can_improve[:, 0] & ~torch.as_tensor(is_full, device=can_improve.device)
         return can_improve if course.alpha is None else course.is_open[:, None]
+
+    @staticmethod
+    def _beam_search_has_unfinished_sequences(*args: Any, **kwargs: Any) -> Any:
+        course = COURSE.get()
+        if course is not None and course.chooses and not (course.has_ends or course.has_finished):
+            return True
+        return GenerationMixin._beam_search_has_unfinished_sequences(*args, **kwargs)
 
     @staticmethod
     def _can_improve(course: Course, **kwargs: Any) -> Tensor:

@@ -13,16 +13,17 @@ from typing import Any, Never, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
 from .attention import CausalSelfAttention, SelfAttention
-from .beam_cache import ROOM, BeamCache
+from .beam_cache import BeamCache
 from .dropout import Dropout
 from .generation import COURSE
 from .layers import FeedForward, VaswaniTransformerDecoderLayer
 from .model import VaswaniTransformerForConditionalGeneration
+from .next_token import NextOutput, without_detours
 from .stacks import VaswaniTransformerDecoder
 
 logger = logging.get_logger(__name__)
@@ -57,6 +58,14 @@ class PreparedLinear(nn.Module):
 
     has_relu = False
 
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        """Its weight (out, in) and bias in float32, where it computes with these."""
+        return None
+
+    def without_detours(self) -> Callable[[Tensor], Tensor]:
+        """`forward` for inputs in float32 without gradients, as a function of its own."""
+        return self.forward
+
 
 class PackedLinear(PreparedLinear):
     """x W^T + b, with W laid out once as the CPU's matrix library, oneDNN, wants it.
@@ -79,6 +88,15 @@ class PackedLinear(PreparedLinear):
             return apply_packed(hidden_states, self.weight, self.bias, activation)
         product = apply_packed(hidden_states.to(self.dtype), self.weight, self.bias, activation)
         return product.to(hidden_states.dtype)
+
+    def without_detours(self) -> Callable[[Tensor], Tensor]:
+        if self.dtype != torch.float32:
+            return self.forward
+        weight, bias, activation = self.weight, self.bias, "relu" if self.has_relu else "none"
+        return lambda hidden_states: apply_packed(hidden_states, weight, bias, activation)
+
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -139,7 +157,10 @@ def works(make: Callable[[nn.Linear], nn.Module]) -> bool:
     try:
         layer = make(linear)
         found = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, MANY)])
+        parameters = getattr(layer, "unpacked", lambda: None)()
     except (RuntimeError, AttributeError):
+        return False
+    if parameters is not None and not torch.equal(parameters[0], linear.weight):
         return False
     return torch.allclose(found, torch.full_like(found, 6.4), rtol=0.02)  # bfloat16 has 8 bits, so a step is 0.8%
 
@@ -171,16 +192,14 @@ class OneProjection(SelfAttention):
     qkv_proj: nn.Module
 
     def joined_widths(self) -> list[int]:
-        """How many of the outputs are queries, keys and values of all heads."""
-        return [self.config.num_heads * width for width in (self.head_dim, self.head_dim, self.value_head_dim)]
+        """How many of the outputs are queries of all heads, and how many each head's keys beside its values."""
+        return [self.config.num_heads * width for width in (self.head_dim, self.head_dim + self.value_head_dim)]
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.qkv_proj(hidden_states).split(self.joined_widths(), dim=-1)
-        return (
-            self.split_heads(query, self.head_dim),
-            self.split_heads(key, self.head_dim),
-            self.split_heads(value, self.value_head_dim),
-        )
+        widths = (self.head_dim, self.value_head_dim)
+        query, keys_and_values = self.qkv_proj(hidden_states).split(self.joined_widths(), dim=-1)
+        key, value = self.split_heads(keys_and_values, sum(widths)).split(widths, dim=-1)
+        return self.split_heads(query, self.head_dim), key, value
 
 
 class OneCausalProjection(OneProjection, CausalSelfAttention):
@@ -200,7 +219,9 @@ def join_projections(model: nn.Module) -> None:
         outputs = sum(linear.out_features for linear in linears)
         joined = nn.utils.skip_init(nn.Linear, module.config.d_model, outputs, bias=linears[0].bias is not None)
         for name, joined_part in joined.named_parameters():
-            joined_part.data = torch.cat([getattr(linear, name).detach() for linear in linears])
+            query, *others = (getattr(linear, name).detach() for linear in linears)
+            by_head = [part.unflatten(0, (module.config.num_heads, -1)) for part in others]
+            joined_part.data = torch.cat([query, torch.cat(by_head, dim=1).flatten(0, 1)])
         for name in names:
             delattr(module, name)
         module.qkv_proj, module.__class__ = joined, ONE_PROJECTION[type(module)]
@@ -215,60 +236,6 @@ def join_activations(model: nn.Module) -> None:
             module.fc1.has_relu, module.activation = True, nn.Identity()
 
 
-class InTurn:
-    """Modules one after the other, without the detours of calling a module."""
-
-    def __init__(self, *modules: nn.Module) -> None:
-        self.steps = [module.forward for module in modules if type(module) is not nn.Identity]
-
-    def __call__(self, hidden_states: Tensor) -> Tensor:
-        for step in self.steps:
-            hidden_states = step(hidden_states)
-        return hidden_states
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Equation (1) for the targets of each source, their heads joined: (k B, H d_v). Shapes otherwise as there.
-
-    Beside `scaled_dot_product_attention` it leaves out dropout and weights, and adds the mask as it scales.
-    """
-    scores = query @ key.transpose(-2, -1)  # (B, H, k, K)
-    scores = scores * scaling if mask is None else torch.add(mask, scores, alpha=scaling)
-    attended = torch.softmax(scores, dim=-1) @ value  # (B, H, k, d_v)
-    return attended.transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-class NextStates:
-    """What a layer of a prepared decoder makes of one more token of each target row."""
-
-    def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
-        attention, cross, inner = cast(Any, layer.self_attn), layer.cross_attn, layer.feed_forward
-        norms = (layer.self_attn_add_norm.norm, layer.cross_attn_add_norm.norm, layer.feed_forward_add_norm.norm)
-        self.index, self.heads, self.scaling = attention.layer_idx, attention.config.num_heads, attention.scaling
-        self.widths = attention.joined_widths()
-        self.project, self.combine = attention.qkv_proj.forward, attention.o_proj.forward
-        self.ask, self.combine_drawn = cross.q_proj.forward, cross.o_proj.forward
-        self.feed_forward = InTurn(inner.fc1, inner.activation, inner.dropout, inner.fc2)
-        self.norm, self.norm_drawn, self.norm_fed = (norm.forward for norm in norms)
-
-    def __call__(
-        self, hidden_states: Tensor, targets: BeamCache, source: DynamicLayer, source_mask: Tensor | None
-    ) -> Tensor:
-        """`hidden_states` (k B, d_model), also what is returned; `source_mask` (B, 1, 1, K) is added to the scores."""
-        source_keys, source_values = cast(Tensor, source.keys), cast(Tensor, source.values)  # (B, H, K, d_k and d_v)
-
-        def split_heads(projected: Tensor) -> Tensor:
-            return projected.view(len(source_keys), targets.num_targets, self.heads, -1).transpose(1, 2)
-
-        query, key, value = map(split_heads, self.project(hidden_states).split(self.widths, dim=-1))  # (B, H, k, d)
-        keys, values = targets.extend(self.index, key, value)
-        attended = attend(query, keys, values, targets.mask, self.scaling)
-        hidden_states = self.norm(hidden_states + self.combine(attended))
-        drawn = attend(split_heads(self.ask(hidden_states)), source_keys, source_values, source_mask, self.scaling)
-        hidden_states = self.norm_drawn(hidden_states + self.combine_drawn(drawn))
-        return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
-
-
 @dataclass
 class NextLogits:
     """What a search loop takes from a step: `logits` (k B, 1, V) and the cache, which is the one it gave."""
@@ -279,40 +246,8 @@ class NextLogits:
     def __contains__(self, name: str) -> bool:
         return name in ("logits", "past_key_values")
 
-
-class NextOutput:
-    """What a prepared decoder makes of one more token of each target row, by the shortest way.
-
-    Attributes:
-        positions: (P, d_model), the encodings of the first positions, as many as were needed so far.
-    """
-
-    def __init__(self, decoder: VaswaniTransformerDecoder) -> None:
-        self.layers = [NextStates(cast(Any, layer)) for layer in decoder.layers]
-        self.embed_tokens = decoder.embed_tokens.forward
-        self.encode = decoder.input_embedding.positions
-        self.positions = torch.empty(0, decoder.config.d_model)
-
-    def __call__(self, input_ids: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
-        """The decoder's output (k B, 1, d_model) for one more token of each target row (k B, 1).
-
-        Args:
-            source_mask: (B, K), 0 where a source token is padding; None: every token counts.
-            cache: keys and values of the earlier tokens and of the source, which the call extends.
-        """
-        sources = cast(list[DynamicLayer], cache.cross_attention_cache.layers)
-        targets = cast(DynamicCache, cache.self_attention_cache)
-        if not isinstance(targets, BeamCache):
-            num_targets = input_ids.shape[0] // cast(Tensor, sources[0].keys).shape[0]
-            cache.self_attention_cache = targets = BeamCache(targets, num_targets)
-        targets.begin()
-        if targets.length > len(positions := self.positions):
-            self.positions = positions = self.encode.first(targets.length + ROOM)
-        hidden_states = self.embed_tokens(input_ids[:, 0]) + positions[targets.length - 1]  # (k B, d_model)
-        mask = targets.mask_of_source(source_mask)
-        for layer, source in zip(self.layers, sources, strict=False):
-            hidden_states = layer(hidden_states, targets, source, mask)
-        return hidden_states[:, None]
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
 def next_output_of(decoder: VaswaniTransformerDecoder) -> NextOutput | None:
@@ -349,6 +284,7 @@ class PreparedGeneration(Prepared):
     """What a prepared copy does otherwise in `generate()`: a further token takes the shortest way."""
 
     next_output: NextOutput | None = None
+    next_logits: Callable[[Tensor], Tensor]
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Once a search has taken the short way, the inputs that it takes."""
@@ -363,9 +299,9 @@ class PreparedGeneration(Prepared):
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if args or not self.is_step(inputs):
             return cast(Any, super()).forward(*args, **inputs)
-        cache = inputs["past_key_values"]
-        output = cast(Any, self).next_output(inputs["decoder_input_ids"], inputs.get("attention_mask"), cache)
-        return NextLogits(cast(Any, self).lm_head.forward(output), cache)
+        ids, cache, memory = (inputs[name] for name in ("decoder_input_ids", "past_key_values", "encoder_outputs"))
+        output = cast(Any, self).next_output(ids, memory[0], inputs.get("attention_mask"), cache)
+        return NextLogits(self.next_logits(output), cache)
 
     def is_step(self, inputs: dict[str, Any]) -> bool:
         """Whether a search loop asks for one more token of each target, and for nothing else."""
@@ -382,8 +318,8 @@ class PreparedGeneration(Prepared):
             and config._attn_implementation == "eager"
             and not wants_more
             and inputs["decoder_input_ids"].shape[1] == 1
+            and inputs.get("encoder_outputs") is not None
             and (mask is None or mask.dim() == 2)
-            and all(cache.is_updated.get(index) for index in range(config.decoder_layers))
         )
 
 
@@ -426,6 +362,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     prepared.set_attn_implementation("eager")
     if isinstance(prepared, PreparedGeneration):
         prepared.next_output = next_output_of(cast(Any, prepared).model.decoder)
+        prepared.next_logits = without_detours(cast(Any, prepared).lm_head)
     return prepared.eval().requires_grad_(False)
 
 
