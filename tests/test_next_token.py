@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
 
 from tests.helpers import FLOAT32, padded_batch
 from tests.test_inference import DTYPES, KINDS, random_model
@@ -66,3 +67,70 @@ def test_every_token_has_the_output_of_the_whole_decoder(kind, begins, lengths):
             found = prepared.next_output(targets[:, place : place + 1], memory, mask, cache)
             torch.testing.assert_close(found[:, 0], true[:, place], **FLOAT32)
             assert cache.get_seq_length() == place + 1
+
+
+class Halved(nn.LayerNorm):
+    """A norm with a forward of its own."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * 0.5
+
+
+@needs_float32
+def test_a_norm_of_another_kind_does_what_it_does():
+    model = random_model()
+    for layer in model.model.decoder.layers:
+        layer.cross_attn_add_norm.norm.__class__ = Halved
+    ids, mask = padded_batch([5, 3])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
+    assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
+
+
+@needs_float32
+@pytest.mark.parametrize("beams", [1, 3])
+def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_same(beams):
+    """Autocast would make the attention's products bfloat16, which a packed layer cannot take; so its modules run."""
+    model = random_model()
+    prepared = prepare_for_inference(model)
+    ids, mask = padded_batch([5, 3])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams}
+    true = prepared.generate(ids, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert prepared.generate(ids, **options).shape[0] == 2
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(prepared.generate(ids, **options), true)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Asking(StoppingCriteria):
+    """Asks the model for one more token of its own, with a cache or without, in the middle of a search."""
+
+    def __init__(self, model, memory, has_cache):
+        self.model, self.memory, self.has_cache, self.found = model, memory, has_cache, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        own = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if self.has_cache else {}
+        output = self.model(decoder_input_ids=input_ids[:, -1:], encoder_outputs=self.memory, **own)
+        self.found.append((output.logits, type(output.past_key_values.self_attention_cache)))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@needs_float32
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
+    model = random_model()
+    ids, mask = padded_batch([4])
+    found = []
+    for side in (model, prepare_for_inference(model)):
+        asking = Asking(side, side.get_encoder()(ids, attention_mask=mask), has_cache)
+        criteria = StoppingCriteriaList([asking])
+        tokens = side.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=1, stopping_criteria=criteria)
+        found.append((tokens, asking.found))
+    (true, true_asked), (own, own_asked) = found
+    assert torch.equal(own, true)
+    assert len(own_asked) == len(true_asked) > 0
+    for (logits, _), (true_logits, _) in zip(own_asked, true_asked, strict=True):
+        torch.testing.assert_close(logits, true_logits, **FLOAT32)
+    assert {kind for _, kind in own_asked} == {DynamicCache}

@@ -38,9 +38,9 @@ class BeamCache(DynamicCache):
         super().__init__()
         _, self.num_sources, _, self.length, self.num_targets, _ = contents.shape
         self.contents, self.key_width = contents, key_width
-        self.own = torch.zeros(()).where(torch.eye(self.num_targets).bool(), -torch.inf)[None]
+        self.own = contents.new_zeros(()).where(torch.eye(self.num_targets).bool(), -torch.inf)[None]
         self.looks = self.own.repeat(self.num_sources, 1, self.length) if self.num_targets > 1 else None
-        self.mask = torch.zeros(1, 1, 1)
+        self.mask = contents.new_zeros(1, 1, 1)
         self.keys: tuple[Tensor, ...] = ()
         self.values: tuple[Tensor, ...] = ()
         self.places: tuple[Tensor, ...] = ()

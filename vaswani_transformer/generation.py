@@ -1,6 +1,6 @@
 """The paper's beam search inside `generate()` (6.1).
 
-B sources, k target rows of a source, T target, V vocabulary, C candidates. Transformers' own search loops run
+B sources, k target rows of a source, T target, V vocabulary. Transformers' own search loops run
 unchanged; what the paper does otherwise enters through the steps that a loop takes from the model: how a finished beam
 is scored, when a source can stop, and how long each target may become. So does what makes the search fast: the beams of
 a source share its encoding and the keys and values that cross-attention makes of it, sources that are done are no
@@ -47,22 +47,22 @@ class SourceRelativeLength(StoppingCriteria):
         return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
 
 
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits (rows, C) of each row (rows, V), in falling order, and their places.
+def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest entries (rows, `count`) of each row (rows, N), in falling order, and their places.
 
     A large one lies in a group of tokens whose largest is large: sixteen to a group, only the `count` best groups are
     looked through.
     """
-    rows, entries = logits.shape
+    rows, entries = log_probs.shape
     groups = entries // GROUP
     if groups < count:
-        return logits.topk(count, dim=1)
-    grouped = logits[:, : groups * GROUP].view(rows, GROUP, groups)
-    best = grouped.amax(1).topk(count, dim=1).indices  # (rows, C)
-    offsets, last = members(groups, entries, logits.device)
-    places = (best[:, :, None] + offsets).flatten(1)  # (rows, C GROUP)
+        return log_probs.topk(count, dim=1)
+    grouped = log_probs[:, : groups * GROUP].view(rows, GROUP, groups)
+    best = grouped.amax(1).topk(count, dim=1).indices  # (rows, count)
+    offsets, last = members(groups, entries, log_probs.device)
+    places = (best[:, :, None] + offsets).flatten(1)  # (rows, count GROUP)
     places = torch.cat([places, last.expand(rows, -1)], dim=1) if len(last) else places
-    found, order = logits.gather(1, places).topk(count, dim=1)
+    found, order = log_probs.gather(1, places).topk(count, dim=1)
     return found, places.gather(1, order)
 
 
@@ -106,15 +106,18 @@ class Course:
 
     Attributes:
         num_sources, num_rows: B and k B.
+        cache: what `generate()` keeps keys and values in.
         is_open: (B,), whether the result of a source can still change.
         owns_cache: whether the cache is a plain one that nobody else sees.
         leaves: whether sources that are done are no longer decoded.
         kept: the sources that are decoded, by their number; None while all are.
+        source: the inputs of `forward` for those, once some have left.
         alpha: of lp(Y) where that scores finished beams, otherwise None.
         limits: (B, 1), beside alpha, the new tokens that each target may have.
         num_returned: n of the n best that the caller wants.
         chooses: whether the likeliest continuations are chosen here, and the loop never sees the vocabulary.
-        logits: (k B', V) of the B' sources that are decoded, where so.
+        logits: (k B', V) of the B' sources that are decoded, until `choose` has looked at them, where so.
+        nothing: (k B, 1, 1), what the loop sees of them, where so.
         has_ends: whether one of the last continuations may have ended, where so.
         has_finished: whether a target may have finished so far, where so.
     """
@@ -125,6 +128,7 @@ class Course:
             (cache.self_attention_cache, cache.cross_attention_cache) if isinstance(cache, EncoderDecoderCache) else ()
         )
         is_plain = bool(parts) and all(type(part) is DynamicCache and not part.offloading for part in parts)
+        self.cache = cache
         self.num_rows, self.num_sources = input_ids.shape[0], model_kwargs["encoder_outputs"][0].shape[0]
         self.is_open = torch.ones(self.num_sources, dtype=torch.bool, device=input_ids.device)
         is_seen = config.return_dict_in_generate or config._brings_cache
@@ -206,7 +210,7 @@ class Course:
         Returns:
             (B, `count`) each: log-probabilities, the rows that are continued and the tokens.
         """
-        logits = cast(Tensor, self.logits)
+        logits, self.logits = cast(Tensor, self.logits), None
         decoded = scores if self.kept is None else scores[self.kept]
         found, places = best_continuations(logits, decoded, count)
         if self.kept is not None:

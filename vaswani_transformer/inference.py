@@ -1,6 +1,6 @@
 """Preparing a trained model for the CPU that it decodes on.
 
-B batch, K keys, k target rows of one source row, V vocabulary.
+B batch, k target rows of one source row, V vocabulary.
 """
 
 import copy
@@ -157,10 +157,11 @@ def works(make: Callable[[nn.Linear], nn.Module]) -> bool:
     try:
         layer = make(linear)
         found = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, MANY)])
-        parameters = getattr(layer, "unpacked", lambda: None)()
+        ordered = probe(torch.arange(1024.0).view(16, 64))
+        parameters = getattr(make(ordered), "unpacked", lambda: None)()
     except (RuntimeError, AttributeError):
         return False
-    if parameters is not None and not torch.equal(parameters[0], linear.weight):
+    if parameters is not None and not torch.equal(parameters[0], ordered.weight):
         return False
     return torch.allclose(found, torch.full_like(found, 6.4), rtol=0.02)  # bfloat16 has 8 bits, so a step is 0.8%
 
@@ -172,11 +173,11 @@ def overflows() -> bool:
     return not torch.allclose(found, torch.full_like(found, 64.0), rtol=0.02)
 
 
-def probe(weight: float) -> nn.Linear:
-    """A layer of one weight in 64 by 16 places, made without drawing the caller's random numbers."""
-    linear = nn.utils.skip_init(nn.Linear, 64, 16, bias=False)
-    nn.init.constant_(linear.weight, weight)
-    return linear.requires_grad_(False)
+def probe(weight: float | Tensor) -> nn.Linear:
+    """A layer of 64 by 16 places, of one weight or of those given, made without drawing the caller's random numbers."""
+    linear = nn.utils.skip_init(nn.Linear, 64, 16, bias=False).requires_grad_(False)
+    linear.weight.copy_(torch.as_tensor(weight))
+    return linear
 
 
 LAYERS: dict[str, Callable[[nn.Linear], nn.Module]] = {
@@ -281,7 +282,7 @@ class Prepared:
 
 
 class PreparedGeneration(Prepared):
-    """What a prepared copy does otherwise in `generate()`: a further token takes the shortest way."""
+    """What a prepared copy does otherwise in `generate()`: each token takes the shortest way."""
 
     next_output: NextOutput | None = None
     next_logits: Callable[[Tensor], Tensor]
@@ -308,7 +309,9 @@ class PreparedGeneration(Prepared):
         course = COURSE.get()
         if course is None or not course.owns_cache or not STEP_INPUTS.issuperset(inputs):
             return False
-        cache, mask = inputs["past_key_values"], inputs.get("attention_mask")
+        cache, mask = cast(Any, inputs.get("past_key_values")), inputs.get("attention_mask")
+        if cache is not course.cache or torch.is_autocast_enabled("cpu"):
+            return False
         if isinstance(cache.self_attention_cache, BeamCache):  # an earlier step of the same search has asked all
             return True
         config = cast(Any, self).config
@@ -330,7 +333,8 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
     layers and a warning says so. `parameters()` of the copy are those that are not packed. While it decodes, hooks on
-    its layers are not called, and those on the whole get a step's logits and cache alone.
+    its layers are not called, and those on the whole get a step's logits and cache alone. In float32 the projections of
+    cross-attention's queries and outputs are kept twice, 2 d_model^2 numbers more a layer.
 
     Args:
         model: any model of the package, on the CPU and in float32; it is left as it is.

@@ -1,6 +1,6 @@
 """One more token of each target by the shortest way through a prepared decoder.
 
-B sources, k target rows of a source, H heads, K source tokens, d_k and d_v the widths of a head's keys and values.
+B sources, k target rows of a source, H heads, K keys, d_k and d_v the widths of a head's keys and values.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Parameters = tuple[Tensor, Tensor | None]  # a linear layer's weight (out, in) a
 
 def without_detours(module: nn.Module) -> Step:
     """What a module does, without the detours of calling one."""
-    if isinstance(module, nn.LayerNorm):
+    if type(module) is nn.LayerNorm:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
     return getattr(module, "without_detours", lambda: module.forward)()
@@ -43,7 +43,8 @@ class Drawing:
     """The attention of one layer over the sources, with its residual; it keeps what it can compute of it beforehand.
 
     Scores are (h W_Q) K^T and what is drawn is (A V) W_O. For sources of few tokens the products W_Q K^T and V W_O of
-    each head have fewer entries than the weights themselves, and every token to come takes a product less.
+    each head have fewer entries than the weights themselves, and every token to come takes two products less. For that
+    the layer's W_Q and W_O are kept as they are, beside the packed ones.
     """
 
     def __init__(self, attention: CrossAttention) -> None:
@@ -158,7 +159,7 @@ class NextOutput:
         """
         targets = cast(DynamicCache, cache.self_attention_cache)
         if not isinstance(targets, BeamCache):
-            cache.self_attention_cache = targets = self.begun(targets, len(memory), len(input_ids) // len(memory))
+            cache.self_attention_cache = targets = self.begun(targets, memory, len(input_ids) // len(memory))
         if targets.draws is None:
             targets.draws = self.draws(memory, source_mask, cache, targets.num_targets)
         targets.begin()
@@ -169,13 +170,13 @@ class NextOutput:
             hidden_states = layer(hidden_states, targets, draw)
         return hidden_states[:, None]
 
-    def begun(self, cache: DynamicCache, num_sources: int, num_targets: int) -> BeamCache:
+    def begun(self, cache: DynamicCache, memory: Tensor, num_targets: int) -> BeamCache:
         """The same keys and values side by side, or none where the search begins."""
         if cache.get_seq_length():
             return BeamCache.of_rows(cache, num_targets)
         layer = self.layers[0]
-        shape = (len(self.layers), num_sources, layer.heads, 0, num_targets, sum(layer.head_widths))
-        return BeamCache(torch.empty(shape), layer.head_widths[0])
+        shape = (len(self.layers), len(memory), layer.heads, 0, num_targets, sum(layer.head_widths))
+        return BeamCache(memory.new_empty(shape), layer.head_widths[0])
 
     def draws(
         self, memory: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache, num_targets: int
@@ -183,7 +184,7 @@ class NextOutput:
         """What each layer does with these sources, until one of them leaves."""
         all_count = source_mask is None or bool(source_mask.all())
         lowest = torch.finfo(torch.float32).min
-        mask = None if all_count else torch.zeros(()).where(source_mask.bool(), lowest)[:, None, None]
+        mask = None if all_count else memory.new_zeros(()).where(source_mask.bool(), lowest)[:, None, None]
         return [layer.drawing.of(*layer.drawing.remember(memory, cache), mask, num_targets) for layer in self.layers]
 
 
