@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-ROOM = 32  # tokens, by which the room for keys and values grows
+ROOM = 32  # tokens, by which the room for keys and values grows at least
 
 
 class BeamCache(DynamicCache):
@@ -64,16 +64,26 @@ class BeamCache(DynamicCache):
             self.looks = self.looks.gather(1, beams.expand_as(self.looks))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, all k of each source that stays."""
+        """Keep these rows, all k of each source that stays, in their order.
+
+        Sources close ranks where they are: fresh memory for all of them would take longer than the copying.
+        """
         sources = indices[:: self.num_targets] // self.num_targets
+        stay = int((sources == torch.arange(len(sources))).long().cumprod(0).sum())  # so many are in their place
+        for layer in self.contents:
+            written = layer[:, :, : self.length]
+            written[stay : len(sources)] = written[sources[stay:]]
         self.looks = None if self.looks is None else self.looks[sources]
-        self.contents, self.num_sources, self.draws = self.contents[:, sources], len(sources), None
+        self.contents, self.num_sources, self.draws = self.contents[:, : len(sources)], len(sources), None
 
     def begin(self) -> None:
         """Make room for one more token of each target, which looks at itself and at what it looked at so far."""
         self.length += 1
         if self.length > self.contents.shape[3]:
-            self.contents = nn.functional.pad(self.contents, (0, 0, 0, 0, 0, ROOM))
+            layers, sources, heads, room, targets, width = self.contents.shape
+            grown = self.contents.new_empty(layers, sources, heads, room + max(ROOM, room // 2), targets, width)
+            grown[:, :, :, :room] = self.contents
+            self.contents = grown
         sources, heads = self.contents.shape[1:3]
         if self.looks is not None:
             self.looks = torch.cat([self.looks, self.own.expand(sources, -1, -1)], dim=-1)
