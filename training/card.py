@@ -144,6 +144,8 @@ def scores(results: dict[str, Any]) -> Iterator[str]:
         how = search(recipe["decoding"])
         yield f"test set, {found['sentences']:,} sentences, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
         yield f"the same translations: chrF {found['chrf']:.2f}, `{found['chrf_signature']}`"
+        if published := recipe.get("published"):
+            yield f"published on the same test set: {published}"
     if (found := results.get("validation")) is not None:
         how = search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
         yield f"validation set, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"

@@ -136,10 +136,15 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from."""
+    """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from.
+
+    expected: what such a run scores, for whoever reads the recipe.
+    published: what others have published of the same test set, which the model card shows beside the run's scores.
+    """
 
     name: str = "run"
     expected: str = ""
+    published: str = ""
     output_dir: str | None = None
     seed: int = 2017
     data: DataRecipe = field(default_factory=DataRecipe)

@@ -66,6 +66,7 @@ logger = logging.getLogger(__name__)
 
 TRAINED = STATE
 LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised between its legs
+REMARKS = ("expected", "published")  # on a run, which change nothing of it
 COLUMNS = ("input_ids", "labels")
 
 
@@ -85,7 +86,7 @@ def prepare_folder(recipe: Recipe) -> Path:
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
             raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
         return folder
-    names = changed(recipe_in(folder), as_tree(recipe))
+    names = differences(folder, recipe)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
     if (folder / RESULTS).exists() and not (is_longer and set(names) <= set(LIMITS)):
@@ -112,6 +113,11 @@ def prepare_folder(recipe: Recipe) -> Path:
 def recipe_in(folder: Path) -> dict[str, Any]:
     """The recipe of the run in a folder, as a tree."""
     return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+
+
+def differences(folder: Path, recipe: Recipe) -> list[str]:
+    """The names of the fields in which a recipe asks for something else than the run in a folder."""
+    return [name for name in changed(recipe_in(folder), as_tree(recipe)) if name not in REMARKS]
 
 
 def go_on(recipe: Recipe, folder: Path) -> None:
@@ -203,7 +209,7 @@ def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokeniz
                 path.replace(folder / path.name)
     elif PartialState().is_main_process:
         with alone_in(folder):
-            if changed(recipe_in(folder), as_tree(recipe)):
+            if differences(folder, recipe):
                 go_on(recipe, folder)
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():

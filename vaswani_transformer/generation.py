@@ -1,10 +1,10 @@
 """The paper's beam search inside `generate()` (6.1).
 
-B sources, k target rows of a source, T target, V vocabulary. Transformers' own search loops run
-unchanged; what the paper does otherwise enters through the steps that a loop takes from the model: how a finished beam
-is scored, when a source can stop, and how long each target may become. So does what makes the search fast: the beams of
-a source share its encoding and the keys and values that cross-attention makes of it, sources that are done are no
-longer decoded, and where nobody else looks at them the likeliest continuations are chosen without the loop.
+B sources, k target rows of a source, T target, V vocabulary. Transformers' own search loops run unchanged; what the
+paper does otherwise enters through the steps that a loop takes from the model: how a finished beam is scored, when a
+source can stop, and how long each target may become. So does what makes the search fast: the beams of a source share
+its encoding and the keys and values that cross-attention makes of it, sources that are done are no longer decoded, and
+where nobody else looks at them the likeliest continuations are chosen without the loop.
 """
 
 import functools

@@ -137,6 +137,16 @@ def test_a_sentence_in_the_example_is_the_one_that_was_translated():
     assert "Hello." in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
 
 
+def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
+    results = results_of()
+    results["recipe"]["published"] = "41.02 tokenised BLEU by somebody"
+    line = "- published on the same test set: 41.02 tokenised BLEU by somebody"
+    assert line in make_card(results, REPOSITORY).text.splitlines()
+    del results["test"]
+    assert line not in make_card(results, REPOSITORY).text
+    assert "published on" not in make_card(results_of(), REPOSITORY).text
+
+
 @given(st.lists(st.floats(0, 100), max_size=60))
 def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]

@@ -306,8 +306,10 @@ def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(a
     less = load_recipe(arguments[0], [*own, f"--output_dir={cut}", "--training.minutes=0.00001"])
     with pytest.raises(RecipeError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
-    again = run(load_recipe(arguments[0], [*own, f"--output_dir={short}"]))
+    remarks = ["--expected=better", "--published=as good"]
+    again = run(load_recipe(arguments[0], [*own, *remarks, f"--output_dir={short}"]))
     true = run(load_recipe(arguments[0], [*own, f"--output_dir={whole}"]))
+    assert again["recipe"]["published"] == "as good"
     assert again["steps"] == true["steps"] == 12
     before = short / f"finished-{first['steps']}"
     assert (before / "results.json").read_text() == kept
