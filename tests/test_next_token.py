@@ -1,4 +1,4 @@
-"""The shortest way through a prepared decoder computes what its modules compute."""
+"""The shortest way through a prepared encoder and decoder computes what its modules compute."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 
 from tests.helpers import FLOAT32, padded_batch
 from tests.test_inference import DTYPES, KINDS, random_model
+from vaswani_transformer import flat_encoder
+from vaswani_transformer.flat_encoder import GENERATES
 from vaswani_transformer.inference import prepare_for_inference
 from vaswani_transformer.next_token import Drawing
 
@@ -134,3 +136,51 @@ def test_a_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
     for (logits, _), (true_logits, _) in zip(own_asked, true_asked, strict=True):
         torch.testing.assert_close(logits, true_logits, **FLOAT32)
     assert {kind for _, kind in own_asked} == {DynamicCache}
+
+
+@needs_float32
+@pytest.mark.parametrize("lengths", [[4], [6, 1, 3], [2, 2]])
+@pytest.mark.parametrize("side", ["left", "right", None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_has_the_states_of_the_whole_encoder(kind, side, lengths, monkeypatch):
+    encoder = prepare_for_inference(random_model(**KINDS[kind])).get_encoder()
+    ids, mask = padded_batch(lengths)
+    ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
+    inputs = {"input_ids": ids} | ({} if side is None else {"attention_mask": mask})
+    true = encoder(**inputs, output_hidden_states=True).last_hidden_state
+    taken, step = [], flat_encoder.Encoding.__call__
+    monkeypatch.setattr(flat_encoder.Encoding, "__call__", lambda *args: taken.append(1) or step(*args))
+    token = GENERATES.set(True)
+    try:
+        found = encoder(**inputs).last_hidden_state
+        assert len(encoder(**inputs, output_hidden_states=True).hidden_states) == 3
+        assert encoder(**inputs, return_dict=False)[0].shape == true.shape
+    finally:
+        GENERATES.reset(token)
+    assert len(taken) == 1
+    is_token = mask.bool() if side else torch.ones_like(mask).bool()
+    torch.testing.assert_close(found[is_token], true[is_token], **FLOAT32)
+
+
+@needs_float32
+@pytest.mark.parametrize(
+    "options", [{}, {"return_dict_in_generate": True, "output_attentions": True}], ids=["", "attentions"]
+)
+def test_a_search_encodes_by_the_short_way_unless_it_gives_attentions(options):
+    prepared = prepare_for_inference(random_model())
+    hooked = []
+    prepared.model.encoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
+    ids, mask = padded_batch([5, 3])
+    found = prepared.generate(ids, attention_mask=mask, max_new_tokens=3, num_beams=1, **options)
+    assert len(hooked) == bool(options)
+    assert not options or len(found.encoder_attentions) == 2
+    prepared(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
+    assert len(hooked) == 1 + bool(options)
+
+
+@needs_float32
+def test_a_source_beyond_learned_positions_is_refused_in_words():
+    prepared = prepare_for_inference(random_model(position_embedding="learned", max_position_embeddings=6))
+    ids, mask = padded_batch([7])
+    with pytest.raises(ValueError, match=r"A text of 7 tokens is longer than the table of 6 learned positions"):
+        prepared.generate(ids, attention_mask=mask, max_new_tokens=3)

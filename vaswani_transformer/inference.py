@@ -20,11 +20,12 @@ from transformers.utils import logging
 from .attention import CausalSelfAttention, SelfAttention
 from .beam_cache import BeamCache
 from .dropout import Dropout
+from .flat_encoder import GENERATES, flatten_encoder
 from .generation import COURSE
-from .layers import FeedForward, VaswaniTransformerDecoderLayer
+from .layers import FeedForward
 from .model import VaswaniTransformerForConditionalGeneration
 from .next_token import NextOutput, without_detours
-from .stacks import VaswaniTransformerDecoder
+from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 logger = logging.get_logger(__name__)
 
@@ -251,11 +252,9 @@ class NextLogits:
         return getattr(self, name)
 
 
-def next_output_of(decoder: VaswaniTransformerDecoder) -> NextOutput | None:
-    """The shortest way through a prepared decoder; None where a layer's projections could not be joined."""
-    attentions = [cast(VaswaniTransformerDecoderLayer, layer).self_attn for layer in decoder.layers]
-    are_joined = all(isinstance(attention, OneProjection) for attention in attentions)
-    return NextOutput(decoder) if are_joined else None
+def are_joined(stack: VaswaniTransformerEncoder | VaswaniTransformerDecoder) -> bool:
+    """Whether the projections of every layer's self-attention could be joined."""
+    return all(isinstance(cast(Any, layer).self_attn, OneProjection) for layer in stack.layers)
 
 
 class Prepared:
@@ -286,6 +285,14 @@ class PreparedGeneration(Prepared):
 
     next_output: NextOutput | None = None
     next_logits: Callable[[Tensor], Tensor]
+
+    @functools.wraps(VaswaniTransformerForConditionalGeneration.generate)
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        token = GENERATES.set(True)
+        try:
+            return cast(Any, super()).generate(*args, **kwargs)
+        finally:
+            GENERATES.reset(token)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Once a search has taken the short way, the inputs that it takes."""
@@ -332,8 +339,8 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     Its linear layers hold their weights as the CPU's matrix library wants them. Its attention is computed by plain
     products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
     tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
-    layers and a warning says so. `parameters()` of the copy are those that are not packed. While it decodes, hooks on
-    its layers are not called, and those on the whole get a step's logits and cache alone. In float32 the projections of
+    layers and a warning says so. `parameters()` of the copy are those that are not packed. In `generate()` hooks on its
+    layers are not called, and those on the whole get a step's logits and cache alone. In float32 the projections of
     cross-attention's queries and outputs are kept twice, 2 d_model^2 numbers more a layer.
 
     Args:
@@ -365,8 +372,11 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (kind, type(model)), {})
     prepared.set_attn_implementation("eager")
     if isinstance(prepared, PreparedGeneration):
-        prepared.next_output = next_output_of(cast(Any, prepared).model.decoder)
+        encoder, decoder = cast(Any, prepared).model.encoder, cast(Any, prepared).model.decoder
+        prepared.next_output = NextOutput(decoder) if are_joined(decoder) else None
         prepared.next_logits = without_detours(cast(Any, prepared).lm_head)
+        if are_joined(encoder):
+            flatten_encoder(encoder)
     return prepared.eval().requires_grad_(False)
 
 

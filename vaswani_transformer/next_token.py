@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from .attention import CrossAttention
 from .beam_cache import ROOM, BeamCache
-from .layers import VaswaniTransformerDecoderLayer
+from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .stacks import VaswaniTransformerDecoder
 
 Step = Callable[[Tensor], Tensor]
@@ -107,18 +107,27 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: f
     return torch.softmax(torch.baddbmm(mask, query, keys, alpha=scaling), dim=-1).bmm(values)
 
 
-class NextStates:
+class FlatLayer:
+    """What the layers of a prepared encoder and decoder have in common, their modules without detours."""
+
+    def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
+        attention, inner = cast(Any, layer.self_attn), layer.feed_forward
+        self.heads, self.scaling = attention.config.num_heads, attention.scaling
+        self.widths, self.head_widths = attention.joined_widths(), (attention.head_dim, attention.value_head_dim)
+        self.project, self.combine = map(without_detours, (attention.qkv_proj, attention.o_proj))
+        self.feed_forward = in_turn(inner.fc1, inner.activation, inner.dropout, inner.fc2)
+        self.norm = without_detours(layer.self_attn_add_norm.norm)
+        self.norm_fed = without_detours(layer.feed_forward_add_norm.norm)
+
+
+class NextStates(FlatLayer):
     """What a layer of a prepared decoder makes of one more token of each target row."""
 
     def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
-        attention, inner = cast(Any, layer.self_attn), layer.feed_forward
-        self.index, self.heads, self.scaling = attention.layer_idx, attention.config.num_heads, attention.scaling
-        self.widths, self.head_widths = attention.joined_widths(), (attention.head_dim, attention.value_head_dim)
-        self.project, self.combine = map(without_detours, (attention.qkv_proj, attention.o_proj))
+        super().__init__(layer)
+        self.index = layer.self_attn.layer_idx
         self.drawing = Drawing(layer.cross_attn)
-        self.feed_forward = in_turn(inner.fc1, inner.activation, inner.dropout, inner.fc2)
-        norms = (layer.self_attn_add_norm, layer.cross_attn_add_norm, layer.feed_forward_add_norm)
-        self.norm, self.norm_drawn, self.norm_fed = (without_detours(add_norm.norm) for add_norm in norms)
+        self.norm_drawn = without_detours(layer.cross_attn_add_norm.norm)
 
     def __call__(self, hidden_states: Tensor, targets: BeamCache, draw: Step) -> Tensor:
         """`hidden_states` (k B, d_model), also what is returned."""
