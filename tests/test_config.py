@@ -6,6 +6,7 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedConfig
 
 from tests.helpers import tiny_config
 from vaswani_transformer import VaswaniTransformerConfig
@@ -268,3 +269,16 @@ def test_overrides_win_over_the_paper() -> None:
 def test_tensor_parallel_plans_stand_on_the_classes_and_not_on_the_config() -> None:
     assert VaswaniTransformerConfig.base_model_tp_plan is None
     assert VaswaniTransformerConfig().base_model_tp_plan is None
+
+
+@pytest.mark.parametrize(
+    "side", [{}, {"decoder": True}, {"encoder": True}, {"decoder": True, "encoder": True}], ids=str
+)
+def test_a_stacks_configuration_has_its_own_depth_as_transformers_makes_it(side):
+    config = tiny_config(encoder_layers=3, decoder_layers=5)
+    found, true = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "is_encoder_decoder")
+    assert [getattr(found, name) for name in names] == [getattr(true, name) for name in names]
+    assert (found is config) == (true is config)
+    found.num_hidden_layers = 7
+    assert (found is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)
