@@ -1,8 +1,10 @@
 """A model prepared for the CPU: it decodes as the one it was made from, which stays as it was, and refuses the rest."""
 
 import copy
+import inspect
 import logging
 from contextlib import nullcontext
+from operator import attrgetter
 
 import pytest
 import torch
@@ -267,6 +269,12 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+@pytest.mark.parametrize("name", ["forward", "generate", "prepare_inputs_for_generation", "model.encoder.forward"])
+def test_its_functions_are_called_as_those_of_the_model(name):
+    functions = [attrgetter(name)(each) for each in (tiny_model(), prepare_for_inference(tiny_model()))]
+    assert len({str(inspect.signature(function)) for function in functions}) == 1
 
 
 def test_the_attention_can_be_chosen_again():

@@ -8,9 +8,10 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 from tests.helpers import FLOAT32, padded_batch
 from tests.test_inference import DTYPES, KINDS, random_model
 from vaswani_transformer import flat_encoder
+from vaswani_transformer.embeddings import ScaledEmbedding
 from vaswani_transformer.flat_encoder import GENERATES
 from vaswani_transformer.inference import prepare_for_inference
-from vaswani_transformer.next_token import Drawing
+from vaswani_transformer.next_token import Drawing, embedding_of
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 
@@ -86,6 +87,19 @@ def test_a_norm_of_another_kind_does_what_it_does():
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
     assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
+
+
+class HalvedEmbedding(ScaledEmbedding):
+    """Embeddings with a forward of their own."""
+
+    def forward(self, input):
+        return super().forward(input) * 0.5
+
+
+@pytest.mark.parametrize("kind", [ScaledEmbedding, HalvedEmbedding])
+def test_embeddings_get_their_positions(kind):
+    embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
+    torch.testing.assert_close(embedding_of(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
 
 @needs_float32

@@ -7,12 +7,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.test_paper_search import PlainSearch, small_model
 from vaswani_transformer import generation
-from vaswani_transformer.generation import COURSE, LEAVES_CHOICE, Course, best_continuations, likeliest
+from vaswani_transformer.generation import (
+    COURSE,
+    LEAVES_CHOICE,
+    BriefCriteria,
+    Course,
+    SourceRelativeLength,
+    best_continuations,
+    likeliest,
+)
 
 END = 2
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
@@ -374,6 +389,36 @@ class Doing(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         self.do(input_ids)
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+CRITERIA = {
+    "the usual": lambda: [MaxLengthCriteria(5), EosTokenCriteria(END)],
+    "beyond a table of positions": lambda: [MaxLengthCriteria(5, max_position_embeddings=2), EosTokenCriteria(END)],
+    "of the sources": lambda: [EosTokenCriteria(END), SourceRelativeLength(torch.tensor([3, 4]), 1)],
+    "no end": lambda: [MaxLengthCriteria(5)],
+    "two ends": lambda: [EosTokenCriteria([END, 3])],
+    "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
+    "a caller's": lambda: [EosTokenCriteria(END), Doing(lambda _: None)],
+    "an end without a dimension": lambda: [EosTokenCriteria(torch.tensor(END))],
+    "none": list,
+}
+
+
+@pytest.mark.parametrize("kind", CRITERIA)
+def test_brief_criteria_say_what_the_same_criteria_say(kind):
+    criteria, generator = CRITERIA[kind](), torch.Generator().manual_seed(0)
+    for length in range(1, 8):
+        tokens = torch.randint(0, 5, (20, length), generator=generator)
+        expected = StoppingCriteriaList(criteria)(tokens, None)
+        found = BriefCriteria(criteria)(tokens, None)
+        assert found.dtype == torch.bool
+        assert torch.equal(found, expected)
+
+
+def test_brief_criteria_ask_for_as_many_new_tokens_as_they_are_told():
+    tokens, criteria = torch.tensor([[END, 5], [5, END], [5, 5]]), [EosTokenCriteria(END)]
+    found = BriefCriteria(criteria)(tokens, None, new_token_length=2)
+    assert found.tolist() == [True, True, False]
 
 
 def doing(do):

@@ -26,8 +26,8 @@ class BeamCache(DynamicCache):
         length: T.
         num_sources, num_targets: B and k.
         contents: as above, with room for T to grow.
-        looks: (B, k, T k), -inf where a target may not look; None where a source has one target.
-        own: (1, k, k), what a token newly written adds to it: each target looks at its own.
+        looks: (k B, T k), -inf where a target may not look; None where a source has one target.
+        own: (k B, k), what a token newly written adds to it: each target looks at its own.
         mask: (B H or 1, k or 1, T k or 1), the same as it is added to the scores.
         places: of each layer (B, H, k, d_k + d_v), where the token that has begun goes.
         keys, values: of each layer, (B H, d_k, T k) and (B H, T k, d_v), that token among them.
@@ -38,8 +38,9 @@ class BeamCache(DynamicCache):
         super().__init__()
         _, self.num_sources, _, self.length, self.num_targets, _ = contents.shape
         self.contents, self.key_width = contents, key_width
-        self.own = contents.new_zeros(()).where(torch.eye(self.num_targets).bool(), -torch.inf)[None]
-        self.looks = self.own.repeat(self.num_sources, 1, self.length) if self.num_targets > 1 else None
+        own = contents.new_zeros(()).where(torch.eye(self.num_targets).bool(), -torch.inf)
+        self.own = own.repeat(self.num_sources, 1)
+        self.looks = self.own.repeat(1, self.length) if self.num_targets > 1 else None
         self.mask = contents.new_zeros(1, 1, 1)
         self.keys: tuple[Tensor, ...] = ()
         self.values: tuple[Tensor, ...] = ()
@@ -60,8 +61,7 @@ class BeamCache(DynamicCache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Each row (k B,) goes on from another of its source, and looks at what that looked at."""
         if self.looks is not None:
-            beams = (beam_idx % self.num_targets).view(-1, self.num_targets, 1)  # (B, k, 1)
-            self.looks = self.looks.gather(1, beams.expand_as(self.looks))
+            self.looks = self.looks.index_select(0, beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, all k of each source that stays, in their order.
@@ -73,8 +73,9 @@ class BeamCache(DynamicCache):
         for layer in self.contents:
             written = layer[:, :, : self.length]
             written[stay : len(sources)] = written[sources[stay:]]
-        self.looks = None if self.looks is None else self.looks[sources]
+        self.looks = None if self.looks is None else self.looks.index_select(0, indices)
         self.contents, self.num_sources, self.draws = self.contents[:, : len(sources)], len(sources), None
+        self.own = self.own[: len(indices)]
 
     def begin(self) -> None:
         """Make room for one more token of each target, which looks at itself and at what it looked at so far."""
@@ -84,16 +85,17 @@ class BeamCache(DynamicCache):
             grown = self.contents.new_empty(layers, sources, heads, room + max(ROOM, room // 2), targets, width)
             grown[:, :, :, :room] = self.contents
             self.contents = grown
-        sources, heads = self.contents.shape[1:3]
+        layers, sources, heads, _, targets, width = self.contents.shape
         if self.looks is not None:
-            self.looks = torch.cat([self.looks, self.own.expand(sources, -1, -1)], dim=-1)
-            every_head = self.looks[:, None].expand(-1, heads, -1, -1)
-            self.mask = self.looks if sources == 1 else every_head.flatten(0, 1)
-        written = self.contents[:, :, :, : self.length]
-        self.places = written[:, :, :, -1].unbind()  # (B, H, k, d_k + d_v) each
-        side_by_side = written.flatten(1, 2).flatten(2, 3)  # (layers, B H, T k, d_k + d_v)
-        self.keys = side_by_side[..., : self.key_width].transpose(2, 3).unbind()
-        self.values = side_by_side[..., self.key_width :].unbind()
+            self.looks = torch.cat([self.looks, self.own], dim=1)
+            of_source = self.looks.view(sources, 1, targets, -1)
+            self.mask = of_source[0] if sources == 1 else of_source.expand(-1, heads, -1, -1).flatten(0, 1)
+        self.places = self.contents.select(3, self.length - 1).unbind()  # (B, H, k, d_k + d_v) each
+        each_layer, _, each_head, *_ = self.contents.stride()
+        rows, tokens, key_width = sources * heads, self.length * targets, self.key_width
+        keys, values = (layers, rows, key_width, tokens), (layers, rows, tokens, width - key_width)
+        self.keys = self.contents.as_strided(keys, (each_layer, each_head, 1, width)).unbind()
+        self.values = self.contents.as_strided(values, (each_layer, each_head, width, 1), key_width).unbind()
 
     def extend(self, layer: int, keys_and_values: Tensor) -> tuple[Tensor, Tensor]:
         """All keys (B H, d_k, T k) and values (B H, T k, d_v) of a layer.

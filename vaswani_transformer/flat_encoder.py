@@ -4,6 +4,8 @@ B sources, S source tokens, H heads, d_k and d_v the widths of a head's keys and
 """
 
 import functools
+import inspect
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .beam_cache import ROOM
 from .embeddings import LearnedPositions, count_positions
-from .next_token import FlatLayer, attend
+from .next_token import FlatLayer, attend, embedding_of
 from .stacks import VaswaniTransformerEncoder
 
 # Whether a call of `generate()` asks, which wants the encoder's output and nothing on the way to it.
@@ -26,13 +28,11 @@ class SourceStates(FlatLayer):
 
     def __call__(self, hidden_states: Tensor, mask: Tensor, num_sources: int) -> Tensor:
         """`hidden_states` (B S, d_model), also what is returned; to scores is added `mask` (B H or 1, 1, S or 1)."""
-        shape = (num_sources, len(hidden_states) // num_sources, self.heads, -1)
-        query, keys_and_values = self.project(hidden_states).split_with_sizes(self.widths, -1)
-        query, keys_and_values = (part.view(shape).transpose(1, 2).flatten(0, 1) for part in (query, keys_and_values))
-        keys, values = keys_and_values.split_with_sizes(self.head_widths, -1)  # (B H, S, d_k and d_v)
+        query, keys_and_values = self.by_head(self.project(hidden_states), num_sources)
+        keys_and_values = keys_and_values.flatten(0, -3)  # (B H, S, d_k + d_v)
+        keys, values = keys_and_values.split_with_sizes(self.head_widths, -1)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
-        attended = attended.view(num_sources, self.heads, shape[1], -1).transpose(1, 2).reshape(len(hidden_states), -1)
-        hidden_states = self.norm(hidden_states + self.combine(attended))
+        hidden_states = self.norm(hidden_states + self.combine(self.by_token(attended, num_sources)))
         return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
 
 
@@ -46,7 +46,7 @@ class Encoding:
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
         self.config = encoder.config
         self.layers = [SourceStates(cast(Any, layer)) for layer in encoder.layers]
-        self.embed_tokens = encoder.embed_tokens.forward
+        self.embed = embedding_of(encoder.embed_tokens)
         self.encode = encoder.input_embedding.positions
         self.positions = torch.empty(0, encoder.config.d_model)
 
@@ -61,7 +61,7 @@ class Encoding:
             rows = nn.functional.embedding(count_positions(attention_mask), rows)
             mask = rows.new_zeros(()).where(attention_mask.bool(), torch.finfo(torch.float32).min)  # (B, S)
             mask = mask.repeat_interleave(self.config.num_heads, dim=0)[:, None]
-        hidden_states = (self.embed_tokens(input_ids) + rows).flatten(0, 1)
+        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, sources)
         return hidden_states.view(sources, length, -1)
@@ -84,6 +84,17 @@ class Encoding:
         )
 
 
+def in_place_of(usual: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`functools.wraps`, with a signature worked out once: `generate()` asks for several of them in each call."""
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(function, usual)
+        cast(Any, function).__signature__ = inspect.signature(usual)
+        return function
+
+    return mark
+
+
 def flatten_encoder(encoder: VaswaniTransformerEncoder) -> None:
     """Have `generate()` take the shortest way through an encoder whose projections are joined.
 
@@ -91,7 +102,7 @@ def flatten_encoder(encoder: VaswaniTransformerEncoder) -> None:
     """
     flat, usual = Encoding(encoder), encoder.forward
 
-    @functools.wraps(usual)
+    @in_place_of(usual)
     def forward(*args: Any, **inputs: Any) -> Any:
         if args or not GENERATES.get() or not flat.takes(inputs):
             return usual(*args, **inputs)
@@ -100,4 +111,4 @@ def flatten_encoder(encoder: VaswaniTransformerEncoder) -> None:
     cast(Any, encoder).forward = forward
 
 
-__all__ = ["flatten_encoder"]
+__all__ = ["flatten_encoder", "in_place_of"]

@@ -15,7 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.generation import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 from .beam_cache import BeamCache
@@ -39,7 +46,7 @@ class SourceRelativeLength(StoppingCriteria):
     """Each target ends at its own limit: "input length + 50" in the paper (6.1)."""
 
     def __init__(self, limits: Tensor, prompt_length: int) -> None:
-        self.limits = limits
+        self.limits, self.shortest = limits, int(limits.min())
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -57,10 +64,10 @@ def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     groups = entries // GROUP
     if groups < count:
         return log_probs.topk(count, dim=1)
-    grouped = log_probs[:, : groups * GROUP].view(rows, GROUP, groups)
+    grouped = log_probs.narrow(1, 0, groups * GROUP).view(rows, GROUP, groups)
     best = grouped.amax(1).topk(count, dim=1).indices  # (rows, count)
     offsets, last = members(groups, entries, log_probs.device)
-    places = (best[:, :, None] + offsets).flatten(1)  # (rows, count GROUP)
+    places = (best.unsqueeze(2) + offsets).flatten(1)  # (rows, count GROUP)
     places = torch.cat([places, last.expand(rows, -1)], dim=1) if len(last) else places
     found, order = log_probs.gather(1, places).topk(count, dim=1)
     return found, places.gather(1, order)
@@ -217,7 +224,7 @@ class Course:
             found = scores[:, :1].repeat(1, count).index_copy_(0, self.kept, found)
             places = places.new_zeros(len(scores), count).index_copy_(0, self.kept, places)
         rows = places // logits.shape[1]
-        tokens = places - rows * logits.shape[1]
+        tokens = places.sub(rows, alpha=logits.shape[1])
         if len(rows) > 1:
             rows += torch.arange(0, self.num_rows, scores.shape[1], device=rows.device)[:, None]
         return found, rows, tokens
@@ -226,7 +233,28 @@ class Course:
 COURSE: ContextVar[Course | None] = ContextVar("course", default=None)
 
 
-class ClosingCriteria(StoppingCriteriaList):
+class BriefCriteria(StoppingCriteriaList):
+    """The same criteria; while lengths end no target, and a single token ends one, that token is all that is asked."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        ends = [criterion.eos_token_id for criterion in self if type(criterion) is EosTokenCriteria]
+        others = [criterion for criterion in self if type(criterion) is not EosTokenCriteria]
+        is_one = not kwargs and len(ends) == 1 and ends[0].numel() == 1
+        if not is_one or not all(no_end(criterion, input_ids.shape[1]) for criterion in others):
+            return cast(Tensor, super().__call__(input_ids, scores, **kwargs))
+        return input_ids[:, -1] == ends[0].to(input_ids.device)
+
+
+def no_end(criterion: StoppingCriteria, length: int) -> bool:
+    """Whether a criterion is known to end no target of so many tokens, and to say nothing of it."""
+    if type(criterion) is SourceRelativeLength:
+        return length - criterion.prompt_length < criterion.shortest
+    if type(criterion) is not MaxLengthCriteria:
+        return False
+    return length < criterion.max_length and length <= (criterion.max_position_embeddings or length)
+
+
+class ClosingCriteria(BriefCriteria):
     """Stopping criteria that tell a course which of its sources have no open row any more."""
 
     def __init__(self, criteria: StoppingCriteriaList, course: Course) -> None:
@@ -235,7 +263,7 @@ class ClosingCriteria(StoppingCriteriaList):
         self.is_over = torch.zeros(course.num_rows, dtype=torch.bool, device=course.is_open.device)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        is_over = cast(Tensor, super().__call__(input_ids, scores, **kwargs))  # (k B,)
+        is_over = super().__call__(input_ids, scores, **kwargs)  # (k B,)
         self.is_over |= is_over
         self.course.is_open = ~self.is_over.unflatten(0, (self.course.num_sources, -1)).all(1)
         return is_over
@@ -381,9 +409,8 @@ class PaperBeamSearch(GenerationMixin):
     def _limited(
         self, input_ids: Tensor, criteria: StoppingCriteriaList, limits: Tensor | None
     ) -> StoppingCriteriaList:
-        if limits is None:
-            return criteria
-        return StoppingCriteriaList([*criteria, SourceRelativeLength(limits, input_ids.shape[1])])
+        own = [] if limits is None else [SourceRelativeLength(limits, input_ids.shape[1])]
+        return BriefCriteria([*criteria, *own])
 
     def _run(self, loop: Any, input_ids: Tensor, course: Course | None, *args: Any, **kwargs: Any) -> Any:
         """What a loop of Transformers finds, on the course that its steps then know of, or on none."""
@@ -456,12 +483,11 @@ class PaperBeamSearch(GenerationMixin):
         if course is None or not course.chooses:
             return super()._get_top_k_continuations(**kwargs)
         found, rows, tokens = course.choose(kwargs["accumulated_log_probs"], kwargs["beams_to_keep"])  # (B, 2 k) each
-        sequences, indices = (
-            kwargs[name].flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, -1)
-            for name in ("running_sequences", "running_beam_indices")
-        )
-        sequences[:, :, kwargs["cur_len"]] = tokens
-        indices[:, :, kwargs["cur_len"] - kwargs["decoder_prompt_len"]] = rows
+        names, places = ("running_sequences", "running_beam_indices"), rows.flatten()
+        continued = (kwargs[name].flatten(0, 1).index_select(0, places) for name in names)
+        sequences, indices = (part.view(*rows.shape, -1) for part in continued)
+        sequences.select(2, kwargs["cur_len"]).copy_(tokens)
+        indices.select(2, kwargs["cur_len"] - kwargs["decoder_prompt_len"]).copy_(rows)
         return found, sequences, indices
 
     def _get_running_beams_for_next_iteration(self, **kwargs: Any) -> Any:

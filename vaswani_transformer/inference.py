@@ -4,7 +4,6 @@ B batch, k target rows of one source row, V vocabulary.
 """
 
 import copy
-import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from transformers.utils import logging
 from .attention import CausalSelfAttention, SelfAttention
 from .beam_cache import BeamCache
 from .dropout import Dropout
-from .flat_encoder import GENERATES, flatten_encoder
+from .flat_encoder import GENERATES, flatten_encoder, in_place_of
 from .generation import COURSE
 from .layers import FeedForward
 from .model import VaswaniTransformerForConditionalGeneration
@@ -94,7 +93,8 @@ class PackedLinear(PreparedLinear):
         if self.dtype != torch.float32:
             return self.forward
         weight, bias, activation = self.weight, self.bias, "relu" if self.has_relu else "none"
-        return lambda hidden_states: apply_packed(hidden_states, weight, bias, activation)
+        apply = torch.ops.mkldnn._linear_pointwise.default
+        return lambda hidden_states: apply(hidden_states, weight, bias, activation, [], "")
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
@@ -286,7 +286,7 @@ class PreparedGeneration(Prepared):
     next_output: NextOutput | None = None
     next_logits: Callable[[Tensor], Tensor]
 
-    @functools.wraps(VaswaniTransformerForConditionalGeneration.generate)
+    @in_place_of(VaswaniTransformerForConditionalGeneration.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         token = GENERATES.set(True)
         try:
@@ -294,6 +294,7 @@ class PreparedGeneration(Prepared):
         finally:
             GENERATES.reset(token)
 
+    @in_place_of(VaswaniTransformerForConditionalGeneration.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Once a search has taken the short way, the inputs that it takes."""
         course, cache = COURSE.get(), kwargs.get("past_key_values")
@@ -303,7 +304,17 @@ class PreparedGeneration(Prepared):
         inputs = {name: kwargs.get(name) for name in ("past_key_values", "encoder_outputs", "attention_mask")}
         return course.select(inputs | {"decoder_input_ids": input_ids[:, -1:]})
 
-    @functools.wraps(VaswaniTransformerForConditionalGeneration.forward)
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The short way has extended the cache that it was given; nothing else that it takes changes with a token."""
+        course = COURSE.get()
+        if course is None or type(outputs) is not NextLogits:
+            return cast(Any, super())._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        outputs.logits = course.present(outputs.logits)
+        return model_kwargs
+
+    @in_place_of(VaswaniTransformerForConditionalGeneration.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if args or not self.is_step(inputs):
             return cast(Any, super()).forward(*args, **inputs)

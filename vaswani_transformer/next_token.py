@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from .attention import CrossAttention
 from .beam_cache import ROOM, BeamCache
+from .embeddings import ScaledEmbedding
 from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .stacks import VaswaniTransformerDecoder
 
@@ -25,6 +26,14 @@ def without_detours(module: nn.Module) -> Step:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
     return getattr(module, "without_detours", lambda: module.forward)()
+
+
+def embedding_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The embeddings of token ids with their positions added, by the module that embeds tokens."""
+    if type(module) is ScaledEmbedding:
+        weight, scale = module.weight, module.embed_scale
+        return lambda ids, positions: torch.add(positions, torch.embedding(weight, ids), alpha=scale)
+    return lambda ids, positions: module.forward(ids) + positions
 
 
 def in_turn(*modules: nn.Module) -> Step:
@@ -94,10 +103,23 @@ class Drawing:
         added = (keys @ asking_bias).transpose(2, 3)  # (B, H, 1, K)
         added = (added if mask is None else added + mask).reshape(sources, 1, -1)
 
+        if sources == 1:
+            return self.from_one(scores[0], results[0], added[0])
+
         def draw(hidden_states: Tensor) -> Tensor:
             states = hidden_states.view(sources, -1, hidden_states.shape[-1])  # (B, k, d_model)
             weights = torch.baddbmm(added, states, scores).view(sources, -1, heads, tokens).softmax(-1)  # (B, k, H, K)
             return torch.baddbmm(states, weights.flatten(2), results).view_as(hidden_states)
+
+        return draw
+
+    def from_one(self, scores: Tensor, results: Tensor, added: Tensor) -> Step:
+        """The same for one source, without the dimension of sources."""
+        heads, tokens = self.heads, len(results) // self.heads
+
+        def draw(hidden_states: Tensor) -> Tensor:
+            weights = torch.addmm(added, hidden_states, scores).view(-1, heads, tokens).softmax(-1)  # (k, H, K)
+            return torch.addmm(hidden_states, weights.flatten(1), results)
 
         return draw
 
@@ -119,6 +141,29 @@ class FlatLayer:
         self.norm = without_detours(layer.self_attn_add_norm.norm)
         self.norm_fed = without_detours(layer.feed_forward_add_norm.norm)
 
+    def by_head(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
+        """Queries (B H, T, d_k), and keys beside values (B, H, T, d_k + d_v), in the rows (B T, ...) of a product.
+
+        B is no dimension of its own where it is 1.
+        """
+        tokens, row = len(projected) // num_sources, projected.shape[1]
+        sizes, strides = (self.heads, tokens), (row, 1)
+        if num_sources > 1:
+            sizes, strides = (num_sources, *sizes), (tokens * row, *strides)
+
+        def part(width: int, start: int) -> Tensor:
+            return projected.as_strided((*sizes, width), (*strides[:-2], width, *strides[-2:]), start)
+
+        query = part(self.head_widths[0], 0)
+        query = query if num_sources == 1 else query.flatten(0, 1)
+        return query, part(sum(self.head_widths), self.widths[0])
+
+    def by_token(self, attended: Tensor, num_sources: int) -> Tensor:
+        """What the heads (B H, T, d_v) have attended to, side by side for each token (B T, H d_v)."""
+        if num_sources == 1:
+            return attended.transpose(0, 1).reshape(attended.shape[1], -1)
+        return attended.unflatten(0, (num_sources, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
+
 
 class NextStates(FlatLayer):
     """What a layer of a prepared decoder makes of one more token of each target row."""
@@ -131,14 +176,10 @@ class NextStates(FlatLayer):
 
     def __call__(self, hidden_states: Tensor, targets: BeamCache, draw: Step) -> Tensor:
         """`hidden_states` (k B, d_model), also what is returned."""
-        sources, num_targets, heads = targets.num_sources, targets.num_targets, self.heads
-        query, keys_and_values = self.project(hidden_states).split_with_sizes(self.widths, -1)
-        keys_and_values = keys_and_values.view(sources, num_targets, heads, -1)
-        keys, values = targets.extend(self.index, keys_and_values.transpose(1, 2))
-        query = query.view(sources, num_targets, heads, -1).transpose(1, 2).flatten(0, 1)  # (B H, k, d_k)
+        query, keys_and_values = self.by_head(self.project(hidden_states), targets.num_sources)
+        keys, values = targets.extend(self.index, keys_and_values)
         attended = attend(query, keys, values, targets.mask, self.scaling)  # (B H, k, d_v)
-        attended = attended.view(sources, heads, num_targets, -1).transpose(1, 2).reshape(len(hidden_states), -1)
-        hidden_states = self.norm(hidden_states + self.combine(attended))
+        hidden_states = self.norm(hidden_states + self.combine(self.by_token(attended, targets.num_sources)))
         hidden_states = self.norm_drawn(draw(hidden_states))
         return self.norm_fed(hidden_states + self.feed_forward(hidden_states))
 
@@ -147,14 +188,14 @@ class NextOutput:
     """What a prepared decoder makes of one more token of each target row, by the shortest way.
 
     Attributes:
-        positions: (P, d_model), the encodings of the first positions, as many as were needed so far.
+        positions: (d_model,) each, the encodings of the first positions, as many as were needed so far.
     """
 
     def __init__(self, decoder: VaswaniTransformerDecoder) -> None:
         self.layers = [NextStates(cast(Any, layer)) for layer in decoder.layers]
-        self.embed_tokens = decoder.embed_tokens.forward
+        self.embed = embedding_of(decoder.embed_tokens)
         self.encode = decoder.input_embedding.positions
-        self.positions = torch.empty(0, decoder.config.d_model)
+        self.positions: tuple[Tensor, ...] = ()
 
     def __call__(
         self, input_ids: Tensor, memory: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache
@@ -173,8 +214,8 @@ class NextOutput:
             targets.draws = self.draws(memory, source_mask, cache, targets.num_targets)
         targets.begin()
         if targets.length > len(positions := self.positions):
-            self.positions = positions = self.encode.first(targets.length + ROOM)
-        hidden_states = self.embed_tokens(input_ids[:, 0]) + positions[targets.length - 1]  # (k B, d_model)
+            self.positions = positions = self.encode.first(targets.length + ROOM).unbind()
+        hidden_states = self.embed(input_ids[:, 0], positions[targets.length - 1])  # (k B, d_model)
         for layer, draw in zip(self.layers, targets.draws, strict=True):
             hidden_states = layer(hidden_states, targets, draw)
         return hidden_states[:, None]
