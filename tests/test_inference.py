@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import pickle
 from contextlib import nullcontext
 from operator import attrgetter
 
@@ -190,6 +191,9 @@ def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
         with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
             save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps, lambda model: torch.save(model, tmp_path / "model.pt")):
+        with pytest.raises(RuntimeError, match="cannot be copied or pickled; prepare the one it was"):
+            copying(prepared)
     for move in (prepared.half, prepared.double, lambda: prepared.to(torch.bfloat16), lambda: prepared.to("meta")):
         with pytest.raises(RuntimeError, match=r"cannot become torch\.\w+ on \w+; move the one it was prepared from"):
             move()
@@ -292,6 +296,24 @@ def test_a_model_without_projection_and_a_stack_alone_are_prepared_too():
     )
     found = prepare_for_inference(model.encoder)(inputs["input_ids"]).last_hidden_state
     torch.testing.assert_close(found, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
+@pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
+def test_every_part_gives_the_outputs_that_it_can_record(part, wanted):
+    model = random_model()
+    model.set_attn_implementation("eager")
+    model = model.get_submodule(part).eval()
+    inputs = random_batch()
+    if part == "model.encoder":
+        inputs = {"input_ids": inputs["input_ids"]}
+    if part == "model.decoder":
+        inputs = {"input_ids": inputs["decoder_input_ids"], "encoder_hidden_states": torch.randn(3, 7, 32)}
+    found, true = (each(**inputs, use_cache=False, **{wanted: True}) for each in (prepare_for_inference(model), model))
+    assert len(true) > 1
+    assert list(found) == list(true)
+    for name, output in true.items():
+        torch.testing.assert_close(found[name], output, **FLOAT32)
 
 
 def test_a_model_that_was_used_is_prepared_as_a_new_one():

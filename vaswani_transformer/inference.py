@@ -258,7 +258,7 @@ def are_joined(stack: VaswaniTransformerEncoder | VaswaniTransformerDecoder) -> 
 
 
 class Prepared:
-    """What a prepared copy refuses: it holds no weights that could be trained, saved or moved."""
+    """What a prepared copy refuses: it holds no weights that could be trained, saved, moved or copied."""
 
     def train(self, mode: bool = True) -> Any:
         if mode:
@@ -268,7 +268,13 @@ class Prepared:
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Never:
         raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
 
-    push_to_hub = state_dict = save_pretrained
+    push_to_hub = with_code = state_dict = save_pretrained
+
+    def __reduce_ex__(self, protocol: Any) -> Never:
+        raise RuntimeError(
+            "A model prepared for inference cannot be copied or pickled; prepare the one it was prepared from again, "
+            "also in each process that decodes."
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         moved = fn(torch.zeros(1))
@@ -361,7 +367,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
 
     Raises:
         ValueError: an unknown dtype, or a model that is not on a CPU in float32 or is itself a prepared copy.
-        RuntimeError: from the copy, when it is to be trained, saved or moved, or to pass gradients back.
+        RuntimeError: from the copy, when it is to be trained, saved, moved or copied, or to pass gradients back.
     """
     if dtype not in LAYERS:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(LAYERS)}.")
@@ -380,7 +386,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
     replace(prepared, Dropout, lambda _: nn.Identity())
     kind = PreparedGeneration if isinstance(model, VaswaniTransformerForConditionalGeneration) else Prepared
-    cast(Any, prepared).__class__ = type(f"Prepared{type(model).__name__}", (kind, type(model)), {})
+    cast(Any, prepared).__class__ = of_the_same_name(kind, type(model))
     prepared.set_attn_implementation("eager")
     if isinstance(prepared, PreparedGeneration):
         encoder, decoder = cast(Any, prepared).model.encoder, cast(Any, prepared).model.decoder
@@ -389,6 +395,12 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         if are_joined(encoder):
             flatten_encoder(encoder)
     return prepared.eval().requires_grad_(False)
+
+
+def of_the_same_name(kind: type, model: type) -> type:
+    """A class of models of this kind; by a class's name Transformers knows which outputs it can record."""
+    names = {name: getattr(model, name) for name in ("__module__", "__qualname__")}
+    return type(model.__name__, (kind, model), names)
 
 
 def weights_to_pack(model: nn.Module) -> dict[int, Tensor]:
