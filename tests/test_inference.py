@@ -187,7 +187,7 @@ def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
     assert prepared.train(False) is prepared
     with pytest.raises(RuntimeError, match="cannot be trained; train the one it was prepared from"):
         prepared.train()
-    for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.state_dict):
+    for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.with_code, prepared.state_dict):
         with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
             save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -275,7 +275,7 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("name", ["forward", "generate", "prepare_inputs_for_generation", "model.encoder.forward"])
+@pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward"])
 def test_its_functions_are_called_as_those_of_the_model(name):
     functions = [attrgetter(name)(each) for each in (tiny_model(), prepare_for_inference(tiny_model()))]
     assert len({str(inspect.signature(function)) for function in functions}) == 1

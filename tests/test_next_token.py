@@ -7,7 +7,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 
 from tests.helpers import FLOAT32, padded_batch
 from tests.test_inference import DTYPES, KINDS, random_model
-from vaswani_transformer import flat_encoder
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, flat_encoder
 from vaswani_transformer.embeddings import ScaledEmbedding
 from vaswani_transformer.flat_encoder import GENERATES
 from vaswani_transformer.inference import prepare_for_inference
@@ -103,6 +103,23 @@ def test_embeddings_get_their_positions(kind):
 
 
 @needs_float32
+def test_other_weights_of_the_embeddings_are_those_of_the_next_search():
+    model = random_model(tie_word_embeddings=False)
+    ids, mask = padded_batch([5, 3])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
+    prepared = prepare_for_inference(model)
+    as_before = prepared.generate(ids, **options)
+    torch.manual_seed(1)
+    other = ScaledEmbedding(model.config)
+    other.weight.data.mul_(10)
+    for each in (model, prepared):
+        each.set_input_embeddings(other)
+    true = model.generate(ids, **options)
+    assert not torch.equal(true, as_before)
+    assert torch.equal(prepared.generate(ids, **options), true)
+
+
+@needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
 def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_same(beams):
     """Autocast would make the attention's products bfloat16, which a packed layer cannot take; so its modules run."""
@@ -118,6 +135,20 @@ def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_sam
         assert torch.equal(prepared.generate(ids, **options), true)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@needs_float32
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_subclass_may_look_at_every_step_of_a_search(beams):
+    class Looking(VaswaniTransformerForConditionalGeneration):
+        def _update_model_kwargs_for_generation(self, outputs, *args, **kwargs):
+            lengths.append(outputs.past_key_values.get_seq_length())
+            return super()._update_model_kwargs_for_generation(outputs, *args, **kwargs)
+
+    ids, mask = padded_batch([5, 3])
+    model, lengths = Looking(random_model().config).eval(), []
+    prepare_for_inference(model).generate(ids, attention_mask=mask, min_new_tokens=4, max_new_tokens=4, num_beams=beams)
+    assert lengths == [1, 2, 3, 4]
 
 
 class Asking(StoppingCriteria):

@@ -391,6 +391,13 @@ class Doing(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
+class Ending(StoppingCriteria):
+    """A caller's criterion, by which some targets end: those whose tokens add up to a number of a kind."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.sum(1) % 7 == 5
+
+
 CRITERIA = {
     "the usual": lambda: [MaxLengthCriteria(5), EosTokenCriteria(END)],
     "beyond a table of positions": lambda: [MaxLengthCriteria(5, max_position_embeddings=2), EosTokenCriteria(END)],
@@ -398,8 +405,9 @@ CRITERIA = {
     "no end": lambda: [MaxLengthCriteria(5)],
     "two ends": lambda: [EosTokenCriteria([END, 3])],
     "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
-    "a caller's": lambda: [EosTokenCriteria(END), Doing(lambda _: None)],
+    "a caller's": lambda: [EosTokenCriteria(END), Ending()],
     "an end without a dimension": lambda: [EosTokenCriteria(torch.tensor(END))],
+    "an end of two dimensions": lambda: [EosTokenCriteria(torch.tensor([[END]]))],
     "none": list,
 }
 
@@ -413,6 +421,33 @@ def test_brief_criteria_say_what_the_same_criteria_say(kind):
         found = BriefCriteria(criteria)(tokens, None)
         assert found.dtype == torch.bool
         assert torch.equal(found, expected)
+
+
+def test_a_longest_length_is_asked_where_it_has_something_to_say(monkeypatch):
+    """It warns of targets beyond a table of positions."""
+    asked = []
+    criteria = [MaxLengthCriteria(6, max_position_embeddings=3), EosTokenCriteria(END)]
+    answer = MaxLengthCriteria.__call__
+
+    def ask(criterion, input_ids, *args, **kwargs):
+        asked.append(input_ids.shape[1])
+        return answer(criterion, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(MaxLengthCriteria, "__call__", ask)
+    for length in range(1, 8):
+        BriefCriteria(criteria)(torch.full((2, length), 5), None)
+    assert asked == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("criteria", [[], [Ending()]], ids=["the usual", "a caller's"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_search_ends_targets_by_all_its_criteria(way, criteria, monkeypatch):
+    model = ending_model(1)
+    found = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList(criteria))
+    if criteria and way == "greedy":
+        assert not torch.equal(found, model.generate(**ways_of(way)))
+    monkeypatch.setattr(BriefCriteria, "__call__", StoppingCriteriaList.__call__)
+    assert torch.equal(model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList(criteria)), found)
 
 
 def test_brief_criteria_ask_for_as_many_new_tokens_as_they_are_told():

@@ -91,7 +91,7 @@ class BeamCache(DynamicCache):
             of_source = self.looks.view(sources, 1, targets, -1)
             self.mask = of_source[0] if sources == 1 else of_source.expand(-1, heads, -1, -1).flatten(0, 1)
         self.places = self.contents.select(3, self.length - 1).unbind()  # (B, H, k, d_k + d_v) each
-        each_layer, _, each_head, *_ = self.contents.stride()
+        each_layer, _, each_head, *_ = self.contents.stride()  # it begins where its memory does
         rows, tokens, key_width = sources * heads, self.length * targets, self.key_width
         keys, values = (layers, rows, key_width, tokens), (layers, rows, tokens, width - key_width)
         self.keys = self.contents.as_strided(keys, (each_layer, each_head, 1, width)).unbind()
@@ -102,7 +102,7 @@ class BeamCache(DynamicCache):
 
         Args:
             layer: its index.
-            keys_and_values: (B, H, k, d_k + d_v), those of the token that has begun.
+            keys_and_values: (B, H, k, d_k + d_v), those of the token that has begun; B may lack where it is 1.
         """
         self.places[layer].copy_(keys_and_values)
         return self.keys[layer], self.values[layer]

@@ -53,9 +53,9 @@ class Encoding:
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` (B, S) is 0 at padding."""
         sources, length = input_ids.shape
-        if length > len(self.positions):
-            self.positions = self.encode.first(length + ROOM)
-        rows = self.positions[:length]
+        if length > len(positions := self.positions):
+            self.positions = positions = self.encode.first(length + ROOM)
+        rows = positions[:length]
         mask = rows.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):
             rows = nn.functional.embedding(count_positions(attention_mask), rows)

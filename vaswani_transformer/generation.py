@@ -239,7 +239,7 @@ class BriefCriteria(StoppingCriteriaList):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         ends = [criterion.eos_token_id for criterion in self if type(criterion) is EosTokenCriteria]
         others = [criterion for criterion in self if type(criterion) is not EosTokenCriteria]
-        is_one = not kwargs and len(ends) == 1 and ends[0].numel() == 1
+        is_one = not kwargs and len(ends) == 1 and ends[0].dim() < 2 and ends[0].numel() == 1
         if not is_one or not all(no_end(criterion, input_ids.shape[1]) for criterion in others):
             return cast(Tensor, super().__call__(input_ids, scores, **kwargs))
         return input_ids[:, -1] == ends[0].to(input_ids.device)

@@ -310,16 +310,6 @@ class PreparedGeneration(Prepared):
         inputs = {name: kwargs.get(name) for name in ("past_key_values", "encoder_outputs", "attention_mask")}
         return course.select(inputs | {"decoder_input_ids": input_ids[:, -1:]})
 
-    def _update_model_kwargs_for_generation(
-        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The short way has extended the cache that it was given; nothing else that it takes changes with a token."""
-        course = COURSE.get()
-        if course is None or type(outputs) is not NextLogits:
-            return cast(Any, super())._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
-        outputs.logits = course.present(outputs.logits)
-        return model_kwargs
-
     @in_place_of(VaswaniTransformerForConditionalGeneration.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if args or not self.is_step(inputs):

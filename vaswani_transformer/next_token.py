@@ -1,6 +1,7 @@
 """One more token of each target by the shortest way through a prepared decoder.
 
-B sources, k target rows of a source, H heads, K keys, d_k and d_v the widths of a head's keys and values.
+B sources, k target rows of a source, T tokens of a source or those k rows, H heads, K keys, d_k and d_v the widths of a
+head's keys and values.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,8 @@ def without_detours(module: nn.Module) -> Step:
 def embedding_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """The embeddings of token ids with their positions added, by the module that embeds tokens."""
     if type(module) is ScaledEmbedding:
-        weight, scale = module.weight, module.embed_scale
-        return lambda ids, positions: torch.add(positions, torch.embedding(weight, ids), alpha=scale)
+        scale = module.embed_scale
+        return lambda ids, positions: torch.add(positions, torch.embedding(module.weight, ids), alpha=scale)
     return lambda ids, positions: module.forward(ids) + positions
 
 
@@ -61,9 +62,9 @@ class Drawing:
         self.remember = attention.cached_memory
         self.ask, self.combine = map(without_detours, (attention.q_proj, attention.o_proj))
         found = [getattr(layer, "unpacked", lambda: None)() for layer in (attention.q_proj, attention.o_proj)]
-        self.weights = None if None in found else self.by_head(*cast(Any, found))
+        self.weights = None if None in found else self.weights_by_head(*cast(Any, found))
 
-    def by_head(self, asking: Parameters, combining: Parameters) -> tuple[Tensor, ...]:
+    def weights_by_head(self, asking: Parameters, combining: Parameters) -> tuple[Tensor, ...]:
         """W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias (d_model,)."""
         biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in (asking, combining)]
         return (
@@ -114,7 +115,7 @@ class Drawing:
         return draw
 
     def from_one(self, scores: Tensor, results: Tensor, added: Tensor) -> Step:
-        """The same for one source, without the dimension of sources."""
+        """The same for one source: `scores` (d_model, H K), `results` (H K, d_model) and `added` (1, H K)."""
         heads, tokens = self.heads, len(results) // self.heads
 
         def draw(hidden_states: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ class FlatLayer:
     def by_head(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
         """Queries (B H, T, d_k), and keys beside values (B, H, T, d_k + d_v), in the rows (B T, ...) of a product.
 
-        B is no dimension of its own where it is 1.
+        The product is a tensor of its own, no view. What it returns has no dimension B where that is 1.
         """
         tokens, row = len(projected) // num_sources, projected.shape[1]
         sizes, strides = (self.heads, tokens), (row, 1)
