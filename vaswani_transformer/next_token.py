@@ -136,7 +136,7 @@ class FlatLayer:
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
         attention, inner = cast(Any, layer.self_attn), layer.feed_forward
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
-        self.widths, self.head_widths = attention.joined_widths(), (attention.head_dim, attention.value_head_dim)
+        self.head_widths = attention.head_dim, attention.value_head_dim
         self.project, self.combine = map(without_detours, (attention.qkv_proj, attention.o_proj))
         self.feed_forward = in_turn(inner.fc1, inner.activation, inner.dropout, inner.fc2)
         self.norm = without_detours(layer.self_attn_add_norm.norm)
@@ -148,16 +148,15 @@ class FlatLayer:
         The product is a tensor of its own, no view. What it returns has no dimension B where that is 1.
         """
         tokens, row = len(projected) // num_sources, projected.shape[1]
-        sizes, strides = (self.heads, tokens), (row, 1)
-        if num_sources > 1:
-            sizes, strides = (num_sources, *sizes), (tokens * row, *strides)
+        sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
 
         def part(width: int, start: int) -> Tensor:
-            return projected.as_strided((*sizes, width), (*strides[:-2], width, *strides[-2:]), start)
+            return projected.as_strided((*sizes, self.heads, tokens, width), (*strides, width, row, 1), start)
 
-        query = part(self.head_widths[0], 0)
+        key_width, value_width = self.head_widths
+        query = part(key_width, 0)
         query = query if num_sources == 1 else query.flatten(0, 1)
-        return query, part(sum(self.head_widths), self.widths[0])
+        return query, part(key_width + value_width, self.heads * key_width)
 
     def by_token(self, attended: Tensor, num_sources: int) -> Tensor:
         """What the heads (B H, T, d_v) have attended to, side by side for each token (B T, H d_v)."""
