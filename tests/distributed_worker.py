@@ -13,7 +13,7 @@ from transformers.distributed import DistributedConfig
 
 from tests.helpers import random_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.optimization import paper_adam, paper_schedule
+from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 
 def whole(tensor):

@@ -23,7 +23,7 @@ from vaswani_transformer.figures import (
     draw_positional_encoding,
     head_colors,
 )
-from vaswani_transformer.optimization import learning_rate
+from vaswani_transformer.schedule import learning_rate
 
 LONG = [
     *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),

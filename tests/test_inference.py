@@ -187,7 +187,7 @@ def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
     assert prepared.train(False) is prepared
     with pytest.raises(RuntimeError, match="cannot be trained; train the one it was prepared from"):
         prepared.train()
-    for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.with_code, prepared.state_dict):
+    for save in (prepared.save_pretrained, prepared.push_to_hub, prepared.with_remote_code, prepared.state_dict):
         with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
             save(tmp_path / "model")
     assert not (tmp_path / "model").exists()

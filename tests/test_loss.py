@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.loss import CHUNK, ProjectedCrossEntropy, cross_entropy, projected_cross_entropy
+from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: some hundred units in the last place.
 TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-6}}
@@ -101,8 +101,8 @@ def test_rows_that_are_masked_equal_rows_that_are_absent(smoothing: float, seed:
     torch.manual_seed(seed)
     hidden, weight, labels = random_case(20, 9, ignored=0.4)
     is_target = labels.ne(-100)
-    masked = ProjectedCrossEntropy.apply(hidden, weight, labels.masked_fill(~is_target, 0), is_target, smoothing)
-    absent = ProjectedCrossEntropy.apply(hidden[is_target], weight, labels[is_target], None, smoothing)
+    masked = FusedLinearCrossEntropy.apply(hidden, weight, labels.masked_fill(~is_target, 0), is_target, smoothing)
+    absent = FusedLinearCrossEntropy.apply(hidden[is_target], weight, labels[is_target], None, smoothing)
     for mine, other in zip(with_gradients(masked, hidden, weight), with_gradients(absent, hidden, weight), strict=True):
         torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
 

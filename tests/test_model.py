@@ -26,7 +26,8 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
 )
-from vaswani_transformer.stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from vaswani_transformer.decoder import VaswaniTransformerDecoder
+from vaswani_transformer.encoder import VaswaniTransformerEncoder
 
 KINDS = ["sinusoidal", "learned"]
 MODELS = {kind: tiny_model(position_embedding=kind).requires_grad_(False) for kind in KINDS}

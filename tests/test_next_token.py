@@ -38,7 +38,7 @@ def test_what_is_drawn_is_what_the_module_draws(kind, count, tokens, has_padding
     drawing, calls = Drawing(attention), []
     ask = drawing.ask
     drawing.ask = lambda hidden_states: calls.append(1) or ask(hidden_states)
-    draw = drawing.of(*attention.project_memory(memory), mask, 3)
+    draw = drawing.of(*attention.project_key_values(memory), mask, 3)
     torch.testing.assert_close(draw(states), true, **FLOAT32)
     assert len(calls) == (count * tokens > 8)
 

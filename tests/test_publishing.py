@@ -45,7 +45,7 @@ def nothing_is_registered(*parts: object) -> bool:
 def test_a_plain_save_holds_no_code_whatever_was_saved_with_it_before(tmp_path) -> None:
     model, tokenizer = model_of_pairs()
     for part in (model, tokenizer):
-        part.with_code().save_pretrained(tmp_path / "published")
+        part.with_remote_code().save_pretrained(tmp_path / "published")
         part.save_pretrained(tmp_path / "plain")
     assert names(tmp_path / "published") == PLAIN | CODE
     assert names(tmp_path / "plain") == PLAIN
@@ -57,7 +57,7 @@ def test_a_plain_save_holds_no_code_whatever_was_saved_with_it_before(tmp_path) 
 
 def test_what_is_loaded_from_a_published_folder_saves_plainly(tmp_path) -> None:
     for part in model_of_pairs():
-        part.with_code().save_pretrained(tmp_path / "published")
+        part.with_remote_code().save_pretrained(tmp_path / "published")
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
     AutoTokenizer.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
     assert names(tmp_path / "again") == PLAIN
@@ -67,8 +67,8 @@ def test_what_is_loaded_from_a_published_folder_saves_plainly(tmp_path) -> None:
 
 def test_a_published_folder_names_the_body_too(tmp_path) -> None:
     model = tiny_model()
-    model.with_code().save_pretrained(tmp_path / "whole")
-    model.model.with_code().save_pretrained(tmp_path / "body")
+    model.with_remote_code().save_pretrained(tmp_path / "whole")
+    model.model.with_remote_code().save_pretrained(tmp_path / "body")
     maps = [json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("whole", "body")]
     body = {"AutoConfig": "config.VaswaniTransformerConfig", "AutoModel": "model.VaswaniTransformerModel"}
     assert maps == [body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"}, body]
@@ -76,7 +76,7 @@ def test_a_published_folder_names_the_body_too(tmp_path) -> None:
 
 def test_a_copy_with_code_has_the_same_weights_and_gives_the_same_logits() -> None:
     model, tokenizer = model_of_pairs()
-    published, batch = model.with_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    published, batch = model.with_remote_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     assert all(own is other for own, other in zip(model.parameters(), published.parameters(), strict=True))
     targets = batch["input_ids"]
     assert torch.equal(
@@ -101,7 +101,7 @@ def test_others_save_plainly_while_one_is_published(tmp_path) -> None:
 
     def publish() -> None:
         while not is_done.is_set():
-            published.with_code().save_pretrained(tmp_path / "published")
+            published.with_remote_code().save_pretrained(tmp_path / "published")
 
     thread = threading.Thread(target=publish)
     thread.start()

@@ -80,9 +80,9 @@ def write_repository(
 
     Of the test set `results.json` keeps the scores, and the card one sentence: the texts may be somebody's own.
     """
-    model.with_code().save_pretrained(folder)
+    model.with_remote_code().save_pretrained(folder)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # others need no code, and Transformers has theirs
-        tokenizer = tokenizer.with_code()
+        tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:

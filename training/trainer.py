@@ -37,7 +37,8 @@ from training.recipe import Recipe, as_tree
 from training.results import commit, hardware, published, versions
 from training.watch import Watch, WatchedTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.optimization import TokenBudgetBatches, TokenBudgetBatchSampler, paper_adam, paper_schedule
+from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +124,9 @@ def batches_of_stream(
         rank=args.process_index,
         accumulation=args.gradient_accumulation_steps,
         seed=recipe.seed,
-        pool_size=recipe.data.pool,
+        buffer_size=recipe.data.pool,
         max_length=recipe.data.max_length,
-        overlong=recipe.data.overlong,
+        too_long="error" if recipe.data.overlong == "refuse" else "drop",
         encode=encoder(tokenizer, recipe.data),
     )
 

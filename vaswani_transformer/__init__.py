@@ -2,8 +2,8 @@
 
 from .config import VaswaniTransformerConfig
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
+from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
-from .stacks import VaswaniTransformerPreTrainedModel
 from .tokenizer import VaswaniTransformerTokenizer
 
 __version__ = "0.1.0"

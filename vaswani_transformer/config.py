@@ -10,29 +10,29 @@ from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 
 @as_validated_field
-def count(value: int | None) -> None:
-    """A size or a number of parts: positive, or None where the field allows it."""
+def positive_int(value: int | None) -> None:
+    """Check a size or a count: positive, or None where the field allows it."""
     if value is not None and value < 1:
         raise ValueError(f"{value} is not positive; give a whole number of at least 1.")
 
 
 @as_validated_field
-def rate(value: float | int) -> None:
-    """A probability that may be nought but never one: a dropout rate or a share of smoothing."""
+def unit_rate(value: float | int) -> None:
+    """Check a dropout rate or a smoothing share: at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{value} is outside [0, 1); give a rate of at least 0 and below 1, for example 0.1.")
 
 
 @as_validated_field
-def positive(value: float | int) -> None:
-    """A positive and finite number."""
+def positive_float(value: float | int) -> None:
+    """Check a positive and finite number."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{value} is not positive and finite; give a number above 0, for example 1e-6.")
 
 
 @as_validated_field
-def activation(value: str) -> None:
-    """A name of one of Transformers' activation functions."""
+def activation_name(value: str) -> None:
+    """Check the name of one of Transformers' activation functions."""
     if value not in ACT2FN:
         raise ValueError(
             f"{value!r} is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
@@ -40,8 +40,8 @@ def activation(value: str) -> None:
 
 
 @as_validated_field
-def position_kind(value: str) -> None:
-    """How a position is told to the model."""
+def position_embedding_type(value: str) -> None:
+    """Check the type of position embedding."""
     if value not in ("sinusoidal", "learned"):
         raise ValueError(f"{value!r} is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).")
 
@@ -77,7 +77,7 @@ PAPER_SETTINGS: dict[str, dict[str, int | float | str]] = {
 
 @strict
 class VaswaniTransformerConfig(PreTrainedConfig):
-    """Everything that shapes the model; the defaults are the paper's base model (Table 3).
+    """The model's hyperparameters; the defaults are the paper's base model (Table 3).
 
     Args:
         vocab_size: entries of the vocabulary that source and target share (5.1).
@@ -88,24 +88,24 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         d_v: width of a head's values; None for d_model / num_heads.
         d_ff: inner width of the feed-forward networks (3.3).
         dropout: P_drop, on the output of each sub-layer and on the embedded inputs (5.4).
-        attention_dropout: rate on the attention weights, which the paper leaves alone.
-        activation_dropout: rate after the activation of the feed-forward networks, which the paper leaves alone.
+        attention_dropout: rate on the attention weights; the paper has none there.
+        activation_dropout: rate after the activation of the feed-forward networks; the paper has none there.
         activation_function: the activation of the feed-forward networks, "relu" in the paper.
         position_embedding: "sinusoidal" (3.5) or "learned" (Table 3, row E).
         max_position_embeddings: the size of the table of learned positions; sinusoids have no limit.
         attention_bias: whether the attention projections have biases; the paper writes none.
-        layer_norm_eps: epsilon of every layer normalisation.
+        layer_norm_eps: epsilon of every layer normalization.
         label_smoothing: eps_ls of the training loss (5.4).
         scale_embedding: whether embeddings are multiplied by sqrt(d_model) (3.4).
         tie_word_embeddings: whether the output projection is the embedding matrix (3.4); source and target share
-            theirs in any case.
-        use_cache: whether decoding keeps the keys and values of earlier steps.
+            one matrix in any case.
+        use_cache: whether decoding caches the keys and values of earlier steps.
         bos_token_id, pad_token_id, eos_token_id: `<s>`, `<pad>` and `</s>`.
         decoder_start_token_id: the token a target begins with; None for `bos_token_id`.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value has the wrong type, lies outside its range or does not
-            fit the others; the message names the field, the value and the way out.
+            fit the others; the message names the field, the value and a fix.
     """
 
     model_type = "vaswani_transformer"
@@ -117,23 +117,23 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     }
     base_model_fsdp_plan = {}
 
-    vocab_size: int = count(default=37000)
-    d_model: int = count(default=512)
-    encoder_layers: int = count(default=6)
-    decoder_layers: int = count(default=6)
-    num_heads: int = count(default=8)
-    d_k: int | None = count(default=None)
-    d_v: int | None = count(default=None)
-    d_ff: int = count(default=2048)
-    dropout: float | int = rate(default=0.1)
-    attention_dropout: float | int = rate(default=0.0)
-    activation_dropout: float | int = rate(default=0.0)
-    activation_function: str = activation(default="relu")
-    position_embedding: str = position_kind(default="sinusoidal")
-    max_position_embeddings: int = count(default=1024)
+    vocab_size: int = positive_int(default=37000)
+    d_model: int = positive_int(default=512)
+    encoder_layers: int = positive_int(default=6)
+    decoder_layers: int = positive_int(default=6)
+    num_heads: int = positive_int(default=8)
+    d_k: int | None = positive_int(default=None)
+    d_v: int | None = positive_int(default=None)
+    d_ff: int = positive_int(default=2048)
+    dropout: float | int = unit_rate(default=0.1)
+    attention_dropout: float | int = unit_rate(default=0.0)
+    activation_dropout: float | int = unit_rate(default=0.0)
+    activation_function: str = activation_name(default="relu")
+    position_embedding: str = position_embedding_type(default="sinusoidal")
+    max_position_embeddings: int = positive_int(default=1024)
     attention_bias: bool = False
-    layer_norm_eps: float | int = positive(default=1e-6)
-    label_smoothing: float | int = rate(default=0.1)
+    layer_norm_eps: float | int = positive_float(default=1e-6)
+    label_smoothing: float | int = unit_rate(default=0.1)
     scale_embedding: bool = True
     tie_word_embeddings: bool = True
     use_cache: bool = True
@@ -145,21 +145,21 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """d_k, the width of a head's queries and keys."""
+        """Return d_k, the width of a head's queries and keys."""
         return self.d_k if self.d_k is not None else self.d_model // self.num_heads
 
     @property
     def value_head_dim(self) -> int:
-        """d_v, the width of a head's values."""
+        """Return d_v, the width of a head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
     def target_start_token_id(self) -> int | None:
-        """The token that every target begins with."""
+        """Return the id of the token that every decoder input begins with."""
         return self.decoder_start_token_id if self.decoder_start_token_id is not None else self.bos_token_id
 
     def validate_architecture(self) -> None:
-        """Refuse widths that do not go together."""
+        """Check that the widths fit together."""
         if self.position_embedding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model ({self.d_model}) must be even for sinusoidal positions, which come in pairs of a sine and a "
@@ -172,7 +172,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_token_ids(self) -> None:
-        """Refuse special tokens that the vocabulary does not hold."""
+        """Check that every special token lies inside the vocabulary."""
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             value = getattr(self, name)
             for token_id in value if isinstance(value, list) else [value]:
@@ -183,10 +183,10 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                     )
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The configuration of one stack, where `decoder` or `encoder` asks for it: `num_hidden_layers` is its own.
+        """Return the configuration of one stack, with that stack's number of layers as `num_hidden_layers`.
 
-        Transformers' own copies and writes out the whole configuration for it, which takes longer than a step of a
-        small model, and `generate()` asks several times.
+        Transformers' method serializes the whole configuration first. `generate()` calls it several times, and each
+        call takes longer than a decoder step of a small model.
         """
         if decoder == encoder:
             return super().get_text_config(decoder, encoder)
@@ -196,26 +196,30 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """As every configuration; the installed package has its own pipeline and needs no trust in a published one."""
+        """Build the configuration from a config.json's contents.
+
+        The installed package drops `custom_pipelines`: it has its own pipeline and needs no remote code for it.
+        """
         if not cls.__module__.startswith(TRANSFORMERS_DYNAMIC_MODULE_NAME):
             config_dict = {name: value for name, value in config_dict.items() if name != "custom_pipelines"}
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def from_paper(cls, name: str, **overrides: int | float | str | bool | None) -> Self:
-        """The configuration of one of the paper's models.
+        """Return the configuration of one of the paper's models.
 
-        It says nothing of the search. `model.use_paper_decoding()` sets that of 6.1; for parsing (6.3)
-        `model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)` goes on.
+        The search is set on the model: `model.use_paper_decoding()` sets that of 6.1, and after it
+        `model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)` that of
+        parsing (6.3).
 
         Args:
             name: a row of Table 3 ("base", "big", "A-h1" ... "E"), "big-en-fr" (6.1), "parsing" or
-                "parsing-semi-supervised" (6.3; 8 heads of 128 are our reading, as the dropout the paper tuned there
-                but did not print stays at 0.1).
-            **overrides: fields to set otherwise, as for the class itself.
+                "parsing-semi-supervised" (6.3; the paper prints neither the heads nor the tuned dropout: 8 heads of 128
+                and a dropout of 0.1 are this project's reading).
+            **overrides: fields to set to other values.
 
         Raises:
-            ValueError: the paper has no model of that name; the message lists those it has.
+            ValueError: the paper has no model of that name; the message lists the names.
         """
         if name not in PAPER_SETTINGS:
             raise ValueError(f"{name!r} is not a model of the paper; choose one of {', '.join(PAPER_SETTINGS)}.")

@@ -15,13 +15,15 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from transformers.utils import logging
 
 from .attention import MultiHeadAttention
+from .body import is_unwrapped_linear
 from .config import VaswaniTransformerConfig
+from .decoder import VaswaniTransformerDecoder
 from .embeddings import LearnedPositions, sinusoids
+from .encoder import VaswaniTransformerEncoder
 from .folders import new_folder
 from .generation import LENGTH_PENALTY_TYPES, length_penalty
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
-from .model import VaswaniTransformerForConditionalGeneration, is_plain
-from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from .model import VaswaniTransformerForConditionalGeneration
 
 logger = logging.get_logger(__name__)
 
@@ -95,7 +97,7 @@ def refuse_model(model: nn.Module, quantization: str | None, positions: int) -> 
             raise ValueError(f"CTranslate2 takes one token as {name}, and the configuration has {value}; set one.")
     for name, module in model.named_modules():
         has_kind = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
-        if has_kind and (not is_plain(module) or cast(nn.Linear, module).weight.is_meta):
+        if has_kind and (not is_unwrapped_linear(module) or cast(nn.Linear, module).weight.is_meta):
             raise ValueError(
                 f"{name} is a {type(module).__name__} that is more than its weight, or not here; merge adapters with "
                 "merge_and_unload(), and load the model whole, without device_map or preparation for inference."

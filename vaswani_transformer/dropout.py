@@ -1,15 +1,15 @@
-"""Dropout (5.4) whose masks take a CPU few draws."""
+"""Dropout (5.4) that draws few random numbers on a CPU."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """Zeroes each number with probability p while training, and multiplies the others by 1 / (1 - p).
+    """Zeroes each element with probability p in training mode, and scales the others by 1 / (1 - p).
 
-    torch draws a number for every element, one after another, which takes a CPU up to a fifth of a training step.
-    Here a draw of 64 bits decides on four elements, with p rounded to 1/65536. On accelerators and under compilation
-    it is torch's own.
+    On a CPU torch draws one random number per element, which takes up to a fifth of a training step. Here one 64-bit
+    draw decides four elements, with p rounded to 1/65536. On accelerators and under compilation torch's own dropout
+    runs.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Token embeddings scaled by sqrt(d_model) and the two kinds of positions added to them (3.4, 3.5).
+"""Token embeddings scaled by sqrt(d_model), and the positional encodings added to them (3.4, 3.5).
 
-B batch, S positions of a text, P positions of a table.
+B batch, S tokens of a text, P positions of a table.
 """
 
 import torch
@@ -15,7 +15,7 @@ class ScaledEmbedding(nn.Embedding):
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__(config.vocab_size, config.d_model)
-        # PEFT scales what it adds to an embedding by the attribute of this name.
+        # PEFT reads the attribute of this name to scale its own term of an embedding.
         self.embed_scale = config.d_model**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input: Tensor) -> Tensor:
@@ -23,25 +23,25 @@ class ScaledEmbedding(nn.Embedding):
 
 
 def count_positions(attention_mask: Tensor) -> Tensor:
-    """The position of each token, counted over unmasked tokens alone, so that padding on either side moves nothing.
+    """Return the position of each token, counted over unmasked tokens only: padding on either side changes nothing.
 
     Args:
         attention_mask: (B, S), nonzero where a token stands.
 
     Returns:
-        (B, S) whole numbers from 0; a masked place gets the position of the token before it, or 0.
+        (B, S) integers from 0; a masked token gets the position of the token before it, or 0.
     """
     return (attention_mask.ne(0).cumsum(-1) - 1).clamp(min=0)
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same (3.5), in float32.
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(same) (3.5), in float32.
 
     Args:
-        positions: whole numbers of any shape and any size.
+        positions: integers of any shape and any size.
 
     Returns:
-        (*positions.shape, d_model): sine and cosine of one frequency side by side.
+        (*positions.shape, d_model): the sine and the cosine of one frequency are neighbors.
     """
     exponents = torch.arange(0, d_model, 2, dtype=torch.float32, device=positions.device) / d_model
     angles = positions.to(torch.float32).unsqueeze(-1) * 10000.0**-exponents  # (..., d_model / 2)
@@ -49,21 +49,24 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """The paper's positions: computed when they are needed, never stored, without a limit (3.5)."""
+    """The paper's positions (3.5): computed when needed, never stored, at any length."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
         self.d_model = config.d_model
 
-    def forward(self, positions: Tensor, bound: int | None = None) -> Tensor:
-        """The rows of `positions` (B or 1, S); where all lie below `bound`, each row is computed once and gathered."""
-        if bound is None or positions.shape[0] == 1:
+    def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
+        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
+
+        Where all positions lie below `max_position`, each encoding is computed once and gathered.
+        """
+        if max_position is None or positions.shape[0] == 1:
             return sinusoids(positions, self.d_model)  # (B or 1, S, d_model)
-        rows = sinusoids(torch.arange(bound, device=positions.device), self.d_model)  # (P, d_model)
+        rows = sinusoids(torch.arange(max_position, device=positions.device), self.d_model)  # (P, d_model)
         return nn.functional.embedding(positions, rows)  # (B, S, d_model)
 
-    def first(self, count: int) -> Tensor:
-        """The rows (count, d_model) of the first positions, on the CPU."""
+    def first_positions(self, count: int) -> Tensor:
+        """Return the encodings (count, d_model) of the first positions, on the CPU."""
         return sinusoids(torch.arange(count), self.d_model)
 
 
@@ -74,14 +77,14 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.table = nn.Embedding(config.max_position_embeddings, config.d_model)
 
-    def forward(self, positions: Tensor, bound: int | None = None) -> Tensor:
-        """The rows of `positions` (B or 1, S).
+    def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
+        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
 
         Raises:
             ValueError: a text is longer than the table.
         """
         size = self.table.num_embeddings
-        is_sure = torch.compiler.is_compiling() or (bound is not None and bound <= size)
+        is_sure = torch.compiler.is_compiling() or (max_position is not None and max_position <= size)
         if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > size:
             raise ValueError(
                 f"A text of {length} tokens is longer than the table of {size} learned positions; "
@@ -89,8 +92,8 @@ class LearnedPositions(nn.Module):
             )
         return self.table(positions)  # (B or 1, S, d_model)
 
-    def first(self, count: int) -> Tensor:
-        """The rows (count, d_model) of the first positions, or all where there are fewer."""
+    def first_positions(self, count: int) -> Tensor:
+        """Return the encodings (count, d_model) of the first positions, or all where the table has fewer."""
         return self.table.weight[:count]
 
 
@@ -98,14 +101,14 @@ POSITIONS = {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}
 
 
 class InputEmbedding(nn.Module):
-    """Dropout of "the sums of the embeddings and the positional encodings" (3.4, 3.5, 5.4)."""
+    """Applies dropout to "the sums of the embeddings and the positional encodings" (3.4, 3.5, 5.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
         self.positions = POSITIONS[config.position_embedding](config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, inputs_embeds: Tensor, positions: Tensor, bound: int | None = None) -> Tensor:
-        """`inputs_embeds` (B, S, d_model), scaled; `positions` (B or 1, S), below `bound` if that is given."""
-        embedded = inputs_embeds + self.positions(positions, bound)  # (B, S, d_model), in float32 beside sinusoids
+    def forward(self, inputs_embeds: Tensor, positions: Tensor, max_position: int | None = None) -> Tensor:
+        """Add positions (B or 1, S), all below `max_position` if given, to scaled embeddings (B, S, d_model)."""
+        embedded = inputs_embeds + self.positions(positions, max_position)  # (B, S, d_model); float32 with sinusoids
         return self.dropout(embedded.to(inputs_embeds.dtype))

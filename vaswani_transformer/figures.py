@@ -24,7 +24,7 @@ from .attention_weights import STACKS, Attentions, attentions_of
 from .embeddings import sinusoids
 from .folders import loading, refuse_missing_folder
 from .lines import LineError
-from .optimization import learning_rate
+from .schedule import learning_rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .beam_cache import ROOM
 from .embeddings import LearnedPositions, count_positions
+from .encoder import VaswaniTransformerEncoder
 from .next_token import FlatLayer, attend, embedding_of
-from .stacks import VaswaniTransformerEncoder
 
 # Whether a call of `generate()` asks, which wants the encoder's output and nothing on the way to it.
 GENERATES: ContextVar[bool] = ContextVar("generates", default=False)
@@ -54,7 +54,7 @@ class Encoding:
         """The encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` (B, S) is 0 at padding."""
         sources, length = input_ids.shape
         if length > len(positions := self.positions):
-            self.positions = positions = self.encode.first(length + ROOM)
+            self.positions = positions = self.encode.first_positions(length + ROOM)
         rows = positions[:length]
         mask = rows.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):

@@ -18,13 +18,14 @@ from transformers.utils import logging
 
 from .attention import CausalSelfAttention, SelfAttention
 from .beam_cache import BeamCache
+from .decoder import VaswaniTransformerDecoder
 from .dropout import Dropout
+from .encoder import VaswaniTransformerEncoder
 from .flat_encoder import GENERATES, flatten_encoder, in_place_of
 from .generation import COURSE
 from .layers import FeedForward
 from .model import VaswaniTransformerForConditionalGeneration
 from .next_token import NextOutput, without_detours
-from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 logger = logging.get_logger(__name__)
 
@@ -268,7 +269,7 @@ class Prepared:
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Never:
         raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
 
-    push_to_hub = with_code = state_dict = save_pretrained
+    push_to_hub = with_remote_code = state_dict = save_pretrained
 
     def __reduce_ex__(self, protocol: Any) -> Never:
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """The feed-forward network, the residual connection around a sub-layer, and the layers of both stacks (3.1, 3.3).
 
-B batch, S source, T target. Every sub-layer's output is LayerNorm(x + Dropout(Sublayer(x))): the norm comes last, as
-in the paper ("post-norm").
+B batch, S source, T target, k target rows of one source row. The norm follows the residual connection ("post-norm"),
+as in the paper: every sub-layer returns LayerNorm(x + Dropout(Sublayer(x))).
 """
 
 from torch import Tensor, nn
@@ -15,9 +15,9 @@ from .dropout import Dropout
 
 
 class FeedForward(nn.Module):
-    """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, for each position alike (3.3).
+    """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, the same at each position (3.3).
 
-    The activation is an option, and so is dropout behind it; the paper has ReLU and none.
+    Another activation and dropout after it are options; the paper has ReLU and no dropout there.
     """
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
@@ -55,21 +55,24 @@ class VaswaniTransformerEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_add_norm = AddAndNorm(config)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object) -> Tensor:
-        """`hidden_states` (B, S, d_model), also what is returned; `attention_mask` as the attention takes it."""
+        """Map `hidden_states` (B, S, d_model) to the layer's output of the same shape."""
         attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
         hidden_states = self.self_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
 
 class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
-    """Masked self-attention, attention over the encoder's output, and a feed-forward network (3.1).
+    """Masked self-attention, cross-attention and a feed-forward network, each with its residual and norm (3.1).
 
-    Without an encoder's output the second sub-layer is left out.
+    Without `encoder_hidden_states` the layer skips cross-attention. A subclass with another self-attention sets
+    `self_attention`.
     """
+
+    self_attention: type[SelfAttention] = CausalSelfAttention
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = CausalSelfAttention(config, layer_idx)
+        self.self_attn = self.self_attention(config, layer_idx)
         self.self_attn_add_norm = AddAndNorm(config)
         self.cross_attn = CrossAttention(config, layer_idx)
         self.cross_attn_add_norm = AddAndNorm(config)
@@ -85,14 +88,14 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> Tensor:
-        """`hidden_states` (k B, T, d_model), also what is returned; `encoder_hidden_states` (B, S, d_model)."""
+        """Map states (k B, T, d_model) to the same shape, attending to `encoder_hidden_states` (B, S, d_model)."""
         attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
         hidden_states = self.self_attn_add_norm(hidden_states, attended)
         if encoder_hidden_states is not None:
-            drawn, _ = self.cross_attn(
+            attended, _ = self.cross_attn(
                 hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
             )
-            hidden_states = self.cross_attn_add_norm(hidden_states, drawn)
+            hidden_states = self.cross_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
 

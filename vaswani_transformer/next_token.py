@@ -13,9 +13,9 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from .attention import CrossAttention
 from .beam_cache import ROOM, BeamCache
+from .decoder import VaswaniTransformerDecoder
 from .embeddings import ScaledEmbedding
 from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
-from .stacks import VaswaniTransformerDecoder
 
 Step = Callable[[Tensor], Tensor]
 Parameters = tuple[Tensor, Tensor | None]  # a linear layer's weight (out, in) and bias
@@ -59,7 +59,7 @@ class Drawing:
 
     def __init__(self, attention: CrossAttention) -> None:
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
-        self.remember = attention.cached_memory
+        self.remember = attention.source_key_values
         self.ask, self.combine = map(without_detours, (attention.q_proj, attention.o_proj))
         found = [getattr(layer, "unpacked", lambda: None)() for layer in (attention.q_proj, attention.o_proj)]
         self.weights = None if None in found else self.weights_by_head(*cast(Any, found))
@@ -214,7 +214,7 @@ class NextOutput:
             targets.draws = self.draws(memory, source_mask, cache, targets.num_targets)
         targets.begin()
         if targets.length > len(positions := self.positions):
-            self.positions = positions = self.encode.first(targets.length + ROOM).unbind()
+            self.positions = positions = self.encode.first_positions(targets.length + ROOM).unbind()
         hidden_states = self.embed(input_ids[:, 0], positions[targets.length - 1])  # (k B, d_model)
         for layer, draw in zip(self.layers, targets.draws, strict=True):
             hidden_states = layer(hidden_states, targets, draw)

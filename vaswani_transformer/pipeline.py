@@ -106,8 +106,8 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         published = copy.copy(self)
         for name in ("model", "tokenizer"):
             part = getattr(self, name)
-            if hasattr(part, "with_code"):
-                setattr(published, name, part.with_code())
+            if hasattr(part, "with_remote_code"):
+                setattr(published, name, part.with_remote_code())
         super(VaswaniTransformerTranslationPipeline, published).save_pretrained(save_directory, **kwargs)
 
 

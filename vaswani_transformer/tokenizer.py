@@ -115,7 +115,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
         return cls(tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names)
 
-    def with_code(self) -> Self:
+    def with_remote_code(self) -> Self:
         """This tokenizer, over the same vocabulary, whose `save_pretrained` adds the package's code and `auto_map`.
 
         A shallow copy that counts as registered for AutoTokenizer; this tokenizer and its class stay as they are.
@@ -126,7 +126,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
         """Publish the tokenizer with the code that loads it, in one commit; the settings are those of every one."""
-        return super(VaswaniTransformerTokenizer, self.with_code()).push_to_hub(repo_id, **settings)
+        return super(VaswaniTransformerTokenizer, self.with_remote_code()).push_to_hub(repo_id, **settings)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """As every tokenizer: without the code, unless `register_for_auto_class()` or `push_to_hub=True` asks for it.
@@ -134,7 +134,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         A folder does not say from where this tokenizer was loaded, nor name code that it does not hold.
         """
         if kwargs.get("push_to_hub") and self._auto_class is None:
-            return self.with_code().save_pretrained(save_directory, *args, **kwargs)
+            return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
         self.init_kwargs = {name: value for name, value in self.init_kwargs.items() if name not in WHERE_IT_CAME_FROM}
         return super().save_pretrained(save_directory, *args, **kwargs)
 

@@ -29,7 +29,7 @@ from training import data, train
 from training.checkpoints import alone_in, last_checkpoint, step_of
 from training.recipe import RecipeError, load_recipe
 from training.train import changed, prepare, prepare_folder, run
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer, optimization
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer, batching
 
 
 def kill_after(step, process, folder):
@@ -175,7 +175,7 @@ def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one
     streamed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(data, "LOOK", 16)
-    monkeypatch.setattr(optimization, "ENCODED_AT_ONCE", 1)
+    monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
     good = path.read_text()
     lines = good.split("\n")

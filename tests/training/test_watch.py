@@ -27,7 +27,8 @@ from training.train import model_config, run
 from training.trainer import LowerLossDecides, StopAfterMinutes
 from training.watch import PHASES, CudaStopwatch, Stopwatch, Watch, peak_teraflops, shares, time_line, training_flops
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.optimization import TokenBudgetBatchSampler, learning_rate, paper_adam, paper_schedule
+from vaswani_transformer.batching import TokenBudgetBatchSampler
+from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Equation (3), the paper's Adam and the batches by token budget."""
+"""Batches under a token budget, of a data set in memory and of a stream."""
 
 import itertools
 import math
@@ -14,14 +14,9 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 from transformers.testing_utils import CaptureLogger
 
 from tests.helpers import PAIRS, model_of_pairs, tiny_model
-from vaswani_transformer import optimization
-from vaswani_transformer.optimization import (
-    TokenBudgetBatches,
-    TokenBudgetBatchSampler,
-    learning_rate,
-    paper_adam,
-    paper_schedule,
-)
+from vaswani_transformer import batching
+from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=8, max_size=200)
 
@@ -114,7 +109,7 @@ def test_a_pair_beyond_the_budget_is_refused():
 
 
 def test_too_few_pairs_for_the_parts_of_a_step_are_refused():
-    with pytest.raises(ValueError, match=r"2 pairs cannot be split over 4 parts"):
+    with pytest.raises(ValueError, match=r"2 pairs cannot be split over the 4 micro-batches"):
         sampler([(3, 3), (3, 3)], num_processes=2, accumulation=2)
 
 
@@ -130,7 +125,7 @@ class Stream:
 
 
 def streamed(pairs, **options):
-    return TokenBudgetBatches(Stream(pairs), **{"source_tokens": 60, "target_tokens": 60, "pool_size": 60} | options)
+    return TokenBudgetBatches(Stream(pairs), **{"source_tokens": 60, "target_tokens": 60, "buffer_size": 60} | options)
 
 
 def numbers(batches):
@@ -168,7 +163,7 @@ def test_every_streamed_step_keeps_to_both_budgets_and_a_part_to_its_share_but_f
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=72, max_size=300), st.integers(0, 3))
 def test_a_streamed_step_is_the_same_on_any_number_of_processes_and_in_any_number_of_parts(pairs, epoch):
-    """Where it has a pair for every part; but for the last of a pool, every step of such short pairs has."""
+    """Where it has a pair for every part; but for the last of a buffer, every step of such short pairs has."""
     (whole,) = ranks_of(pairs, 1, 1, epoch)
     assume(min(map(len, whole)) >= 6)
     for num_processes, accumulation in ((2, 1), (1, 3), (3, 2)):
@@ -180,11 +175,11 @@ def test_a_streamed_step_is_the_same_on_any_number_of_processes_and_in_any_numbe
         assert steps == [sorted(batch) for batch in whole]
 
 
-def test_a_set_that_fits_in_a_pool_has_the_steps_of_the_sampler():
+def test_a_set_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
     lengths = [sorted(pairs[number] for number in batch) for batch in sampler(pairs)]
-    own = numbers(streamed(pairs, pool_size=300).batches_of(0))
+    own = numbers(streamed(pairs, buffer_size=300).batches_of(0))
     assert sorted(lengths) == sorted(sorted(pairs[number] for number in batch) for batch in own)
 
 
@@ -234,21 +229,21 @@ class CountedStream(Stream):
         return map(Counted, super().__iter__())
 
 
-@pytest.mark.parametrize("pool_size", [50, 200])
-def test_no_more_pairs_are_held_than_a_pool_and_the_tenth_that_is_read_ahead(pool_size):
+@pytest.mark.parametrize("buffer_size", [50, 200])
+def test_no_more_pairs_are_held_than_a_buffer_and_the_tenth_that_is_read_ahead(buffer_size):
     Counted.most = 0
     generator = random.Random(0)
     pairs = [(generator.randint(1, 30), generator.randint(1, 30)) for _ in range(2000)]
-    for _ in TokenBudgetBatches(CountedStream(pairs), 60, 60, pool_size=pool_size).batches_of(0):
+    for _ in TokenBudgetBatches(CountedStream(pairs), 60, 60, buffer_size=buffer_size).batches_of(0):
         pass
-    assert pool_size < Counted.most <= pool_size + pool_size // 10 + 60  # and the batch in hand
+    assert buffer_size < Counted.most <= buffer_size + buffer_size // 10 + 60  # and the batch in hand
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(0, 200))
 def test_a_stream_goes_on_from_where_it_was_left(pairs, accumulation, steps):
     """Bit for bit, also in a later epoch, and on another number of processes from the same step."""
     pairs = [(9, 40), *pairs]  # which is dropped
-    options = {"accumulation": accumulation, "max_length": 30, "overlong": "drop"}
+    options = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"}
     left = streamed(pairs, **options)
     batches = iter(left)
     list(itertools.islice(batches, steps * accumulation))
@@ -285,15 +280,15 @@ def test_what_was_had_is_not_encoded_again():
     resumed.load_state_dict(own.state_dict())
     encoded.clear()
     assert numbers([next(iter(resumed))]) == plain[-1:]
-    assert encoded == list(range(240, 300))  # the last pool alone
-    with pytest.raises(ValueError, match=r"encode made 2 pairs of 300 items; it must make one of each"):
+    assert encoded == list(range(240, 300))  # the last buffer only
+    with pytest.raises(ValueError, match=r"encode returned 2 pairs for 300 items; return one for each"):
         next(iter(streamed(pairs, encode=lambda items: items[:2])))
 
 
 def test_a_sharded_data_set_is_shuffled_upstream_and_still_goes_on_exactly():
     rows = [{"number": number, "input_ids": [5] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
     shards = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=6)
-    own, other = (TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, pool_size=60) for _ in range(2))
+    own, other = (TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, buffer_size=60) for _ in range(2))
     first, second = (numbers(own.batches_of(epoch)) for epoch in (0, 1))
     for epoch in (first, second):
         assert sorted(itertools.chain(*epoch)) == list(range(300))
@@ -309,33 +304,33 @@ def test_overlong_streamed_pairs_are_refused_or_dropped_with_a_count():
         next(iter(streamed(pairs)))
     with pytest.raises(ValueError, match=r"Pair 2 has 31 source and 3 target tokens, more than 30 and 30"):
         next(iter(streamed([*pairs[:1], *pairs[2:]], max_length=30)))
-    with CaptureLogger(optimization.logger) as captured:
-        assert numbers(streamed(pairs, overlong="drop", max_length=30).batches_of(4)) == [[0, 2]]
-    assert "Epoch 4: left out 2 of 4 pairs, longer than 30 source or 30 target tokens." in captured.out
-    with CaptureLogger(optimization.logger) as captured:
-        list(streamed(pairs, overlong="drop", num_processes=2, rank=1).batches_of(0))
+    with CaptureLogger(batching.logger) as captured:
+        assert numbers(streamed(pairs, too_long="drop", max_length=30).batches_of(4)) == [[0, 2]]
+    assert "Epoch 4: dropped 2 of 4 pairs, longer than 30 source or 30 target tokens." in captured.out
+    with CaptureLogger(batching.logger) as captured:
+        list(streamed(pairs, too_long="drop", num_processes=2, rank=1).batches_of(0))
     assert not captured.out  # one rank says it for all
 
 
 def test_the_count_of_dropped_pairs_goes_on_with_the_stream():
     pairs = [(3, 61 if number % 10 == 0 else 3) for number in range(300)]
-    own, resumed = (streamed(pairs, overlong="drop") for _ in range(2))
+    own, resumed = (streamed(pairs, too_long="drop") for _ in range(2))
     list(itertools.islice(own, 7))
     assert own.state_dict()["dropped"] > 0
     resumed.load_state_dict(own.state_dict())
-    with CaptureLogger(optimization.logger) as captured:
+    with CaptureLogger(batching.logger) as captured:
         list(itertools.islice(resumed, 12))
     assert resumed.epoch == 1
-    assert "left out 30 of 300 pairs" in captured.out
+    assert "dropped 30 of 300 pairs" in captured.out
 
 
 def test_a_stream_that_cannot_be_dealt_is_refused():
     with pytest.raises(ValueError, match=r"an iterator \(generator\), which ends with the first epoch"):
         TokenBudgetBatches(iter(Stream([(3, 3)])))
-    with pytest.raises(ValueError, match=r"pool of 30 pairs is too small for 4 parts of a step; give at least 40"):
-        streamed([(3, 3)], pool_size=30, num_processes=2, accumulation=2)
-    with pytest.raises(ValueError, match=r"3 pairs, 1 overlong ones left out, cannot be split over 4 parts"):
-        next(iter(streamed([(3, 3), (3, 99)] + [(3, 3)] * 2, num_processes=2, accumulation=2, overlong="drop")))
+    with pytest.raises(ValueError, match=r"buffer_size \(30\) is too small for the 4 micro-batches .* at least 40"):
+        streamed([(3, 3)], buffer_size=30, num_processes=2, accumulation=2)
+    with pytest.raises(ValueError, match=r"3 pairs, without 1 that are too long, cannot be split over the 4"):
+        next(iter(streamed([(3, 3), (3, 99)] + [(3, 3)] * 2, num_processes=2, accumulation=2, too_long="drop")))
 
 
 def first_batches(own, workers):
@@ -352,29 +347,29 @@ def test_one_worker_process_gives_the_same_batches_and_several_are_refused():
 
 
 def padding_share(batches):
-    cells = tokens = 0
+    positions = tokens = 0
     for batch in batches:
         for side in ("input_ids", "labels"):
             lengths = [len(pair[side]) for pair in batch]
-            cells += len(lengths) * max(lengths)
+            positions += len(lengths) * max(lengths)
             tokens += sum(lengths)
-    return 1 - tokens / cells
+    return 1 - tokens / positions
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pool_size", "tokens", "share"), [(20_000, 4_096, 0.04), (20_000, 25_000, 0.12), (100_000, 25_000, 0.05)]
+    ("buffer_size", "tokens", "share"), [(20_000, 4_096, 0.04), (20_000, 25_000, 0.12), (100_000, 25_000, 0.05)]
 )
-def test_padding_falls_with_the_pool_and_rises_with_the_step(pool_size, tokens, share):
-    """Bounds just above what the batches come to; a pool of 20,000 is but 28 steps of 25,000 tokens, each of which has
-    a twenty-eighth of all lengths in it.
+def test_padding_falls_with_the_buffer_and_rises_with_the_step(buffer_size, tokens, share):
+    """Bounds are just above the measured share; a buffer of 20,000 makes only 28 steps of 25,000 tokens, each of which
+    has a twenty-eighth of all lengths.
     """
     generator = random.Random(0)
     pairs = []
     for _ in range(100_000):
         length = max(2, round(generator.lognormvariate(math.log(25), 0.5)))
         pairs.append((length, max(2, round(length * generator.uniform(0.9, 1.2)))))
-    own = TokenBudgetBatches(Stream(pairs), tokens, tokens, pool_size=pool_size)
+    own = TokenBudgetBatches(Stream(pairs), tokens, tokens, buffer_size=buffer_size)
     assert padding_share(own.batches_of(0)) < share
 
 
@@ -386,7 +381,7 @@ class StreamTrainer(Seq2SeqTrainer):
 
 
 class TextStream:
-    """The six pairs, with which a model can be trained, so often that an epoch has several pools."""
+    """The six pairs, with which a model can be trained, so often that an epoch has several buffers."""
 
     def __init__(self, tokenizer):
         self.rows = [
@@ -408,7 +403,7 @@ def test_the_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_p
     def train(folder, resume=None):
         torch.manual_seed(7)
         model = tiny_model(vocab_size=len(tokenizer)).train()
-        batches = TokenBudgetBatches(TextStream(tokenizer), 60, 60, accumulation=accumulation, pool_size=20)
+        batches = TokenBudgetBatches(TextStream(tokenizer), 60, 60, accumulation=accumulation, buffer_size=20)
         optimizer = paper_adam(model.parameters())
         assert len(list(batches.batches_of(0))) < 15 * accumulation
         arguments = Seq2SeqTrainingArguments(
@@ -435,38 +430,3 @@ def test_the_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_p
     whole = train(tmp_path / "whole")
     resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-17"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_the_learning_rate_is_equation_three():
-    assert learning_rate(1, 512) == pytest.approx(4000**-1.5 * 512**-0.5)
-    assert learning_rate(4000, 512) == pytest.approx(512**-0.5 * 4000**-0.5)  # the peak, about 7.0e-4
-    assert learning_rate(100_000, 512) == pytest.approx(512**-0.5 * 100_000**-0.5)
-
-
-def test_the_schedule_gives_step_n_the_rate_of_step_n():
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = paper_adam([weight])
-    schedule = paper_schedule(optimizer, d_model=64, warmup_steps=3, scale=2.0)
-    for step in range(1, 8):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * learning_rate(step, 64, 3))
-        weight.grad = torch.ones(1)
-        optimizer.step()
-        schedule.step()
-
-
-def test_adam_has_the_papers_settings():
-    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(2))])
-    settings = optimizer.param_groups[0]
-    assert (settings["betas"], settings["eps"], settings["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
-
-
-def test_a_step_of_adam_is_its_definition():
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    optimizer = paper_adam([weight])
-    paper_schedule(optimizer, d_model=16, warmup_steps=2)
-    gradient = torch.tensor([0.3, -0.7], dtype=torch.float64)
-    weight.grad = gradient.clone()
-    optimizer.step()
-    rate = learning_rate(1, 16, 2)  # in the first step both moments, corrected, are the gradient and its square
-    expected = torch.tensor([1.0, -2.0], dtype=torch.float64) - rate * gradient / (gradient.abs() + 1e-9)
-    torch.testing.assert_close(weight.detach(), expected)

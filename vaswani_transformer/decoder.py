@@ -1,0 +1,143 @@
+"""The decoder: a stack of N layers over the embedded target, which attends to the encoder's output (3.1).
+
+B batch, S source, T target, k target rows of one source row.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import CausalSelfAttention, CrossAttention
+from .config import VaswaniTransformerConfig
+from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
+from .layers import VaswaniTransformerDecoderLayer
+from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
+
+
+class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
+    """A stack of N identical layers over the embedded target, which attends to the encoder's output (3.1).
+
+    A subclass exchanges its layers (`layer_class`), its self-attention mask (`self_attention_mask`) or the way through
+    its layers (`run_layers`), and leaves `forward` as it is.
+    """
+
+    layer_class: type[nn.Module] = VaswaniTransformerDecoderLayer
+    _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
+    _fsdp_plan = {"layers.*": "free_full_weight"}
+    _can_record_outputs = {
+        "hidden_states": VaswaniTransformerDecoderLayer,
+        "attentions": OutputRecorder(CausalSelfAttention, index=1),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+    }
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = ScaledEmbedding(config)
+        self.input_embedding = InputEmbedding(config)
+        self.layers = nn.ModuleList(self.layer_class(config, layer_idx) for layer_idx in range(config.decoder_layers))
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode a target, or with a cache its next tokens.
+
+        Args:
+            input_ids: (k B, T) token ids, a target shifted right; with a cache only those that it does not hold yet.
+            attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
+            position_ids: (k B, T); None: counted over unmasked tokens.
+            encoder_hidden_states: (B, S, d_model), the encoder's output; None leaves cross-attention out. Row i of
+                the target belongs to source i // k.
+            encoder_attention_mask: (B, S), 0 where a source token is padding.
+            past_key_values: keys and values of the earlier tokens and of the source, which the call extends.
+            inputs_embeds: (k B, T, d_model), scaled embeddings in place of `input_ids`.
+            use_cache: whether to return a cache; None: the configuration's default.
+
+        Returns:
+            `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`
+            and `cross_attentions`.
+
+        Raises:
+            ValueError: neither or both of `input_ids` and `inputs_embeds`; a target longer than learned positions;
+                target rows that are no multiple of the source rows.
+        """
+        check_single_input(input_ids, inputs_embeds, prefix="decoder_")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
+        mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)
+        hidden_states = self.run_layers(
+            self.input_embedding(inputs_embeds, position_ids, max_position),
+            mask,
+            encoder_hidden_states,
+            encoder_attention_mask=source_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
+
+    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Pass `hidden_states` (k B, T, d_model) through every layer; the other arguments are the layers' own."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
+        return hidden_states
+
+    def self_attention_mask(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
+    ) -> Tensor | BlockMask | None:
+        """Return the causal mask of self-attention, in the form that the attention implementation takes."""
+        target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        return create_causal_mask(self.config, inputs_embeds, attention_mask, target_cache)
+
+    def target_positions(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, int | None]:
+        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known."""
+        if position_ids is not None:
+            return position_ids, None
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
+        positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
+        return (positions, length) if cache is None else (positions + cache.get_seq_length(), None)
+
+    def source_mask(
+        self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor | BlockMask | None:
+        """Return the mask of cross-attention, whose queries are all target rows of a source side by side."""
+        if encoder_hidden_states is None:
+            return None
+        rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
+        if rows != sources:
+            if rows % sources:
+                raise ValueError(
+                    f"The target has {rows} rows and the source {sources}; give each source row the same number of "
+                    "target rows, or one row each."
+                )
+            inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)
+        return create_bidirectional_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
+
+
+__all__ = ["VaswaniTransformerDecoder"]

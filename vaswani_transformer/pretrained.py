@@ -1,0 +1,117 @@
+"""What every model of the package shares: initialization, distribution plans, and saving with its code."""
+
+import copy
+import os
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_utils import PreTrainedModel
+
+from .config import VaswaniTransformerConfig
+
+_ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
+_FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
+
+
+def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    """Return a stack's tensor-parallel plan: whole heads and inner units on each device, embeddings split by row."""
+    plan = {f"layers.*.{name}.{proj}": style for name in attentions for proj, style in _ATTENTION_PLAN.items()}
+    return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
+
+
+def check_single_input(input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> None:
+    """Raise ValueError unless exactly one of the two inputs is given."""
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither was" if input_ids is None else "both were"
+        raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
+
+
+class VaswaniTransformerPreTrainedModel(PreTrainedModel):
+    """Base class of the package's models: initialization, capabilities, saving and publishing."""
+
+    config_class = VaswaniTransformerConfig
+    config: VaswaniTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _own_auto_class = "AutoModel"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "VaswaniTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as tensor2tensor does; the paper gives no initialization.
+
+        Projections are Glorot-uniform, embeddings and learned positions normal with std d_model^-0.5, biases 0, norms
+        1 and 0.
+        """
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | None = None) -> None:
+        """Make `save_pretrained` add the package's code, so that `auto_class` loads it with trust_remote_code=True.
+
+        Args:
+            auto_class: the Auto class; None for the one that this package registers the model with. The configuration
+                is registered with it.
+        """
+        super().register_for_auto_class(auto_class or cls._own_auto_class)
+        cast(type[VaswaniTransformerConfig], cls.config_class).register_for_auto_class()
+
+    def with_remote_code(self) -> Self:
+        """Return a shallow copy over the same weights whose `save_pretrained` adds the package's code and `auto_map`.
+
+        Only the copy counts as registered for its Auto class: this model, its class and its configuration stay as they
+        are.
+        """
+        published, config = cast(Any, copy.copy(self)), cast(Any, copy.copy(self.config))
+        published.config, config.auto_map = config, {}
+        published._auto_class, config._auto_class = self._own_auto_class, "AutoConfig"
+        published.is_remote_code = lambda: True  # otherwise a method of the class, which is not registered
+        return published
+
+    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
+        """Publish the model with the code that loads it, in one commit; `settings` are Transformers' own."""
+        return super(VaswaniTransformerPreTrainedModel, self.with_remote_code()).push_to_hub(repo_id, **settings)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save weights and configuration, with code only after `register_for_auto_class()` or for `push_to_hub=True`.
+
+        The code of a model that generates includes its pipeline. A folder without code never names any, even if the
+        model was loaded from a folder with code.
+        """
+        if kwargs.get("push_to_hub") and not self.is_remote_code():
+            return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
+        self.config.__dict__.pop("custom_pipelines", None)
+        if not self.is_remote_code():
+            self.config.__dict__.pop("auto_map", None)
+        elif self.can_generate():
+            # Imported here only. This line also makes the Hub's loader copy the file.
+            from .pipeline import PUBLISHED_PIPELINES
+
+            self.config.custom_pipelines = PUBLISHED_PIPELINES
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Return a small batch for tracing: two sources of five tokens and two targets."""
+        tokens = torch.arange(10, device=self.device).view(2, 5) % self.config.vocab_size
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "decoder_input_ids": tokens}
+
+
+__all__ = ["VaswaniTransformerPreTrainedModel", "check_single_input", "tensor_parallel_plan"]
