@@ -1,6 +1,7 @@
 """One thread, one seed and no network: the ground that every test stands on."""
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,7 +12,7 @@ from hypothesis import settings
 
 from tests.helpers import tiny_config as make_tiny_config
 from tests.helpers import tiny_model as make_tiny_model
-from tests.transformers_suite import marks
+from tests.transformers_suite import fetch_once, marks
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 torch.set_num_threads(1)
@@ -21,9 +22,12 @@ settings.register_profile("vaswani_transformer", deadline=None, derandomize=True
 settings.load_profile("vaswani_transformer")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    for mark in marks():
-        config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """Before Transformers' own suite is imported: bring it here, and make its marks known."""
+    if file_path.name == "test_transformers_suite.py":
+        fetch_once()
+        for mark in marks():
+            parent.config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 
+from tests import transformers_suite
 from tests.helpers import tiny_config
-from tests.transformers_suite import SETUP, is_there, load, suite_folder
+from tests.transformers_suite import fetch_once, is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -17,9 +18,14 @@ from vaswani_transformer import (
 )
 
 if not is_there(suite_folder()):
-    pytest.skip(f"Transformers' own tests are not in {suite_folder()}; run `{SETUP}`.", allow_module_level=True)
+    pytest.skip(why_missing(), allow_module_level=True)
 
 suite = load()
+needs_generation_tests = pytest.mark.skipif(
+    suite.GenerationTesterMixin is None,
+    reason="PyPI's source distribution lacks GenerationTesterMixin; set TRANSFORMERS_SOURCE to a full checkout.",
+)
+bases = (suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase)
 
 
 class TinyModels:
@@ -52,7 +58,7 @@ class TinyModels:
     prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
-class TestTransformersSuite(suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase):
+class TestTransformersSuite(*(base for base in bases if base is not None)):
     all_model_classes = (VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration)
     is_encoder_decoder = True
 
@@ -71,5 +77,28 @@ class TestTransformersSuite(suite.ModelTesterMixin, suite.GenerationTesterMixin,
         self.model_tester = TinyModels()
         self.config_tester = suite.ConfigTester(self, config_class=VaswaniTransformerConfig)
 
+    @needs_generation_tests
+    def test_generation_tester_mixin_inheritance(self) -> None:
+        super().test_generation_tester_mixin_inheritance()
+
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
+
+
+@needs_generation_tests
+def test_the_tests_of_generate_are_among_them() -> None:
+    names = {name for name in dir(suite.GenerationTesterMixin) if name.startswith("test_")}
+    assert "test_beam_search_generate" in names
+    assert names <= set(dir(TestTransformersSuite))
+
+
+def test_a_suite_that_cannot_be_fetched_is_skipped_with_its_reason(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("TRANSFORMERS_SOURCE", raising=False)
+    monkeypatch.setattr(transformers_suite, "UNPACKED", tmp_path / "transformers-0")
+    monkeypatch.setattr(transformers_suite, "VERSION", "0.0.0.dev0")
+    monkeypatch.setattr(transformers_suite, "failures", [])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    fetch_once()
+    assert not is_there(suite_folder())
+    assert "pip cannot download transformers==0.0.0.dev0: ERROR: " in why_missing()
+    assert "set TRANSFORMERS_SOURCE" in why_missing()

@@ -1,7 +1,7 @@
-"""Transformers' own test suite, brought here and made importable: `python -m tests.transformers_suite` fetches it.
+"""Transformers' own test suite, fetched once by the test set-up and made importable.
 
 The source distribution on PyPI carries the tests that every model passes, but not those of `generate()`. They are
-imported under a package name of their own, with stand-ins for what is not there. Where the environment variable
+imported under a separate package name, with stand-ins for missing modules. If the environment variable
 TRANSFORMERS_SOURCE names a full checkout of the installed version, its tests are used, those of `generate()` too.
 """
 
@@ -16,10 +16,13 @@ import tempfile
 import types
 from pathlib import Path
 
+from filelock import FileLock
+
 VERSION = importlib.metadata.version("transformers")
 UNPACKED = Path(__file__).resolve().parent.parent / ".transformers-tests" / f"transformers-{VERSION}"
 PACKAGE = "transformers_own_tests"
-SETUP = "python -m tests.transformers_suite"
+
+failures: list[str] = []
 
 # Values other than the defaults, for fields that every configuration has.
 COMMON_CONFIG_FIELDS = {
@@ -48,6 +51,10 @@ def is_there(folder: Path) -> bool:
     return (folder / "test_modeling_common.py").exists()
 
 
+def has_generation_tests() -> bool:
+    return (suite_folder() / "generation" / "test_utils.py").exists()
+
+
 def marks() -> list[str]:
     """The marks that the imported files put on their tests."""
     files = [suite_folder() / "test_modeling_common.py", suite_folder() / "generation" / "test_utils.py"]
@@ -66,9 +73,9 @@ def stand_in(name: str, **contents: object) -> types.ModuleType:
 
 
 def load() -> types.SimpleNamespace:
-    """ModelTesterMixin, GenerationTesterMixin (empty without a checkout), ConfigTester and `ids_tensor`.
+    """ModelTesterMixin, GenerationTesterMixin (None without a checkout), ConfigTester and `ids_tensor`.
 
-    The tests of export are always stood in for: they need ONNX Runtime and ExecuTorch.
+    The tests of export are always replaced by stand-ins: they need ONNX Runtime and ExecuTorch.
     """
     folder = suite_folder()
     if PACKAGE not in sys.modules:
@@ -79,7 +86,7 @@ def load() -> types.SimpleNamespace:
             stand_in(f"{package}.exporters.test_export", **empty)
         stand_in(f"{PACKAGE}.utils")
         stand_in(f"{PACKAGE}.utils.test_configuration_utils", config_common_kwargs=COMMON_CONFIG_FIELDS)
-        if not (folder / "generation" / "test_utils.py").exists():
+        if not has_generation_tests():  # the tests of models import the mixin's name
             stand_in(f"{PACKAGE}.generation")
             mixin = type("GenerationTesterMixin", (), {})
             stand_in(f"{PACKAGE}.generation.test_utils", GenerationTesterMixin=mixin)
@@ -87,36 +94,52 @@ def load() -> types.SimpleNamespace:
     configuration = importlib.import_module(f"{PACKAGE}.test_configuration_common")
     return types.SimpleNamespace(
         ModelTesterMixin=modeling.ModelTesterMixin,
-        GenerationTesterMixin=modeling.GenerationTesterMixin,
+        GenerationTesterMixin=modeling.GenerationTesterMixin if has_generation_tests() else None,
         ConfigTester=configuration.ConfigTester,
         ids_tensor=modeling.ids_tensor,
     )
 
 
-def fetch() -> None:
-    """Download the source distribution of the installed Transformers and unpack its tests."""
-    if is_there(UNPACKED / "tests"):
-        print(f"{UNPACKED / 'tests'} is there already.")
+def fetch_once() -> None:
+    """Fetch the tests if they are not there; of several processes one does, and a failure is kept for `why_missing`."""
+    if is_there(suite_folder()) or "TRANSFORMERS_SOURCE" in os.environ:
         return
     UNPACKED.mkdir(parents=True, exist_ok=True)
+    with FileLock(UNPACKED / "lock"):
+        if not is_there(suite_folder()):
+            try:
+                fetch()
+            except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+                failures.append(" ".join(str(error).split()))
+
+
+def why_missing() -> str:
+    """Why the tests are not there, and what to do."""
+    cause = f" ({failures[-1]})" if failures else ""
+    return (
+        f"{suite_folder()}: Transformers' own tests are not there{cause}; run pytest with a network, or set "
+        f"TRANSFORMERS_SOURCE to a checkout of Transformers {VERSION}."
+    )
+
+
+def fetch() -> None:
+    """Download the source distribution of the installed Transformers and unpack its tests.
+
+    Raises:
+        OSError: pip cannot download it.
+    """
+    requirement = f"transformers=={VERSION}"
     with tempfile.TemporaryDirectory(dir=UNPACKED.parent) as temporary:
-        requirement = f"transformers=={VERSION}"
-        command = ["pip", "download", "--no-deps", "--no-binary", "transformers", "--dest", temporary, requirement]
-        finished = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+        options = ["--no-deps", "--no-binary", "transformers", "--retries", "1", "--dest", temporary, requirement]
+        command = [sys.executable, "-m", "pip", "download", *options]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
         archives = list(Path(temporary).glob("transformers-*.tar.gz"))
         if finished.returncode or not archives:
-            sys.exit(
-                f"{finished.stdout}{finished.stderr}\nThe source distribution of {requirement} could not be had, "
-                f"as said above. With a network run `{SETUP}` again, or set TRANSFORMERS_SOURCE to a checkout of it."
-            )
+            last_line = (finished.stderr.strip().splitlines() or ["no archive"])[-1]
+            raise OSError(f"pip cannot download {requirement}: {last_line}")
         with tarfile.open(archives[0]) as archive:
             members = [member for member in archive if member.name.startswith(f"transformers-{VERSION}/tests/")]
             archive.extractall(temporary, members=members, filter="data")
         tests = Path(temporary) / f"transformers-{VERSION}" / "tests"
         (tests / "__init__.py").touch()  # as in a checkout
         tests.rename(UNPACKED / "tests")
-    print(f"{UNPACKED / 'tests'} holds the tests of Transformers {VERSION}.")
-
-
-if __name__ == "__main__":
-    fetch()

@@ -1,19 +1,82 @@
 """The original Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .config import VaswaniTransformerConfig
+from .inference import prepare_for_inference
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
+from .schedule import learning_rate, paper_adam, paper_schedule
 from .tokenizer import VaswaniTransformerTokenizer
+from .translation import Hypothesis, Translation, translate
+
+if TYPE_CHECKING:
+    from .attention_weights import Attentions, attentions_of
+    from .ctranslate2_engine import CTranslate2Search, to_ctranslate2
+    from .figures import (
+        attention_page,
+        draw_attention,
+        draw_heat_maps,
+        draw_learning_rate,
+        draw_loss,
+        draw_positional_encoding,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attentions",
+    "CTranslate2Search",
+    "Hypothesis",
+    "TokenBudgetBatchSampler",
+    "TokenBudgetBatches",
+    "Translation",
     "VaswaniTransformerConfig",
     "VaswaniTransformerForConditionalGeneration",
     "VaswaniTransformerModel",
     "VaswaniTransformerPreTrainedModel",
     "VaswaniTransformerTokenizer",
+    "attention_page",
+    "attentions_of",
+    "draw_attention",
+    "draw_heat_maps",
+    "draw_learning_rate",
+    "draw_loss",
+    "draw_positional_encoding",
+    "learning_rate",
+    "paper_adam",
+    "paper_schedule",
+    "prepare_for_inference",
+    "to_ctranslate2",
+    "translate",
 ]
+
+# Modules that are loaded when one of their names is first used, so that importing the package stays cheap.
+LAZY_NAMES = {
+    "Attentions": "attention_weights",
+    "attentions_of": "attention_weights",
+    "CTranslate2Search": "ctranslate2_engine",
+    "to_ctranslate2": "ctranslate2_engine",
+    "attention_page": "figures",
+    "draw_attention": "figures",
+    "draw_heat_maps": "figures",
+    "draw_learning_rate": "figures",
+    "draw_loss": "figures",
+    "draw_positional_encoding": "figures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{LAZY_NAMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 register()

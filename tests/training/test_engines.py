@@ -32,10 +32,10 @@ def environment():
     os.environ.update(before)
 
 
-def test_these_are_the_projects_files_and_the_readme_names_each():
+def test_these_are_the_projects_files_and_the_docs_name_each():
     assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"training/accelerate/{name}.yaml" in readme for name in FILES)
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert all(f"training/accelerate/{name}.yaml" in page for name in FILES)
 
 
 @pytest.mark.parametrize("name", FILES)

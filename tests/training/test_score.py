@@ -1,5 +1,6 @@
 """The command that scores: every figure under a name of its own, with its signature, and as it is by hand."""
 
+import importlib
 import json
 import math
 
@@ -203,7 +204,8 @@ def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path,
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
         found[dtype] = json.loads((tmp_path / dtype).read_text())
     assert [scores["dtype"] for scores in found.values()] == ["float32", "bfloat16", "int8", "float16"]
-    monkeypatch.setattr("vaswani_transformer.translate.prepare_for_inference", lambda model, _: model)
+    command = importlib.import_module("vaswani_transformer.translate")  # the module, not the function of that name
+    monkeypatch.setattr(command, "prepare_for_inference", lambda model, _: model)
     run("--device=cpu", "--output", tmp_path / "plain")
     plain = json.loads((tmp_path / "plain").read_text())
     for scores in found.values():

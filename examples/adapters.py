@@ -1,0 +1,69 @@
+"""Adapt a trained model with LoRA: train the adapter, save it, load it on the plain model, merge it.
+
+python examples/adapters.py [--model runs/quickstart] [--steps 150] [--output_dir runs/adapters]
+"""
+
+import argparse
+from pathlib import Path
+
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+import vaswani_transformer  # noqa: F401  (registers the model)
+
+PAIRS = [("the dogs sleep.", "los perros no duermen."), ("the cats eat.", "los gatos no comen.")]
+
+
+def translations(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Translate the sources of PAIRS."""
+    batch = tokenizer([source for source, _ in PAIRS], padding=True, return_tensors="pt").to(model.device)
+    return tokenizer.batch_decode(model.generate(**batch, max_new_tokens=40), skip_special_tokens=True)
+
+
+def main() -> None:
+    """Model, run, adapter."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="runs/quickstart", help="a model with its tokenizer (runs/quickstart)")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps (150)")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/adapters"), help="the folder of the adapter")
+    options = parser.parse_args()
+    set_seed(2017)
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    print("plain:  ", translations(model, tokenizer))
+    lora = LoraConfig(
+        task_type="SEQ_2_SEQ_LM", r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
+    )
+    adapted = get_peft_model(model, lora)
+    adapted.print_trainable_parameters()
+
+    trainer = Seq2SeqTrainer(
+        adapted,
+        Seq2SeqTrainingArguments(
+            str(options.output_dir), max_steps=options.steps, learning_rate=5e-3, report_to="none", save_strategy="no"
+        ),
+        train_dataset=[dict(tokenizer(source, text_target=target)) for source, target in PAIRS],
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+    )
+    trainer.train()
+    adapted.eval().save_pretrained(options.output_dir / "adapter")
+
+    plain = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    merged = PeftModel.from_pretrained(plain, options.output_dir / "adapter").merge_and_unload()
+    merged.save_pretrained(options.output_dir / "merged")
+    tokenizer.save_pretrained(options.output_dir / "merged")
+    print("adapted:", translations(merged.eval(), tokenizer))
+
+
+if __name__ == "__main__":
+    main()

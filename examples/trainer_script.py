@@ -1,0 +1,82 @@
+"""Train with the stock Seq2SeqTrainer, the paper's optimizer and learning rate, and batches within a token budget.
+
+python examples/trainer_script.py [--steps 300] [--output_dir runs/trainer-script]
+"""
+
+import argparse
+
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+
+from vaswani_transformer import (
+    TokenBudgetBatchSampler,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    paper_adam,
+    paper_schedule,
+)
+
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+class TokenBudgetTrainer(Seq2SeqTrainer):
+    """Seq2SeqTrainer whose batches hold so many tokens instead of so many sentences (section 5.1)."""
+
+    tokens_per_step = 256
+
+    def get_train_dataloader(self) -> DataLoader:
+        sampler = TokenBudgetBatchSampler(
+            [len(pair["input_ids"]) for pair in self.train_dataset],
+            [len(pair["labels"]) for pair in self.train_dataset],
+            source_tokens=self.tokens_per_step,
+            target_tokens=self.tokens_per_step,
+            seed=self.args.seed,
+        )
+        return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+
+
+def main() -> None:
+    """Data, model, run: numbers in words are translated into digits."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps (300)")
+    parser.add_argument("--output_dir", default="runs/trainer-script", help="the folder of the model")
+    options = parser.parse_args()
+    set_seed(2017)
+
+    pairs = [(f"{NUMBERS[i // 10]} {NUMBERS[i % 10]}", f"{i // 10}{i % 10}") for i in range(100)]
+    texts = [text for pair in pairs for text in pair]
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, vocab_size=320)
+    encoded = [dict(tokenizer(source, text_target=target)) for source, target in pairs]
+
+    config = VaswaniTransformerConfig(
+        vocab_size=len(tokenizer), d_model=64, d_ff=128, num_heads=4, encoder_layers=2, decoder_layers=2, dropout=0.0
+    )
+    model = VaswaniTransformerForConditionalGeneration(config)
+    optimizer = paper_adam(model.parameters())
+
+    trainer = TokenBudgetTrainer(
+        model,
+        Seq2SeqTrainingArguments(
+            options.output_dir,
+            max_steps=options.steps,
+            logging_steps=50,
+            save_strategy="no",
+            report_to="none",
+            max_grad_norm=0,  # the paper clips no gradients
+        ),
+        train_dataset=encoded,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        optimizers=(optimizer, paper_schedule(optimizer, config.d_model, warmup_steps=100)),
+    )
+    trainer.train()
+    model.eval().use_paper_decoding()
+    model.save_pretrained(options.output_dir)
+    tokenizer.save_pretrained(options.output_dir)
+
+    batch = tokenizer(["four two", "nine zero"], padding=True, return_tensors="pt").to(model.device)
+    print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""README and docs: every Python block runs, every shell command parses, every link leads somewhere, the site builds."""
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from transformers import AutoTokenizer, GenerationConfig
+
+from tests.helpers import ROOT, run_python
+from tests.hub_server import Hub, client_environment, serving
+from training.recipe import load_recipe
+from training.train import run
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PUBLIC_URL = "https://github.com/vaswani-transformer/vaswani-transformer/blob/main/"
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language, without the indent that a list gives them."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def page_with(text: str) -> tuple[Path, str]:
+    """The only Python block of all pages that holds `text`, and its page."""
+    ((page, block),) = [(page, block) for page in PAGES for block in blocks_of(page, "python") if text in block]
+    return page, block
+
+
+def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a block prints; blocks that trust remote code run where the package cannot be imported."""
+    if "trust_remote_code=True" in block:
+        block = f"import sys; sys.modules['vaswani_transformer'] = None\n{block}"
+    return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory) -> Path:
+    """The folder of a quickstart run that is cut short: its model translates, but not well, and so not for long."""
+    folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
+    steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
+    recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
+    run(load_recipe(recipe, [*steps, f"--output_dir={folder}"]))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page_outputs(quickstart, tmp_path_factory):
+    """A function that runs a page's blocks in their order, once, and returns their outputs and the folder."""
+    pages: dict[Path, tuple[list[str], Path]] = {}
+
+    def outputs_of(page: Path) -> tuple[list[str], Path]:
+        if page not in pages:
+            folder = tmp_path_factory.mktemp(page.stem)
+            (folder / "runs").mkdir()
+            (folder / "runs" / "quickstart").symlink_to(quickstart)
+            with serving(Hub()) as url:
+                environment = client_environment(url, folder / "home")
+                pages[page] = [run_block(block, folder, environment) for block in blocks_of(page, "python")], folder
+        return pages[page]
+
+    return outputs_of
+
+
+def output_with(page_outputs, text: str) -> str:
+    """What the only block that holds `text` printed."""
+    page, block = page_with(text)
+    outputs, _ = page_outputs(page)
+    return outputs[blocks_of(page, "python").index(block)]
+
+
+def translations(folder: Path, texts: list[str], **settings: object) -> list[str]:
+    """What the model in a folder translates by plain `generate()`."""
+    model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
+
+
+def test_pages_have_blocks_to_run():
+    assert sum(len(blocks_of(page, "python")) for page in PAGES) >= 18
+    assert sum(len(blocks_of(page, "bash")) for page in PAGES) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=page_name)
+def test_every_python_block_runs(page, page_outputs):
+    outputs, _ = page_outputs(page)
+    assert len(outputs) == len(blocks_of(page, "python"))
+
+
+@pytest.mark.slow
+def test_the_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs):
+    assert output_with(page_outputs, "Seq2SeqTrainer").splitlines()[-1] == "['hola mundo', 'te amo', 'buenos dias']"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["torch.compile", "offload_folder", "prepare_for_inference(model"])
+def test_another_way_of_running_the_model_gives_its_translations(text, page_outputs, quickstart):
+    texts = ["the dogs sleep.", "the old woman sees a house."]
+    assert ast.literal_eval(output_with(page_outputs, text)) == translations(quickstart, texts)
+
+
+@pytest.mark.slow
+def test_the_exported_model_decodes_greedily(page_outputs, quickstart):
+    texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
+    expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
+    assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
+
+
+@pytest.mark.slow
+def test_an_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
+    _, folder = page_outputs(page_with("LoraConfig")[0])
+    assert (folder / "runs" / "adapter" / "adapter_model.safetensors").exists()
+    merged = VaswaniTransformerForConditionalGeneration.from_pretrained(folder / "runs" / "adapted").state_dict()
+    plain = VaswaniTransformerForConditionalGeneration.from_pretrained(quickstart).state_dict()
+    assert merged.keys() == plain.keys()
+    changed = {name.split(".")[-2] for name in plain if not torch.equal(merged[name], plain[name])}
+    assert changed == {"q_proj", "v_proj"}
+
+
+@pytest.mark.slow
+def test_the_search_of_the_parsing_experiments_is_saved(page_outputs):
+    _, folder = page_outputs(page_with("runs/wide-search")[0])
+    search = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
+    assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
+    assert search.max_source_relative_length == 300
+
+
+@pytest.mark.slow
+def test_figures_are_drawn(page_outputs):
+    _, folder = page_outputs(page_with("draw_attention")[0])
+    pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
+    assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png", "learning-rate.png"}
+
+
+class ParsedError(Exception):
+    """A command's own parser accepted its arguments."""
+
+
+def parse_with_argparse(module: str, arguments: list[str]) -> None:
+    """Run a command's `main` up to the end of its parsing."""
+    original = argparse.ArgumentParser.parse_args
+    original_known = argparse.ArgumentParser.parse_known_args
+
+    def parse_args(parser, *args, **kwargs):
+        original(parser, *args, **kwargs)
+        raise ParsedError
+
+    def parse_known_args(parser, *args, **kwargs):
+        found = original_known(parser, *args, **kwargs)
+        if sys._getframe(1).f_code.co_name != "parse_args":
+            raise ParsedError
+        return found
+
+    main = importlib.import_module(module).main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        if module == "training.score":  # it reads the fields of a recipe from what its parser leaves
+            patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(ParsedError):
+            main()
+
+
+def parse_recipe_fields(arguments: list[str]) -> None:
+    recipe, fields = arguments[0], arguments[1:]
+    load_recipe(ROOT / recipe, fields)
+
+
+def parse_score(arguments: list[str]) -> None:
+    parse_with_argparse("training.score", arguments)
+    fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
+    parse_recipe_fields([arguments[1], *fields])
+
+
+def parse_launch(arguments: list[str]) -> None:
+    """Through the launcher's checks, and then the module that it starts."""
+    found = launch_command_parser().parse_args(arguments)
+    if found.config_file:
+        found.config_file = str(ROOT / found.config_file)
+    _validate_launch_command(found)
+    assert found.module
+    parse_module([found.training_script, *found.training_script_args])
+
+
+def parse_pip(arguments: list[str]) -> None:
+    """By pip's own parser; the extras that a command names exist."""
+    from pip._internal.commands import create_command
+
+    create_command(arguments[0]).parse_args(arguments[1:])
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for names in re.findall(r"\[([\w,]+)\]", " ".join(arguments)):
+        assert set(names.split(",")) <= extras.keys()
+
+
+def parse_pytest(arguments: list[str]) -> None:
+    config = pytest.Config.fromdictargs({}, [str(ROOT / "tests" / "test_public_names.py")])
+    known = config._parser.parse_known_args(arguments)
+    assert not [name for name in known.file_or_dir if name.startswith("-")]
+
+
+def parse_mkdocs(arguments: list[str]) -> None:
+    from mkdocs.__main__ import cli
+
+    name, *rest = arguments
+    cli.commands[name].make_context(name, list(rest))
+
+
+def parse_hf(arguments: list[str]) -> None:
+    """`hf` lists what it knows at each level."""
+    for count in range(1, len(arguments) + 1):
+        arguments_so_far = [*arguments[:count], "--help"]
+        code = f"import sys; sys.argv = ['hf', *{arguments_so_far}]; from huggingface_hub.cli.hf import main; main()"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def parse_tensorboard(arguments: list[str]) -> None:
+    from tensorboard import program
+
+    program.TensorBoard().configure(["tensorboard", *arguments])
+
+
+def parse_by_help(program: str, arguments: list[str]) -> None:
+    """A program that is no Python: its help for the sub-command names every option."""
+    options = [argument for argument in arguments if argument.startswith("-")]
+    command = [str(Path(sys.executable).parent / program), arguments[0], "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(option.partition("=")[0] in told for option in options)
+
+
+def parse_module(arguments: list[str]) -> None:
+    """`python -m MODULE`."""
+    module, *rest = arguments
+    parsers = {
+        "pip": parse_pip,
+        "pytest": parse_pytest,
+        "training.train": parse_recipe_fields,
+        "training.score": parse_score,
+        "venv": lambda given: parse_with_argparse("venv", given),
+    }
+    if module in parsers:
+        parsers[module](rest)
+    else:
+        assert module.startswith(("training.", "tests.", "vaswani_transformer.")), module
+        parse_with_argparse(module, rest)
+
+
+def parse_python(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        parse_module(arguments[1:])
+    else:
+        assert (ROOT / arguments[0]).is_file()
+
+
+PROGRAMS = {
+    "accelerate": lambda arguments: parse_launch(arguments[1:]),
+    "hf": parse_hf,
+    "mkdocs": parse_mkdocs,
+    "pip": parse_pip,
+    "pre-commit": lambda arguments: parse_with_argparse("pre_commit.main", arguments),
+    "python": parse_python,
+    "ruff": lambda arguments: parse_by_help("ruff", arguments),
+    "tensorboard": parse_tensorboard,
+    "ty": lambda arguments: parse_by_help("ty", arguments),
+    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert", arguments),
+    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate", arguments),
+}
+
+
+def commands_of(block: str) -> list[list[str]]:
+    """The words of every command of a shell block, without redirections, variables and the activation."""
+    commands = []
+    for line in block.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
+        lexer.whitespace_split = True
+        for word in [*lexer, "&&"]:
+            if set(word) <= set(";&|"):
+                commands.append(words)
+                words = []
+            else:
+                words.append(word)
+    for words in commands:
+        for sign in ("<", ">"):
+            if sign in words:
+                del words[words.index(sign) : words.index(sign) + 2]
+        while words and re.fullmatch(r"\w+=\S*", words[0]):
+            del words[0]
+    return [words for words in commands if words and words[0] not in (".", "export", "cd")]
+
+
+COMMANDS = sorted(
+    {
+        (page_name(page), shlex.join(words))
+        for page in PAGES
+        for block in blocks_of(page, "bash")
+        for words in commands_of(block)
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])
+def test_a_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch, tmp_path):
+    for name in ("source.txt", "test.jsonl"):  # what a reader is told to have
+        (tmp_path / name).touch()
+    (tmp_path / "training").symlink_to(ROOT / "training")
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = shlex.split(command)
+    PROGRAMS[program](arguments)
+
+
+@pytest.mark.parametrize("command", ["vaswani-translate m --no-such", "python -m training.publish run --private"])
+def test_a_wrong_command_is_not_accepted(command):
+    program, *arguments = shlex.split(command)
+    with pytest.raises(SystemExit, match="2"):
+        PROGRAMS[program](arguments)
+
+
+def heading_anchors(page: Path) -> set[str]:
+    """The anchors that GitHub and MkDocs both give a page's headings, and those that it sets."""
+    anchors = set()
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        if explicit := re.search(r"\{ #([\w-]+) \}", heading):
+            anchors.add(explicit[1])
+        anchors.add(re.sub(r"[^\w\- ]", "", heading.partition(" {")[0].lower()).replace(" ", "-"))
+    return anchors
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_a_link_leads_to_a_file_and_a_heading_that_exist(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\((.*?)\)", prose):
+        target, _, anchor = link.removeprefix(PUBLIC_URL).partition("#")
+        if target.startswith("http") or "vaswani_transformer." in anchor:
+            continue
+        base = ROOT if link.startswith(PUBLIC_URL) else page.parent
+        path = (base / target) if target else page
+        assert path.exists(), link
+        assert not anchor or anchor in heading_anchors(path), link
+
+
+def test_the_readme_is_a_first_visit():
+    """Two commands do the set-up, and the page is short."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 200
+    first, second = blocks_of(ROOT / "README.md", "bash")[:2]
+    assert "training/recipes/quickstart.yaml" in first
+    assert second.strip() == "python -m pytest"
+
+
+def test_every_page_is_in_the_navigation_and_in_the_readme():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f" {page.name}\n" in navigation
+        assert page.stem == "index" or f"docs/{page.name}" in readme
+
+
+def test_every_public_name_is_on_the_api_page():
+    import vaswani_transformer
+
+    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: vaswani_transformer\.(\w+)$", api, re.MULTILINE)) == sorted(
+        vaswani_transformer.__all__
+    )
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    api = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    assert "vaswani_transformer.paper_adam" in api
+    assert "rate 1" in api  # from its docstring
+    for page in tmp_path.rglob("*.html"):
+        assert "fonts.googleapis.com" not in page.read_text(encoding="utf-8")

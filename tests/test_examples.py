@@ -1,0 +1,50 @@
+"""Each script of examples/ runs, in a folder that is not the checkout."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT, model_of_pairs
+
+
+def run_example(name, folder, *arguments):
+    """The lines that an example prints; the warnings of a first run are part of its standard error."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+def test_every_example_is_run_here_and_listed():
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts == {"trainer_script.py", "own_data.py", "adapters.py"}
+    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in listed for name in scripts)
+
+
+@pytest.mark.slow
+def test_the_trainer_script_learns_its_task(tmp_path):
+    output = run_example("trainer_script.py", tmp_path, "--output_dir=model")
+    assert output[-1] == "['42', '90']"
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_own_data_becomes_a_run_that_translates(tmp_path):
+    output = run_example("own_data.py", tmp_path, "--folder=own")
+    assert output[-2:] == ["das Haus ist rot.", "das Buch ist blau."]
+    assert (tmp_path / "own" / "run" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_an_adapter_learns_and_merges(tmp_path):
+    for saved in model_of_pairs():
+        saved.save_pretrained(tmp_path / "plain")
+    output = run_example("adapters.py", tmp_path, "--model=plain", "--output_dir=adapted")
+    before, after = (ast.literal_eval(output[row].partition(":")[2].strip()) for row in (0, -1))
+    assert before != after == ["los perros no duermen.", "los gatos no comen."]
+    assert (tmp_path / "adapted" / "merged" / "model.safetensors").exists()

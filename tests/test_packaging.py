@@ -1,0 +1,102 @@
+"""The distributions hold what they should, the installed wheel works, and the project's habits are valid."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+
+import pytest
+import yaml
+from pre_commit.clientlib import load_config
+
+from tests.helpers import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """A folder with the source distribution and the wheel."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_docs_and_examples(distributions):
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder, pattern in (("docs", "*.md"), ("examples", "*.py"), ("training", "*.py"), ("tests", "*.py")):
+        assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)} <= names
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "mkdocs.yml", "model_card.md"} <= names
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_works_where_it_is_installed(distributions, tmp_path):
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
+    assert {"vaswani_transformer/py.typed", "vaswani_transformer/attention_page.html"} <= names
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "tests" / "installed_wheel.py")]
+    finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / ".github" / "dependabot.yml"], ids=lambda path: path.name)
+def test_a_workflow_is_yaml_with_what_github_asks_for(path):
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.parent.name == "workflows":
+        assert tree["permissions"] == {"contents": "read"}
+        assert all("runs-on" in job or "uses" in job for job in tree["jobs"].values())
+    else:
+        assert {update["package-ecosystem"] for update in tree["updates"]} == {"github-actions", "pip"}
+
+
+def test_ci_runs_the_oldest_supported_transformers_that_the_docs_name():
+    (oldest,) = re.findall(r"transformers>=([\d.]+)", " ".join(PROJECT["project"]["dependencies"]))
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
+    versions = [entry["transformers"] for entry in jobs["tests"]["strategy"]["matrix"]["include"]]
+    assert f"{oldest}.0" in versions
+    assert "newest" in versions
+    assert f"transformers=={oldest}.0" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"`transformers>={oldest},<6`" in (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+
+
+def test_the_docs_workflow_installs_what_the_docs_extra_names():
+    workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
+    assert all(f'"{requirement}"' in workflow for requirement in PROJECT["project"]["optional-dependencies"]["docs"])
+
+
+def test_a_release_needs_a_tag_and_stores_no_token():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
+    assert "secrets." not in text
+    assert "id-token: write" in text
+
+
+def test_pre_commit_accepts_its_configuration():
+    hooks = [
+        hook["id"]
+        for repository in load_config(str(ROOT / ".pre-commit-config.yaml"))["repos"]
+        for hook in repository["hooks"]
+    ]
+    assert {"ruff-check", "ruff-format", "ty"} <= set(hooks)
+
+
+def test_the_changelog_keeps_its_format():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
+    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert "(was" not in text

@@ -1,0 +1,32 @@
+"""What `vaswani_transformer` exports: every name is there, documented, and costs nothing before its first use."""
+
+import inspect
+
+import pytest
+
+import vaswani_transformer
+from tests.helpers import run_python
+
+OPTIONAL = ("matplotlib", "ctranslate2", "vaswani_transformer.figures", "vaswani_transformer.ctranslate2_engine")
+
+
+@pytest.mark.parametrize("name", sorted(set(vaswani_transformer.__all__) - {"translate"}))
+def test_a_public_name_is_importable_and_documented(name):
+    assert inspect.getdoc(getattr(vaswani_transformer, name))
+
+
+@pytest.mark.slow
+def test_importing_the_package_loads_no_optional_dependency():
+    code = f"import sys, vaswani_transformer; print([name for name in {OPTIONAL!r} if name in sys.modules])"
+    assert run_python(code) == "[]\n"
+
+
+@pytest.mark.slow
+def test_a_fresh_process_gets_every_public_name_by_a_star_import():
+    code = "from vaswani_transformer import *; print(translate.__name__, draw_loss.__name__, to_ctranslate2.__name__)"
+    assert run_python(code) == "translate draw_loss to_ctranslate2\n"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(vaswani_transformer, "no_such_name")
+    assert set(vaswani_transformer.__all__) <= set(dir(vaswani_transformer))
