@@ -1,6 +1,7 @@
 """The original Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers it."""
 
 from .config import VaswaniTransformerConfig
+from .cpu import prepare_for_inference
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .registration import register
 from .stacks import VaswaniTransformerPreTrainedModel
@@ -14,6 +15,7 @@ __all__ = [
     "VaswaniTransformerModel",
     "VaswaniTransformerPreTrainedModel",
     "VaswaniTransformerTokenizer",
+    "prepare_for_inference",
 ]
 
 register()

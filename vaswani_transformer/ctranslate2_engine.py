@@ -18,7 +18,7 @@ from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig
 from .embeddings import LearnedPositions, sinusoids
 from .folders import new_folder
-from .generation import LENGTH_PENALTY_TYPES, length_penalty
+from .search import LENGTH_PENALTY_TYPES, length_penalty
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .model import VaswaniTransformerForConditionalGeneration, is_plain
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder

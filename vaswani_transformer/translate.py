@@ -20,7 +20,7 @@ from transformers.utils import logging
 from .config import VaswaniTransformerConfig
 from .ctranslate2_engine import CTranslate2Search
 from .folders import loading, refuse_missing_folder
-from .inference import prepare_for_inference
+from .cpu import prepare_for_inference
 from .lines import (
     LineError,
     ResumableFile,
