@@ -8,9 +8,9 @@ from transformers import DynamicCache
 
 from tests.helpers import padded_batch
 from tests.test_inference import KINDS, random_model
-from vaswani_transformer import beam_cache, next_token
-from vaswani_transformer.beam_cache import BeamCache
-from vaswani_transformer.inference import prepare_for_inference
+from vaswani_transformer import prepare_for_inference
+from vaswani_transformer.cpu.beam_cache import GROWTH, BeamCache
+from vaswani_transformer.cpu.decoder import DecoderStep
 
 LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
 
@@ -30,33 +30,27 @@ def seen(kept, mask, targets):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.integers(1, 3))
-def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, steps, prompt):
+@given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
+def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, steps):
     torch.manual_seed(seed)
-    rows = sources * targets
-    plain = DynamicCache()
-    for _ in range(prompt):
-        for index, states in enumerate(new_token(rows)):
-            plain.update(*states, index)
-    cache = BeamCache.of_rows(plain, targets)
+    plain, cache = DynamicCache(), BeamCache(LAYERS, sources, HEADS, targets, *WIDTHS)
     for _ in range(steps):
-        cache.begin()
+        cache.append_slot()
         for index, states in enumerate(new_token(sources * targets)):
             by_source = torch.cat(states, dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
-            true, (keys, values) = plain.update(*states, index), cache.extend(index, by_source)
+            true, (keys, values) = plain.update(*states, index), cache.write(index, by_source)
             for true_part, found_part in zip(true, (keys.transpose(1, 2), values), strict=True):
                 by_head = found_part.unflatten(0, (sources, HEADS))
                 assert torch.equal(seen(by_head, cache.mask, targets), true_part)
-        assert cache.get_seq_length() == plain.get_seq_length()
-        beams = torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets
-        plain.reorder_cache(beams.flatten())
-        cache.reorder_cache(beams.flatten())
+        assert cache.length == plain.get_seq_length()
+        beams = (torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets).flatten()
+        plain.reorder_cache(beams)
+        cache.reorder(beams)
         if sources > 1 and torch.rand(()) < 0.3:
             stay = torch.randperm(sources)[: torch.randint(1, sources, ())].sort().values
-            stay = (stay[:, None] * targets + torch.arange(targets)).flatten()
-            plain.batch_select_indices(stay)
-            cache.batch_select_indices(stay)
-            sources = len(stay) // targets
+            plain.batch_select_indices((stay[:, None] * targets + torch.arange(targets)).flatten())
+            cache.keep(stay)
+            sources = len(stay)
 
 
 @pytest.mark.slow
@@ -74,7 +68,7 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
     ids, mask = padded_batch(lengths)
-    options = {"attention_mask": mask, "max_new_tokens": 2 * beam_cache.ROOM + 5, "num_beams": 1} | way
+    options = {"attention_mask": mask, "max_new_tokens": 2 * GROWTH + 5, "num_beams": 1} | way
     found = []
     for side in (model, prepare_for_inference(model)):
         torch.manual_seed(seed)
@@ -94,9 +88,9 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
     ],
     ids=str,
 )
-def test_the_short_way_is_taken_where_nobody_asks_for_more(options, steps, monkeypatch):
-    taken, step = [], next_token.NextOutput.__call__
-    monkeypatch.setattr(next_token.NextOutput, "__call__", lambda *args: taken.append(args) or step(*args))
+def test_the_fast_path_is_taken_where_nothing_asks_for_more(options, steps, monkeypatch):
+    taken, step = [], DecoderStep.__call__
+    monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options

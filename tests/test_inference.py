@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
-from vaswani_transformer import VaswaniTransformerModel, inference
-from vaswani_transformer.dropout import Dropout
-from vaswani_transformer.inference import (
-    LAYERS,
+from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
+from vaswani_transformer.cpu import model as cpu_model
+from vaswani_transformer.cpu.linear import (
+    LINEAR_FACTORIES,
     PackedLinear,
     QuantizedLinear,
-    overflows,
-    prepare_for_inference,
-    works,
+    int8_sum_overflows,
+    is_supported,
 )
+from vaswani_transformer.dropout import Dropout
 
-DTYPES = [dtype for dtype, make in LAYERS.items() if works(make)]
+DTYPES = [dtype for dtype, make in LINEAR_FACTORIES.items() if is_supported(make)]
 KINDS = {
     "plain": {},
     "biases": {"attention_bias": True},
@@ -49,7 +49,7 @@ def needs(dtype):
     return pytest.param(dtype, marks=pytest.mark.skipif(dtype not in DTYPES, reason=f"no layers in {dtype} here"))
 
 
-EVERY_DTYPE = [needs(dtype) for dtype in LAYERS]
+EVERY_DTYPE = [needs(dtype) for dtype in LINEAR_FACTORIES]
 
 
 def test_every_cpu_with_onednn_packs_float32():
@@ -98,14 +98,16 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
     """
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
-    found, true = LAYERS[dtype](linear)(hidden_states), linear(hidden_states)
+    found, true = LINEAR_FACTORIES[dtype](linear)(hidden_states), linear(hidden_states)
     assert found.shape == true.shape
     assert found.dtype == torch.float32
     if not true.numel():
         return
     size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
     largest = linear.weight.abs().amax(1)
-    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (127 if overflows() else 255)
+    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (
+        127 if int8_sum_overflows() else 255
+    )
     of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
     of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
     bound = {"float32": 48 * 2**-24 * size, "bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}[dtype]
@@ -115,7 +117,7 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_a_packed_layer_applies_the_relu_behind_it(dtype, rows):
-    layer, hidden_states = LAYERS[dtype](nn.Linear(16, 8).requires_grad_(False)), torch.randn(rows, 16)
+    layer, hidden_states = LINEAR_FACTORIES[dtype](nn.Linear(16, 8).requires_grad_(False)), torch.randn(rows, 16)
     plain = layer(hidden_states)
     layer.has_relu = True
     assert torch.equal(layer(hidden_states), plain.relu())
@@ -126,9 +128,9 @@ def test_a_row_of_weights_that_are_all_zero_gives_its_bias():
         pytest.skip("no layers in int8 here")
     linear = nn.Linear(8, 4).requires_grad_(False)
     linear.weight[1] = 0
-    found = LAYERS["int8"](linear)(torch.randn(3, 8))
+    found = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
     torch.testing.assert_close(found[:, 1], linear.bias[1].expand(3))
-    torch.testing.assert_close(LAYERS["int8"](linear)(torch.zeros(2, 8)), linear.bias.expand(2, 4))
+    torch.testing.assert_close(LINEAR_FACTORIES["int8"](linear)(torch.zeros(2, 8)), linear.bias.expand(2, 4))
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -240,15 +242,15 @@ def test_what_cannot_be_prepared_is_refused(change, dtype, message):
 
 
 @pytest.mark.parametrize("missing", ["functions", "results"])
-@pytest.mark.parametrize("dtype", LAYERS)
+@pytest.mark.parametrize("dtype", LINEAR_FACTORIES)
 def test_where_torch_lacks_a_layer_the_copy_has_plain_ones_and_says_so(dtype, missing, monkeypatch, caplog):
     def lack(linear):
         if missing == "functions":
             return torch.ops.mkldnn.no_such_function(linear.weight)
         return nn.Linear(linear.in_features, linear.out_features)
 
-    monkeypatch.setitem(LAYERS, dtype, lack)
-    monkeypatch.setattr(inference.logger, "propagate", True)
+    monkeypatch.setitem(LINEAR_FACTORIES, dtype, lack)
+    monkeypatch.setattr(cpu_model.logger, "propagate", True)
     model, inputs = random_model().train(), random_batch()
     with caplog.at_level(logging.WARNING):
         prepared = prepare_for_inference(model, dtype)
@@ -275,9 +277,10 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward"])
+@pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
 def test_its_functions_are_called_as_those_of_the_model(name):
-    functions = [attrgetter(name)(each) for each in (tiny_model(), prepare_for_inference(tiny_model()))]
+    models = tiny_model(), prepare_for_inference(tiny_model())
+    functions = [model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models]
     assert len({str(inspect.signature(function)) for function in functions}) == 1
 
 
@@ -330,14 +333,14 @@ def test_a_model_that_was_used_is_prepared_as_a_new_one():
 SUMS = """
 import torch
 torch.backends.quantized.engine = "onednn"
-from vaswani_transformer.inference import LAYERS, overflows
+from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, int8_sum_overflows
 torch.manual_seed(0)
 linear = torch.nn.Linear(64, 32)
 torch.nn.init.uniform_(linear.weight, 0.5, 1.0)
 hidden_states = torch.rand(8, 64) + 0.5
 true = linear(hidden_states)
-error = (LAYERS["int8"](linear)(hidden_states) - true).abs().max() / true.abs().max()
-print(overflows(), float(error))
+error = (LINEAR_FACTORIES["int8"](linear)(hidden_states) - true).abs().max() / true.abs().max()
+print(int8_sum_overflows(), float(error))
 """
 
 

@@ -15,7 +15,7 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     VaswaniTransformerPreTrainedModel,
 )
-from vaswani_transformer.generation import length_penalty
+from vaswani_transformer.search import length_penalty
 
 START, END = 0, 2
 
@@ -167,8 +167,8 @@ class NeverStop:
     def __enter__(self):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(
-            "vaswani_transformer.generation.PaperBeamSearch._check_early_stop_heuristic",
-            lambda model, **kwargs: torch.ones_like(kwargs["is_early_stop_heuristic_unsatisfied"]),
+            "vaswani_transformer.search.can_improve",
+            lambda state, new_tokens, settings: torch.ones_like(state.is_active),
         )
 
     def __exit__(self, *error):

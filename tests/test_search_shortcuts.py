@@ -11,6 +11,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
+    GenerationConfig,
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -18,29 +19,31 @@ from transformers import (
 
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.test_paper_search import PlainSearch, small_model
-from vaswani_transformer import generation
-from vaswani_transformer.generation import (
-    COURSE,
-    LEAVES_CHOICE,
-    BriefCriteria,
-    Course,
-    SourceRelativeLength,
-    best_continuations,
-    likeliest,
-)
+from vaswani_transformer import search as search_module
+from vaswani_transformer.generation import SourceLimitCriteria, search_settings
+from vaswani_transformer.search import AllRowsDecoder, grouped_topk, topk_continuations
 
 END = 2
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
 ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
 
 
+def plain_continuations(logits, scores, count):
+    """The same by a sort of the whole vocabulary."""
+    every = logits.float().log_softmax(1).view(*scores.shape, -1) + scores[:, :, None]
+    return every.flatten(1).topk(count)
+
+
 @contextmanager
 def search(chooses=True, leaves=True):
-    """Searches within choose continuations themselves where they can or never, and let sources leave or not."""
+    """Searches within choose continuations by groups or from the whole vocabulary, and let sources leave or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "LEAVES_CHOICE", LEAVES_CHOICE and chooses)
+        if not chooses:
+            patch.setattr(search_module, "topk_continuations", plain_continuations)
+            patch.setattr(search_module, "grouped_topk", lambda log_probs, count: log_probs.topk(count, dim=1))
         if not leaves:
-            patch.setattr(Course, "leave", lambda course, cache: None)
+            patch.setattr(search_module, "drop_finished", lambda state, decoder, settings: None)
+            patch.setattr(AllRowsDecoder, "keep", lambda decoder, sources: None)
         yield
 
 
@@ -109,7 +112,7 @@ def test_the_likeliest_are_the_largest(seed, rows, width, count, has_ties, has_h
     logits, count = torch.randn(rows, width), min(count, width)
     logits = logits.round() if has_ties else logits
     logits = logits.masked_fill(torch.rand(rows, width) < 0.5, -torch.inf) if has_holes else logits
-    found, places = likeliest(logits, count)
+    found, places = grouped_topk(logits, count)
     assert torch.equal(found, logits.topk(count, dim=1).values)
     assert torch.equal(logits.gather(1, places), found)
     assert all(len(set(row)) == count for row in places.tolist())
@@ -130,7 +133,7 @@ def test_the_best_continuations_are_those_of_the_whole_vocabulary_in_float32(see
     logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
     count = min(2 * k, k * width)
     kept = logits.clone()
-    found, places = best_continuations(logits, scores, count)
+    found, places = topk_continuations(logits, scores, count)
     every = (logits.float().log_softmax(1).view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
     assert torch.equal(found, every.topk(count).values)
     assert torch.equal(every.gather(1, places), found)
@@ -138,7 +141,6 @@ def test_the_best_continuations_are_those_of_the_whole_vocabulary_in_float32(see
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LEAVES_CHOICE, reason="this Transformers' loop takes the whole vocabulary")
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]))
 def test_the_own_choice_finds_what_the_loops_finds(data, seed, options, lengths, vocab_size):
@@ -149,17 +151,6 @@ def test_the_own_choice_finds_what_the_loops_finds(data, seed, options, lengths,
         expected = model.generate(**options)
     with search(chooses=True):
         assert torch.equal(model.generate(**options), expected)
-
-
-@pytest.mark.skipif(not LEAVES_CHOICE, reason="this Transformers' loop takes the whole vocabulary")
-def test_the_loop_sees_the_scores_of_the_beams_alone():
-    model, widths = ending_model(0, 1003), []
-    top_k = model._get_top_k_continuations
-    model._get_top_k_continuations = lambda **kwargs: (
-        widths.append(kwargs["accumulated_log_probs"].shape[1]) or top_k(**kwargs)
-    )
-    model.generate(**sources([3, 2]), num_beams=3, max_new_tokens=4)
-    assert set(widths) == {3}
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
@@ -401,7 +392,7 @@ class Ending(StoppingCriteria):
 CRITERIA = {
     "the usual": lambda: [MaxLengthCriteria(5), EosTokenCriteria(END)],
     "beyond a table of positions": lambda: [MaxLengthCriteria(5, max_position_embeddings=2), EosTokenCriteria(END)],
-    "of the sources": lambda: [EosTokenCriteria(END), SourceRelativeLength(torch.tensor([3, 4]), 1)],
+    "of the sources": lambda: [EosTokenCriteria(END), SourceLimitCriteria(torch.tensor([3, 4]), 1)],
     "no end": lambda: [MaxLengthCriteria(5)],
     "two ends": lambda: [EosTokenCriteria([END, 3])],
     "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
@@ -412,48 +403,44 @@ CRITERIA = {
 }
 
 
-@pytest.mark.parametrize("kind", CRITERIA)
-def test_brief_criteria_say_what_the_same_criteria_say(kind):
-    criteria, generator = CRITERIA[kind](), torch.Generator().manual_seed(0)
-    for length in range(1, 8):
-        tokens = torch.randint(0, 5, (20, length), generator=generator)
-        expected = StoppingCriteriaList(criteria)(tokens, None)
-        found = BriefCriteria(criteria)(tokens, None)
-        assert found.dtype == torch.bool
-        assert torch.equal(found, expected)
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_search_ends_rows_where_its_criteria_do(name):
+    """Twenty beams of two sources, by the settings that are made of the criteria."""
+    criteria = StoppingCriteriaList(CRITERIA[name]())
+    config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
+    generator, prompt = torch.Generator().manual_seed(0), torch.zeros(20, 1, dtype=torch.long)
+    settings, _ = search_settings(prompt, [], StoppingCriteriaList([*criteria, MaxLengthCriteria(6)]), config)
+    state = search_module.SearchState.start(prompt, settings)
+    for new_tokens in range(1, 6):
+        tokens = torch.randint(0, 5, (20, 1), generator=generator)
+        rows = torch.arange(20).view(2, 10)
+        found = search_module.ended(state, rows, tokens.view(2, 10), new_tokens, settings)
+        sequences = torch.cat((state.beams[0], tokens), dim=1)
+        expected = StoppingCriteriaList([*criteria, MaxLengthCriteria(6)])(sequences, None)
+        assert torch.equal(found.flatten(), expected)
+        state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
-def test_a_longest_length_is_asked_where_it_has_something_to_say(monkeypatch):
+def test_a_longest_length_is_asked_where_it_has_something_to_say():
     """It warns of targets beyond a table of positions."""
-    asked = []
-    criteria = [MaxLengthCriteria(6, max_position_embeddings=3), EosTokenCriteria(END)]
-    answer = MaxLengthCriteria.__call__
-
-    def ask(criterion, input_ids, *args, **kwargs):
-        asked.append(input_ids.shape[1])
-        return answer(criterion, input_ids, *args, **kwargs)
-
-    monkeypatch.setattr(MaxLengthCriteria, "__call__", ask)
-    for length in range(1, 8):
-        BriefCriteria(criteria)(torch.full((2, length), 5), None)
-    assert asked == [4, 5, 6, 7]
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=6, pad_token_id=1)
+    for table, asks in ((3, True), (6, False), (None, False)):
+        criteria = StoppingCriteriaList([MaxLengthCriteria(6, max_position_embeddings=table)])
+        assert (search_settings(prompt, [], criteria, config)[0].ends is not None) == asks
 
 
-@pytest.mark.parametrize("criteria", [[], [Ending()]], ids=["the usual", "a caller's"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_search_ends_targets_by_all_its_criteria(way, criteria, monkeypatch):
-    model = ending_model(1)
-    found = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList(criteria))
-    if criteria and way == "greedy":
-        assert not torch.equal(found, model.generate(**ways_of(way)))
-    monkeypatch.setattr(BriefCriteria, "__call__", StoppingCriteriaList.__call__)
-    assert torch.equal(model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList(criteria)), found)
-
-
-def test_brief_criteria_ask_for_as_many_new_tokens_as_they_are_told():
-    tokens, criteria = torch.tensor([[END, 5], [5, END], [5, 5]]), [EosTokenCriteria(END)]
-    found = BriefCriteria(criteria)(tokens, None, new_token_length=2)
-    assert found.tolist() == [True, True, False]
+def test_a_search_ends_targets_by_all_its_criteria(way):
+    """A criterion that says what an end token says finds what that finds."""
+    model, ends = ending_model(1), Doing(lambda _: None)
+    expected = model.generate(**ways_of(way))
+    found = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
+    assert torch.equal(found, expected)
+    if way == "greedy":
+        assert not torch.equal(
+            model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), found
+        )
 
 
 def doing(do):
@@ -467,14 +454,11 @@ def test_a_call_that_fails_leaves_nothing_behind(way):
 
     def fail(input_ids):
         if input_ids.shape[1] > 3:
-            assert COURSE.get() is not None
             raise KeyError("in the middle")
 
     with pytest.raises(KeyError, match="in the middle"):
         model.generate(**ways_of(way), stopping_criteria=doing(fail))
-    assert COURSE.get() is None
     assert torch.equal(model.generate(**ways_of(way)), expected)
-    assert COURSE.get() is None
 
 
 INNER_WAYS = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}

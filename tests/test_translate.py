@@ -16,9 +16,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 
 import vaswani_transformer.translate as command
 from tests.helpers import PAIRS, ROOT, model_of_pairs, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.convert import main as convert
-from vaswani_transformer.inference import prepare_for_inference
 from vaswani_transformer.translation import translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())

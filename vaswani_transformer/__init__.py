@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .config import VaswaniTransformerConfig
-from .inference import prepare_for_inference
+from .cpu import prepare_for_inference
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register

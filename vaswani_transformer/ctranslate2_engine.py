@@ -21,9 +21,9 @@ from .decoder import VaswaniTransformerDecoder
 from .embeddings import LearnedPositions, sinusoids
 from .encoder import VaswaniTransformerEncoder
 from .folders import new_folder
-from .generation import LENGTH_PENALTY_TYPES, length_penalty
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .model import VaswaniTransformerForConditionalGeneration
+from .search import LENGTH_PENALTY_TYPES, length_penalty
 
 logger = logging.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .generation import length_penalty
+from .search import length_penalty
 
 LONGEST_SOURCE = 1024  # tokens of a text, where the model's positions have no end
 LEAST_TOKENS = 16  # that a text counts for in a batch: very short ones would be too many beams at once
@@ -166,9 +166,7 @@ class ModelSearch:
         rows = (part.repeat_interleave(count, dim=0) for part in (tokens, mask))
         sums, lengths = log_probabilities(self.model, *rows, targets.masked_fill(is_over, -100)), lengths.clamp(min=1)
         alpha = self.setting("length_penalty", 1.0)
-        if self.setting("length_penalty_type", "power") == "gnmt":
-            return sums / cast(Tensor, length_penalty(lengths, alpha))
-        return sums / lengths**alpha
+        return sums / length_penalty(lengths, alpha, self.setting("length_penalty_type", "power"))
 
     def longest_source(self) -> int:
         """The tokens of a text that the model has positions for, with room for its translation; 1,024 without end."""

@@ -1,4 +1,4 @@
-"""The shortest way through a prepared encoder and decoder computes what its modules compute."""
+"""The fast path through a prepared encoder and decoder computes what its modules compute."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, St
 
 from tests.helpers import FLOAT32, padded_batch
 from tests.test_inference import DTYPES, KINDS, random_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, flat_encoder
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
+from vaswani_transformer.cpu.encoder import EncoderPass
+from vaswani_transformer.cpu.layers import embed_fn
 from vaswani_transformer.embeddings import ScaledEmbedding
-from vaswani_transformer.flat_encoder import GENERATES
-from vaswani_transformer.inference import prepare_for_inference
-from vaswani_transformer.next_token import Drawing, embedding_of
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 
@@ -28,48 +28,42 @@ def sources_of(attention, count, tokens, targets):
 @pytest.mark.parametrize("has_padding", [True, False])
 @pytest.mark.parametrize(("count", "tokens"), [(1, 8), (2, 4), (1, 9), (3, 5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drawn_is_what_the_module_draws(kind, count, tokens, has_padding):
+def test_cached_cross_attention_attends_as_its_module(kind, count, tokens, has_padding):
     """The products with the weights come first for 32 columns of scores at most, as wide as the model."""
     attention = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
     assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
     states, memory, mask = sources_of(attention, count, tokens, targets=3)
     mask = mask if has_padding else None
     true = states + attention(states[:, None], memory, mask)[0][:, 0]
-    drawing, calls = Drawing(attention), []
-    ask = drawing.ask
-    drawing.ask = lambda hidden_states: calls.append(1) or ask(hidden_states)
-    draw = drawing.of(*attention.project_key_values(memory), mask, 3)
-    torch.testing.assert_close(draw(states), true, **FLOAT32)
+    cached, calls = CachedCrossAttention(attention), []
+    q_proj = cached.q_proj
+    cached.q_proj = lambda hidden_states: calls.append(1) or q_proj(hidden_states)
+    cross_attend = cached.over(attention.project_key_values(memory), mask, 3)
+    torch.testing.assert_close(cross_attend(states), true, **FLOAT32)
     assert len(calls) == (count * tokens > 8)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "float32"])
 def test_products_in_fewer_bits_stay_those_of_the_layers(dtype):
     attention = prepare_for_inference(random_model(), dtype).model.decoder.layers[0].cross_attn
-    assert Drawing(attention).weights is None
+    assert CachedCrossAttention(attention).weights is None
 
 
 @needs_float32
 @pytest.mark.parametrize("lengths", [[3], [8, 5, 1]])
-@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_has_the_output_of_the_whole_decoder(kind, begins, lengths):
-    """From the first token on, or after some that the modules have put into the cache."""
+def test_every_token_has_the_logits_of_the_whole_decoder(kind, prompt, lengths):
+    """Token by token, or the first three at once."""
     prepared = prepare_for_inference(random_model(**KINDS[kind]))
     ids, mask = padded_batch(lengths)
     targets = torch.randint(3, 40, (2 * len(lengths), 5))
     with torch.no_grad():
         memory = prepared.get_encoder()(ids, attention_mask=mask).last_hidden_state
-        inputs = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
-        true = prepared.model.decoder(targets, **inputs).last_hidden_state
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        start = 0 if begins else 2
-        if start:
-            prepared.model.decoder(targets[:, :start], past_key_values=cache, **inputs)
-        for place in range(start, targets.shape[1]):
-            found = prepared.next_output(targets[:, place : place + 1], memory, mask, cache)
-            torch.testing.assert_close(found[:, 0], true[:, place], **FLOAT32)
-            assert cache.get_seq_length() == place + 1
+        true = prepared(attention_mask=mask, encoder_outputs=(memory,), decoder_input_ids=targets).logits
+        decoder = PreparedDecoder(prepared.decoder_step, memory, mask, 2)
+        for length in range(prompt, targets.shape[1] + 1):
+            torch.testing.assert_close(decoder.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
 
 
 class Halved(nn.LayerNorm):
@@ -99,7 +93,7 @@ class HalvedEmbedding(ScaledEmbedding):
 @pytest.mark.parametrize("kind", [ScaledEmbedding, HalvedEmbedding])
 def test_embeddings_get_their_positions(kind):
     embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
-    torch.testing.assert_close(embedding_of(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
+    torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
 
 @needs_float32
@@ -139,16 +133,17 @@ def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_sam
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_subclass_may_look_at_every_step_of_a_search(beams):
-    class Looking(VaswaniTransformerForConditionalGeneration):
-        def _update_model_kwargs_for_generation(self, outputs, *args, **kwargs):
-            lengths.append(outputs.past_key_values.get_seq_length())
-            return super()._update_model_kwargs_for_generation(outputs, *args, **kwargs)
+def test_a_subclass_with_a_forward_of_its_own_takes_every_step_of_a_search(beams):
+    class Halving(VaswaniTransformerForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits.roll(1, dims=-1)
+            return output
 
     ids, mask = padded_batch([5, 3])
-    model, lengths = Looking(random_model().config).eval(), []
-    prepare_for_inference(model).generate(ids, attention_mask=mask, min_new_tokens=4, max_new_tokens=4, num_beams=beams)
-    assert lengths == [1, 2, 3, 4]
+    model = Halving(random_model().config).eval()
+    options = {"attention_mask": mask, "min_new_tokens": 4, "max_new_tokens": 4, "num_beams": beams}
+    assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
 
 
 class Asking(StoppingCriteria):
@@ -193,15 +188,11 @@ def test_a_source_has_the_states_of_the_whole_encoder(kind, side, lengths, monke
     ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
     inputs = {"input_ids": ids} | ({} if side is None else {"attention_mask": mask})
     true = encoder(**inputs, output_hidden_states=True).last_hidden_state
-    taken, step = [], flat_encoder.Encoding.__call__
-    monkeypatch.setattr(flat_encoder.Encoding, "__call__", lambda *args: taken.append(1) or step(*args))
-    token = GENERATES.set(True)
-    try:
-        found = encoder(**inputs).last_hidden_state
-        assert len(encoder(**inputs, output_hidden_states=True).hidden_states) == 3
-        assert encoder(**inputs, return_dict=False)[0].shape == true.shape
-    finally:
-        GENERATES.reset(token)
+    taken, step = [], EncoderPass.__call__
+    monkeypatch.setattr(EncoderPass, "__call__", lambda *args: taken.append(1) or step(*args))
+    found = encoder(**inputs).last_hidden_state
+    assert len(encoder(**inputs, output_hidden_states=True).hidden_states) == 3
+    assert encoder(**inputs, return_dict=False)[0].shape == true.shape
     assert len(taken) == 1
     is_token = mask.bool() if side else torch.ones_like(mask).bool()
     torch.testing.assert_close(found[is_token], true[is_token], **FLOAT32)

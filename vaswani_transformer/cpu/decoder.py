@@ -1,0 +1,201 @@
+"""The decoder step of a prepared model by the fast path.
+
+B sources, k beams of a source, H heads, S source tokens, V vocabulary; d_k and d_v the widths of a head's keys and
+values.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import CrossAttention
+from ..decoder import VaswaniTransformerDecoder
+from ..layers import VaswaniTransformerDecoderLayer
+from .beam_cache import GROWTH, BeamCache
+from .layers import Function, UnwrappedLayer, attend, embed_fn, raw_forward
+from .linear import PreparedLinear
+
+KeyValues = tuple[Tensor, Tensor]  # (B, H, S, d_k) and (B, H, S, d_v)
+
+
+class CachedCrossAttention:
+    """Cross-attention of one layer, with its residual; what depends only on the sources is computed beforehand.
+
+    Scores are (h W_Q) K^T and what is attended to is (A V) W_O. For sources of few tokens the products W_Q K^T and
+    V W_O of each head have fewer entries than the weights themselves, and every token to come takes two products less
+    (weight absorption). For that the layer's W_Q and W_O are kept as they are, beside the packed ones.
+    """
+
+    def __init__(self, attention: CrossAttention) -> None:
+        self.heads, self.scaling = attention.config.num_heads, attention.scaling
+        self.source_key_values = attention.project_key_values
+        self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
+        linears = (attention.q_proj, attention.o_proj)
+        parameters = [linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears]
+        self.weights = None if None in parameters else self.weights_by_head(*cast(Any, parameters))
+
+    def weights_by_head(self, queries: Any, outputs: Any) -> tuple[Tensor, ...]:
+        """Return W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias."""
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in (queries, outputs)]
+        return (
+            queries[0].unflatten(0, (self.heads, -1)) * self.scaling,
+            biases[0].view(self.heads, -1, 1) * self.scaling,
+            outputs[0].unflatten(1, (self.heads, -1)).permute(1, 2, 0).contiguous(),
+            biases[1],
+        )
+
+    def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
+        """Return the function of hidden states (k B, d_model) that attends to these sources.
+
+        Args:
+            key_values: of the sources.
+            mask: (B, 1, 1, S) added to the scores.
+            num_beams: k.
+        """
+        keys, values = key_values
+        sources, heads, tokens, _ = keys.shape
+        if self.weights is not None and sources * heads * tokens <= self.weights[0].shape[2]:
+            return self.absorbed(keys, values, mask)
+        keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+        mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
+
+        def cross_attend(hidden_states: Tensor) -> Tensor:
+            query = self.q_proj(hidden_states).view(sources, num_beams, heads, -1).transpose(1, 2).flatten(0, 1)
+            attended = attend(query, keys, values, mask, self.scaling).view(sources, heads, num_beams, -1)
+            return hidden_states + self.o_proj(attended.transpose(1, 2).reshape(len(hidden_states), -1))
+
+        return cross_attend
+
+    def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Function:
+        """Return the same by the products of the weights with keys and values, (B, H S, d_model) each."""
+        w_q, q_bias, w_o, o_bias = cast(tuple[Tensor, ...], self.weights)
+        sources, heads, tokens, _ = keys.shape
+        to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
+        to_output = (values @ w_o).flatten(1, 2)
+        to_output += o_bias / heads  # each head's weights add up to 1
+        added = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
+        added = (added if mask is None else added + mask).reshape(sources, 1, -1)
+        if sources == 1:
+            return self.absorbed_one(to_scores[0], to_output[0], added[0])
+
+        def cross_attend(hidden_states: Tensor) -> Tensor:
+            states = hidden_states.view(sources, -1, hidden_states.shape[-1])  # (B, k, d_model)
+            weights = torch.baddbmm(added, states, to_scores).view(sources, -1, heads, tokens).softmax(-1)
+            return torch.baddbmm(states, weights.flatten(2), to_output).view_as(hidden_states)
+
+        return cross_attend
+
+    def absorbed_one(self, to_scores: Tensor, to_output: Tensor, added: Tensor) -> Function:
+        """Return the same for one source: (d_model, H S), (H S, d_model) and (1, H S)."""
+        heads, tokens = self.heads, len(to_output) // self.heads
+
+        def cross_attend(hidden_states: Tensor) -> Tensor:
+            weights = torch.addmm(added, hidden_states, to_scores).view(-1, heads, tokens).softmax(-1)  # (k, H, S)
+            return torch.addmm(hidden_states, weights.flatten(1), to_output)
+
+        return cross_attend
+
+
+class DecoderLayerStep(UnwrappedLayer):
+    """One layer for one more token of each beam."""
+
+    def __init__(self, layer: VaswaniTransformerDecoderLayer) -> None:
+        super().__init__(layer)
+        self.index = layer.self_attn.layer_idx
+        self.cross_attention = CachedCrossAttention(layer.cross_attn)
+        self.cross_attn_norm = raw_forward(layer.cross_attn_add_norm.norm)
+
+    def __call__(self, hidden_states: Tensor, cache: BeamCache, cross_attend: Function) -> Tensor:
+        """Return the next `hidden_states` (k B, d_model)."""
+        query, key_values = self.split_heads(self.project(hidden_states), cache.num_sources)
+        keys, values = cache.write(self.index, key_values)
+        attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
+        hidden_states = self.norm(hidden_states + self.o_proj(self.merge_heads(attended, cache.num_sources)))
+        hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
+        return self.ffn_norm(hidden_states + self.feed_forward(hidden_states))
+
+
+class DecoderStep:
+    """All layers and the projection to the vocabulary, for one more token of each beam.
+
+    Attributes:
+        positions: (d_model,) each, the encodings of the first positions, as many as were needed so far.
+    """
+
+    def __init__(self, decoder: VaswaniTransformerDecoder, lm_head: nn.Module) -> None:
+        self.layers = [DecoderLayerStep(cast(Any, layer)) for layer in decoder.layers]
+        self.embed = embed_fn(decoder.embed_tokens)
+        self.encode = decoder.input_embedding.positions
+        self.project = raw_forward(lm_head)
+        self.positions: tuple[Tensor, ...] = ()
+
+    def __call__(self, input_ids: Tensor, cache: BeamCache, cross_attention: list[Function]) -> Tensor:
+        """Return the decoder's output (k B, d_model) for one more token of each beam (k B,); the cache grows by it."""
+        cache.append_slot()
+        if cache.length > len(positions := self.positions):
+            self.positions = positions = self.encode.first_positions(cache.length + GROWTH).unbind()
+        hidden_states = self.embed(input_ids, positions[cache.length - 1])  # (k B, d_model)
+        for layer, cross_attend in zip(self.layers, cross_attention, strict=True):
+            hidden_states = layer(hidden_states, cache, cross_attend)
+        return hidden_states
+
+    def new_cache(self, num_sources: int, num_beams: int) -> BeamCache:
+        """Return an empty cache for so many sources and beams."""
+        layer = self.layers[0]
+        return BeamCache(len(self.layers), num_sources, layer.heads, num_beams, *layer.head_widths)
+
+
+class PreparedDecoder:
+    """The decoder that a search drives, over the sources of one call.
+
+    Args:
+        decoder_step: of the prepared model.
+        memory: (B, S, d_model) the encoder's output.
+        attention_mask: (B, S) 0 at padding; None: every token counts.
+        num_beams: k.
+    """
+
+    def __init__(
+        self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int
+    ) -> None:
+        self.decoder_step, self.num_beams = decoder_step, num_beams
+        self.key_values = [layer.cross_attention.source_key_values(memory) for layer in decoder_step.layers]
+        has_padding = attention_mask is not None and not bool(attention_mask.all())
+        self.mask = (
+            memory.new_zeros(()).where(cast(Tensor, attention_mask).bool(), torch.finfo(torch.float32).min)[
+                :, None, None
+            ]
+            if has_padding
+            else None
+        )
+        self.cache = decoder_step.new_cache(len(memory), num_beams)
+        self.cross_attention: list[Function] | None = None
+
+    def attend_to_sources(self) -> list[Function]:
+        """Return each layer's cross-attention to the present sources."""
+        pairs = zip(self.decoder_step.layers, self.key_values, strict=True)
+        return [layer.cross_attention.over(pair, self.mask, self.num_beams) for layer, pair in pairs]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits (k B, V) of the token after `tokens` (k B, T)."""
+        if self.cross_attention is None:
+            self.cross_attention = self.attend_to_sources()
+        hidden_states = tokens
+        for place in range(self.cache.length, tokens.shape[1]):
+            hidden_states = self.decoder_step(tokens[:, place], self.cache, self.cross_attention)
+        return self.decoder_step.project(hidden_states)
+
+    def reorder(self, beams: Tensor) -> None:
+        """Continue row i from what row `beams[i]` (k B,) has been."""
+        self.cache.reorder(beams)
+
+    def keep(self, sources: Tensor) -> None:
+        """Decode only these sources."""
+        self.cache.keep(sources)
+        self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
+        self.mask = None if self.mask is None else self.mask[sources]
+        self.cross_attention = None
+
+
+__all__ = ["CachedCrossAttention", "DecoderStep", "PreparedDecoder"]

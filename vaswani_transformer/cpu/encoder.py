@@ -1,0 +1,108 @@
+"""The encoder of a prepared model by the fast path.
+
+B sources, S source tokens, H heads; d_k and d_v the widths of a head's keys and values.
+"""
+
+import functools
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..embeddings import LearnedPositions, count_positions
+from ..encoder import VaswaniTransformerEncoder
+from .beam_cache import GROWTH
+from .layers import UnwrappedLayer, attend, embed_fn
+
+PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", "output_attentions", "output_hidden_states"}
+
+
+class EncoderLayerPass(UnwrappedLayer):
+    """One layer over all tokens of each source."""
+
+    def __call__(self, hidden_states: Tensor, mask: Tensor, num_sources: int) -> Tensor:
+        """Return the next `hidden_states` (B S, d_model); `mask` (B H or 1, 1, S or 1) is added to the scores."""
+        query, key_values = self.split_heads(self.project(hidden_states), num_sources)
+        keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
+        attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
+        hidden_states = self.norm(hidden_states + self.o_proj(self.merge_heads(attended, num_sources)))
+        return self.ffn_norm(hidden_states + self.feed_forward(hidden_states))
+
+
+class EncoderPass:
+    """All layers, from token ids on.
+
+    Attributes:
+        positions: (P, d_model) the encodings of the first positions, as many as were needed so far.
+    """
+
+    def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
+        self.heads = encoder.config.num_heads
+        self.layers = [EncoderLayerPass(cast(Any, layer)) for layer in encoder.layers]
+        self.embed = embed_fn(encoder.embed_tokens)
+        self.encode = encoder.input_embedding.positions
+        self.positions = torch.empty(0, encoder.config.d_model)
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
+        sources, length = input_ids.shape
+        if length > len(positions := self.positions):
+            self.positions = positions = self.encode.first_positions(length + GROWTH)
+        rows = positions[:length]
+        mask = rows.new_zeros(1, 1, 1)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            rows = nn.functional.embedding(count_positions(attention_mask), rows)
+            mask = rows.new_zeros(()).where(attention_mask.bool(), torch.finfo(torch.float32).min)  # (B, S)
+            mask = mask.repeat_interleave(self.heads, dim=0)[:, None]
+        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, sources)
+        return hidden_states.view(sources, length, -1)
+
+
+class PreparedEncoder:
+    """The encoder as `generate()` calls it: by the fast path, unless more than its output is asked for.
+
+    Hooks on its layers are not called on the fast path. Whatever else an encoder has, this one has too.
+    """
+
+    def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
+        self.encoder, self.fast_pass = encoder, EncoderPass(encoder)
+
+    @functools.wraps(VaswaniTransformerEncoder.forward)
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        """Return what the encoder returns."""
+        if args or not self.is_plain(inputs):
+            return self.encoder(*args, **inputs)
+        memory = self.fast_pass(inputs["input_ids"], inputs.get("attention_mask"))
+        return BaseModelOutput(last_hidden_state=cast(Any, memory))
+
+    __call__ = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
+
+    def is_plain(self, inputs: dict[str, Any]) -> bool:
+        """Return whether a call has only sources, within the positions, and asks for nothing on the way."""
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        flags, config, encode = (
+            ("output_attentions", "output_hidden_states"),
+            self.encoder.config,
+            self.fast_pass.encode,
+        )
+        longest = encode.table.num_embeddings if isinstance(encode, LearnedPositions) else None
+        return (
+            PLAIN_INPUTS.issuperset(inputs)
+            and ids is not None
+            and ids.numel() > 0
+            and (longest is None or ids.shape[1] <= longest)
+            and (mask is None or mask.shape == ids.shape)
+            and inputs.get("return_dict") is not False
+            and not any(inputs.get(flag) or getattr(config, flag) for flag in flags)
+            and config._attn_implementation == "eager"
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+
+__all__ = ["EncoderPass", "PreparedEncoder"]

@@ -1,0 +1,162 @@
+"""What a prepared encoder and decoder have in common: fused projections, and modules as plain functions.
+
+B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v the widths of a head's keys and values.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import CausalSelfAttention, SelfAttention
+from ..embeddings import ScaledEmbedding
+from ..layers import FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from .linear import PreparedLinear
+
+Function = Callable[[Tensor], Tensor]
+
+
+class FusedQKVAttention(SelfAttention):
+    """Self-attention whose queries, keys and values are made by one product.
+
+    Args:
+        attention: with three linear projections, whose weights are copied.
+    """
+
+    qkv_proj: nn.Module
+
+    def __init__(self, attention: SelfAttention) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(copy.copy(vars(attention)) | {"_modules": dict(attention._modules)})
+        linears = cast(list[nn.Linear], [self._modules.pop(name) for name in ("q_proj", "k_proj", "v_proj")])
+        outputs = sum(linear.out_features for linear in linears)
+        fused = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
+        for name, parameter in fused.named_parameters():
+            query, *others = (getattr(linear, name).detach() for linear in linears)
+            by_head = [part.unflatten(0, (self.config.num_heads, -1)) for part in others]
+            parameter.data = torch.cat([query, torch.cat(by_head, dim=1).flatten(0, 1)])
+        self.qkv_proj = fused
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of all heads, and each head's keys beside its values."""
+        widths = (self.head_dim, self.value_head_dim)
+        sizes = [self.config.num_heads * width for width in (widths[0], sum(widths))]
+        query, key_values = self.qkv_proj(hidden_states).split(sizes, dim=-1)
+        key, value = self.split_heads(key_values, sum(widths)).split(widths, dim=-1)
+        return self.split_heads(query, self.head_dim), key, value
+
+
+class FusedCausalQKVAttention(FusedQKVAttention, CausalSelfAttention):
+    """The same in a decoder."""
+
+
+FUSED = {SelfAttention: FusedQKVAttention, CausalSelfAttention: FusedCausalQKVAttention}
+
+
+def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
+    """Put what `make` makes of each module of exactly this type in its place."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is module_type:
+                setattr(module, name, make(child))
+
+
+def fuse_qkv(model: nn.Module) -> None:
+    """Put a fused attention in the place of each self-attention whose three projections are linear layers."""
+
+    def fuse(attention: SelfAttention) -> SelfAttention:
+        names = ("q_proj", "k_proj", "v_proj")
+        is_linear = all(type(getattr(attention, name)) is nn.Linear for name in names)
+        return FUSED[type(attention)](attention) if is_linear else attention
+
+    for attention_type in FUSED:
+        replace(model, attention_type, fuse)
+
+
+def fuse_relu(model: nn.Module) -> None:
+    """Have the packed layers before a ReLU apply it."""
+    for module in model.modules():
+        if not isinstance(module, FeedForward) or not isinstance(module.activation, nn.ReLU):
+            continue
+        if isinstance(module.fc1, PreparedLinear):
+            module.fc1.has_relu, module.activation = True, nn.Identity()
+
+
+def has_fused_qkv(stack: Any) -> bool:
+    """Return whether the projections of every layer's self-attention are fused."""
+    return all(isinstance(layer.self_attn, FusedQKVAttention) for layer in stack.layers)
+
+
+def raw_forward(module: nn.Module) -> Function:
+    """Return what a module computes as a function, without the wrappers of calling one."""
+    if type(module) is nn.LayerNorm:
+        shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    return module.raw_forward() if isinstance(module, PreparedLinear) else module.forward
+
+
+def compose(*modules: nn.Module) -> Function:
+    """Return modules one after the other as one function."""
+    functions = [raw_forward(module) for module in modules if type(module) is not nn.Identity]
+    if len(functions) == 2:
+        first, second = functions
+        return lambda hidden_states: second(first(hidden_states))
+
+    def run(hidden_states: Tensor) -> Tensor:
+        for function in functions:
+            hidden_states = function(hidden_states)
+        return hidden_states
+
+    return run
+
+
+def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function from token ids and positions to their sum, by the module that embeds tokens."""
+    if type(module) is ScaledEmbedding:
+        scale = module.embed_scale
+        return lambda ids, positions: torch.add(positions, torch.embedding(module.weight, ids), alpha=scale)
+    return lambda ids, positions: module.forward(ids) + positions
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Equation (1): (B H, T, d_v) of queries (B H, T, d_k), keys (B H, d_k, K) and values (B H, K, d_v)."""
+    return torch.softmax(torch.baddbmm(mask, query, keys, alpha=scaling), dim=-1).bmm(values)
+
+
+class UnwrappedLayer:
+    """What the layers of a prepared encoder and decoder have in common, their modules as functions."""
+
+    def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
+        attention, inner = cast(Any, layer.self_attn), layer.feed_forward
+        self.heads, self.scaling = attention.config.num_heads, attention.scaling
+        self.head_widths = attention.head_dim, attention.value_head_dim
+        self.project, self.o_proj = map(raw_forward, (attention.qkv_proj, attention.o_proj))
+        self.feed_forward = compose(inner.fc1, inner.activation, inner.dropout, inner.fc2)
+        self.norm = raw_forward(layer.self_attn_add_norm.norm)
+        self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
+
+    def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
+        """Return queries (B H, T, d_k), and keys beside values (B, H, T, d_k + d_v), of a product's rows (B T, ...).
+
+        The product is a whole tensor, no view. What is returned has no dimension B where that is 1.
+        """
+        tokens, row = len(projected) // num_sources, projected.shape[1]
+        sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
+        key_width, value_width = self.head_widths
+        width = key_width + value_width
+        query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, key_width, row, 1))
+        key_values = projected.as_strided(
+            (*sizes, self.heads, tokens, width), (*strides, width, row, 1), self.heads * key_width
+        )
+        return query if num_sources == 1 else query.flatten(0, 1), key_values
+
+    def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
+        """Return what the heads (B H, T, d_v) have attended to, side by side for each token (B T, H d_v)."""
+        if num_sources == 1:
+            return attended.transpose(0, 1).reshape(attended.shape[1], -1)
+        return attended.unflatten(0, (num_sources, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+__all__ = ["UnwrappedLayer", "attend", "embed_fn", "fuse_qkv", "fuse_relu", "has_fused_qkv", "raw_forward", "replace"]

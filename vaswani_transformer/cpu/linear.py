@@ -1,0 +1,174 @@
+"""Linear layers whose weights are packed as a CPU's matrix library wants them, in float32, bfloat16 or int8.
+
+R rows of inputs. The functions of torch used here are made for its own compiler or on their way out; they stand in
+this file only, and `is_supported` tries each dtype before anything relies on it.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PACKING_ROWS = 32  # the layout chosen for so many rows is as good for any number from 4 on
+MIN_SCALE = 1e-12  # of a row of weights that are all 0
+LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by FBGEMM
+
+
+def check_gradients(hidden_states: Tensor) -> None:
+    """Check that no gradient is wanted: packed products have no derivative, and torch would only warn of it, later.
+
+    Raises:
+        RuntimeError: one is.
+    """
+    if hidden_states.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the one "
+            "it was prepared from."
+        )
+
+
+class PreparedLinear(nn.Module):
+    """A layer without derivatives, which can apply the ReLU behind it along with its product."""
+
+    has_relu = False
+
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return its weight (out, in) and bias in float32, where it computes with these."""
+        return None
+
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        """Return `forward` for inputs in float32 without gradients, as a function."""
+        return self.forward
+
+
+def apply_packed(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """Return x W^T + b with a packed W, and the ReLU of it where `activation` is "relu" and not "none"."""
+    return torch.ops.mkldnn._linear_pointwise.default(hidden_states, weight, bias, activation, [], "")
+
+
+class PackedLinear(PreparedLinear):
+    """x W^T + b, with W laid out once as the CPU's matrix library, oneDNN, wants it.
+
+    Args:
+        linear: the layer, whose weights are copied.
+        dtype: of the products; inputs and outputs keep theirs.
+    """
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        weight = linear.weight.detach().to(dtype).contiguous()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        check_gradients(hidden_states)
+        activation = "relu" if self.has_relu else "none"
+        if hidden_states.dtype == self.dtype:
+            return apply_packed(hidden_states, self.weight, self.bias, activation)
+        product = apply_packed(hidden_states.to(self.dtype), self.weight, self.bias, activation)
+        return product.to(hidden_states.dtype)
+
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        if self.dtype != torch.float32:
+            return self.forward
+        weight, bias, activation = self.weight, self.bias, "relu" if self.has_relu else "none"
+        apply = torch.ops.mkldnn._linear_pointwise.default
+        return lambda hidden_states: apply(hidden_states, weight, bias, activation, [], "")
+
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
+
+
+def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
+    """Return a quantized weight (out, in) in the layout of one of torch's int8 libraries."""
+    chosen = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        return torch.ops.quantized.linear_prepack(weight, bias)
+    finally:
+        torch.backends.quantized.engine = chosen
+
+
+class QuantizedLinear(PreparedLinear):
+    """x W^T + b with W in int8, a scale for each row of W, and x in int8 with one scale for all its rows as it comes.
+
+    W is kept in two layouts where torch has oneDNN beside its own library, each the faster for few rows or for many.
+
+    Args:
+        linear: the layer; the largest weight of a row becomes 127.
+        reduces_range: whether x has only 7 bits, so that the sum of two products stays within 16.
+    """
+
+    def __init__(self, linear: nn.Linear, reduces_range: bool) -> None:
+        super().__init__()
+        self.reduces_range = reduces_range
+        weight = linear.weight.detach().float()
+        scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
+        zero_points = torch.zeros_like(scales, dtype=torch.long)
+        with warnings.catch_warnings():  # that such tensors will go one day; `is_supported` sees when they have gone
+            warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
+            quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        chosen = torch.backends.quantized.engine
+        has_both = "onednn" in torch.backends.quantized.supported_engines
+        self.packed_small_batch = pack_quantized(quantized, bias, chosen)
+        self.packed_large_batch = pack_quantized(quantized, bias, "onednn") if has_both else self.packed_small_batch
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        check_gradients(hidden_states)
+        is_small = math.prod(hidden_states.shape[:-1]) < LARGE_BATCH_ROWS
+        packed = self.packed_small_batch if is_small else self.packed_large_batch
+        product = torch.ops.quantized.linear_dynamic.default(hidden_states.float(), packed, self.reduces_range)
+        # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
+        return (product.relu_() if self.has_relu else product).to(hidden_states.dtype)
+
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        small, large, reduces_range = self.packed_small_batch, self.packed_large_batch, self.reduces_range
+        apply = torch.ops.quantized.linear_dynamic.default
+
+        def plain(hidden_states: Tensor) -> Tensor:
+            return apply(hidden_states, small if len(hidden_states) < LARGE_BATCH_ROWS else large, reduces_range)
+
+        return (lambda hidden_states: plain(hidden_states).relu_()) if self.has_relu else plain
+
+
+def probe_linear(weight: float | Tensor) -> nn.Linear:
+    """Return a layer 64 wide with 16 outputs, of one weight or of those given, without drawing random numbers."""
+    linear = nn.utils.skip_init(nn.Linear, 64, 16, bias=False).requires_grad_(False)
+    linear.weight.copy_(torch.as_tensor(weight))
+    return linear
+
+
+def is_supported(make: Callable[[nn.Linear], nn.Module]) -> bool:
+    """Return whether this build of torch, on this CPU, has the functions that a packed layer needs."""
+    try:
+        layer = make(probe_linear(0.1))
+        products = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, LARGE_BATCH_ROWS)])
+        ordered = probe_linear(torch.arange(1024.0).view(16, 64))
+        parameters = getattr(make(ordered), "unpacked", lambda: None)()
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    if parameters is not None and not torch.equal(parameters[0], ordered.weight):
+        return False
+    return torch.allclose(products, torch.full_like(products, 6.4), rtol=0.02)  # a step of bfloat16, 8 bits, is 0.8%
+
+
+def int8_sum_overflows() -> bool:
+    """Return whether a sum of two int8 products overflows, as it does where the CPU lacks instructions for them."""
+    layer = QuantizedLinear(probe_linear(1.0), reduces_range=False)
+    products = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, LARGE_BATCH_ROWS)])
+    return not torch.allclose(products, torch.full_like(products, 64.0), rtol=0.02)
+
+
+LINEAR_FACTORIES: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "float32": lambda linear: PackedLinear(linear, torch.float32),
+    "bfloat16": lambda linear: PackedLinear(linear, torch.bfloat16),
+    "int8": lambda linear: QuantizedLinear(linear, int8_sum_overflows()),
+}
+
+
+__all__ = ["LINEAR_FACTORIES", "PackedLinear", "PreparedLinear", "QuantizedLinear", "is_supported"]

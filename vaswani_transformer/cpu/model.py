@@ -1,0 +1,173 @@
+"""Preparing a trained model for the CPU that it decodes on.
+
+B sources, k beams of a source, S source tokens.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Never, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
+
+from ..dropout import Dropout
+from ..model import VaswaniTransformerForConditionalGeneration
+from ..search import Decoder
+from .decoder import DecoderStep, PreparedDecoder
+from .encoder import PreparedEncoder
+from .layers import fuse_qkv, fuse_relu, has_fused_qkv, replace
+from .linear import LINEAR_FACTORIES, is_supported
+
+logger = logging.get_logger(__name__)
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+STEP_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "use_cache", "logits_to_keep"}
+
+
+class Prepared(PreTrainedModel):
+    """A model of packed layers, which holds no weights that could be trained, saved, moved or copied.
+
+    Args:
+        model: the model, which stays as it is.
+        make_linear: makes a packed layer; None: the plain ones are copied.
+    """
+
+    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
+        PreTrainedModel.__init__(self, copy.deepcopy(model.config))
+        memo = {} if make_linear is None else deepcopy_memo(model)
+        vars(self).update(copy.deepcopy(vars(model), cast(Any, memo)))
+        if make_linear is not None:
+            fuse_qkv(self)
+            replace(self, nn.Linear, make_linear)
+            fuse_relu(self)
+        replace(self, Dropout, lambda _: nn.Identity())
+        self.set_attn_implementation("eager")
+        self.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Any:
+        """Stay in evaluation mode.
+
+        Raises:
+            RuntimeError: training mode is asked for.
+        """
+        if mode:
+            raise RuntimeError("A model prepared for inference cannot be trained; train the one it was prepared from.")
+        return super().train(False)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Never:
+        """Raise RuntimeError: a packed model cannot be saved."""
+        raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
+
+    push_to_hub = with_remote_code = state_dict = cast(Any, save_pretrained)
+
+    def __reduce_ex__(self, protocol: Any) -> Never:
+        raise RuntimeError(
+            "A model prepared for inference cannot be copied or pickled; prepare the one it was prepared from again, "
+            "also in each process that decodes."
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        moved = fn(torch.zeros(1))
+        if (moved.dtype, moved.device.type) != (torch.float32, "cpu"):
+            raise RuntimeError(
+                f"A model prepared for inference stays where it was prepared, and cannot become {moved.dtype} on "
+                f"{moved.device.type}; move the one it was prepared from."
+            )
+        return super()._apply(fn, *args, **kwargs)
+
+
+class PreparedForConditionalGeneration(Prepared):
+    """The whole model, whose encoder and decoder steps take the fast path in `generate()`.
+
+    Attributes:
+        fast_encoder, decoder_step: None where a stack has layers that cannot be packed.
+    """
+
+    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
+        super().__init__(model, make_linear)
+        encoder, decoder = cast(Any, self).model.encoder, cast(Any, self).model.decoder
+        self.fast_encoder = PreparedEncoder(encoder) if has_fused_qkv(encoder) else None
+        self.decoder_step = DecoderStep(decoder, cast(Any, self).lm_head) if has_fused_qkv(decoder) else None
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the encoder, as `generate()` calls it."""
+        return super().get_encoder(*args, **kwargs) if self.fast_encoder is None else self.fast_encoder
+
+    def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
+        """Return what takes the steps of a search: by the fast path, unless something else looks at them."""
+        if not self.is_plain_search(inputs) or any(options.values()):
+            return cast(Any, super()).make_decoder(inputs, beams_per_source, **options)
+        memory, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
+        return PreparedDecoder(cast(DecoderStep, self.decoder_step), memory, mask, beams_per_source)
+
+    def is_plain_search(self, inputs: dict[str, Any]) -> bool:
+        """Return whether a search asks for nothing but the next token's logits."""
+        config, mask = self.config, inputs.get("attention_mask")
+        given = {name for name, value in inputs.items() if value is not None and value is not False}
+        return (
+            self.decoder_step is not None
+            and STEP_INPUTS.issuperset(given)
+            and inputs.get("past_key_values") is not None
+            and bool(inputs.get("use_cache"))
+            and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
+            and config._attn_implementation == "eager"
+            and not (config.output_attentions or config.output_hidden_states)
+            and (mask is None or mask.dim() == 2)
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+
+def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
+    """Return a model that decodes faster on the CPU `model` is on; `generate()` and all else are as before.
+
+    Its linear layers hold their weights as the CPU's matrix library wants them. Its attention is computed by plain
+    products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
+    tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
+    layers and a warning says so. `parameters()` of the copy are those that are not packed. In `generate()` hooks on it
+    and its layers are not called. In float32 the projections of cross-attention's queries and outputs are kept twice,
+    2 d_model^2 numbers more a layer.
+
+    Args:
+        model: any model of the package, on the CPU and in float32; it is left as it is.
+        dtype: of the products with weights: "float32", with the same results up to rounding; "bfloat16"; or "int8",
+            where a sentence's result also hangs a little on the others of its batch.
+
+    Raises:
+        ValueError: an unknown dtype, or a model that is not on a CPU in float32 or is itself a prepared copy.
+        RuntimeError: from the copy, when it is to be trained, saved, moved or copied, or to pass gradients back.
+    """
+    if dtype not in LINEAR_FACTORIES:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(LINEAR_FACTORIES)}.")
+    if isinstance(model, Prepared):
+        raise ValueError("The model is prepared for inference already; give the one it was prepared from.")
+    weights = sorted({f"{weight.dtype} on {weight.device.type}" for weight in model.parameters()})
+    if weights != ["torch.float32 on cpu"]:
+        raise ValueError(
+            f"The model has weights of {' and '.join(weights)}; move it by .to('cpu', torch.float32) first."
+        )
+    make_linear = LINEAR_FACTORIES[dtype] if is_supported(LINEAR_FACTORIES[dtype]) else None
+    if make_linear is None:
+        logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
+    return cast(Model, make_prepared_class(type(model))(model, make_linear))
+
+
+def make_prepared_class(model_class: type) -> Any:
+    """Return the class of prepared models of a class; it keeps the name, which outputs and messages are made by."""
+    generates = issubclass(model_class, VaswaniTransformerForConditionalGeneration)
+    names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__")}
+    base = PreparedForConditionalGeneration if generates else Prepared
+    return type(model_class.__name__, (base, model_class), names)
+
+
+def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
+    """Return the weights that only linear layers hold, by id, so that `deepcopy` leaves them: packing copies them."""
+    others = (module for module in model.modules() if type(module) is not nn.Linear)
+    kept = {id(weight) for module in others for weight in module.parameters(recurse=False)}
+    weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
+    return {id(weight): weight for weight in weights if id(weight) not in kept}
+
+
+__all__ = ["Prepared", "prepare_for_inference"]

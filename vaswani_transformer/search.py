@@ -1,0 +1,425 @@
+"""The paper's beam search (6.1; Wu et al. 2016, section 7), and greedy search, over any decoder.
+
+B sources, A of them active (their results can still change), k beams of a source, C candidates of a source, T tokens of
+a beam so far, V vocabulary. Rows of one source stand side by side: row i belongs to source i // k.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+LENGTH_PENALTY_TYPES = ("power", "gnmt")
+NOT_FINISHED = -1e9  # the score of a place that no hypothesis has taken yet
+TOPK_GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
+SOFTMAX_ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memory
+
+
+class Decoder(Protocol):
+    """What a search needs of a model."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
+        ...
+
+    def reorder(self, beams: Tensor) -> None:
+        """Continue row i from what row `beams[i]` of the same source has been so far; `beams` (k A,)."""
+        ...
+
+    def keep(self, sources: Tensor) -> None:
+        """Decode only these sources from now on, by their index among those decoded so far, in rising order."""
+        ...
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Attributes:
+        limits: (B,) the number of new tokens that each target may have.
+        end_tokens: (E,) token ids that end a target; none: empty.
+        pad_token: fills a target behind its end.
+        num_beams, num_returned: k and n, the hypotheses of a source that the caller wants.
+        candidates: C, the continuations of a source that are examined in a step.
+        alpha: the exponent of the length penalty.
+        length_penalty_type: "gnmt" or "power", see `length_penalty`.
+        early_stopping: True: a source ends with its k-th hypothesis; False or "never": by `score_bound`.
+        do_sample: draw candidates instead of taking the likeliest.
+        process: changes next-token scores (k B, V), given the tokens (k B, T); None: nothing does.
+        ends: whether rows of tokens (R, T) have ended for another reason than limits and end tokens; None: none has.
+        compacts: whether finished sources leave the decoder's batch.
+    """
+
+    limits: Tensor
+    end_tokens: Tensor
+    pad_token: int
+    num_beams: int = 1
+    num_returned: int = 1
+    candidates: int = 2
+    alpha: float = 1.0
+    length_penalty_type: str = "power"
+    early_stopping: bool | str | None = False
+    do_sample: bool = False
+    process: Callable[[Tensor, Tensor], Tensor] | None = None
+    ends: Callable[[Tensor], Tensor] | None = None
+    compacts: bool = True
+
+    @functools.cached_property
+    def shortest(self) -> int:
+        """The number of new tokens below which no limit is met."""
+        return int(self.limits.min())
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether something reads rows by their number, or draws as many random numbers as there are rows."""
+        return self.do_sample or self.process is not None or self.ends is not None
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Whether each of `tokens` is an end token."""
+        return tokens == self.end_tokens if len(self.end_tokens) == 1 else torch.isin(tokens, self.end_tokens)
+
+
+@dataclass
+class SearchState:
+    """What a beam search keeps between steps.
+
+    Attributes:
+        beams: (2, k A, T) the open beams' tokens, and for each new token the row among k B whose beam it continued.
+        scores: (A, k) log P of the open beams, in falling order.
+        active: (A,) the sources still in the batch, by number.
+        is_active: (A,) whether a source's result can still change; all are once finished ones have left.
+        limits: (A, 1) the new tokens that a target of each source may have.
+        hypotheses: (2, B, k, up to T) finished targets like `beams`, the best first; -1 behind their end.
+        hypothesis_scores: (B, k) their log P / lp, or `NOT_FINISHED`.
+        has_hypotheses: whether there is one at all.
+    """
+
+    beams: Tensor
+    scores: Tensor
+    active: Tensor
+    is_active: Tensor
+    limits: Tensor
+    hypotheses: Tensor
+    hypothesis_scores: Tensor
+    has_hypotheses: bool = False
+
+    @classmethod
+    def start(cls, prompt: Tensor, settings: SearchSettings) -> "SearchState":
+        """Begin with k equal beams (k B, T), of which all but the first of a source score too low to be continued."""
+        k, device = settings.num_beams, prompt.device
+        num_sources = len(prompt) // k
+        scores = torch.zeros(num_sources, k, dtype=torch.float32, device=device)
+        scores[:, 1:] = NOT_FINISHED
+        beams = torch.stack((prompt, torch.full_like(prompt, -1)))
+        return cls(
+            beams=beams,
+            scores=scores,
+            active=torch.arange(num_sources, device=device),
+            is_active=torch.ones(num_sources, dtype=torch.bool, device=device),
+            limits=settings.limits[:, None],
+            hypotheses=beams.unflatten(1, (num_sources, k)),
+            hypothesis_scores=torch.full_like(scores, NOT_FINISHED),
+        )
+
+
+def length_penalty(length: Tensor | int, alpha: float, length_penalty_type: str = "gnmt") -> Tensor | float:
+    """Return what log P(Y | X) is divided by: lp(Y) = ((5 + |Y|) / 6)^alpha (6.1), or |Y|^alpha under "power"."""
+    return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
+
+
+def score_bound(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
+    """Return the best score (A, 1) that an open beam of each source can still reach.
+
+    log P only falls. Under "gnmt" the length that divides it best is the source's limit, or the next one where alpha is
+    not positive. Under "power" it is the present one as Transformers estimates it, unless `early_stopping` is "never".
+    """
+    alpha, is_gnmt = settings.alpha, settings.length_penalty_type == "gnmt"
+    length: Tensor | int = new_tokens + 1 if is_gnmt else new_tokens
+    if alpha > 0 and (is_gnmt or settings.early_stopping == "never"):
+        length = state.limits
+    return state.scores[:, :1] / length_penalty(length, alpha, settings.length_penalty_type)
+
+
+def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -> Tensor:
+    """Return whether an open beam of each source can still enter its n best (A,); under "power": its k best."""
+    scores = state.hypothesis_scores[state.active]  # (A, k)
+    last = settings.num_returned if settings.length_penalty_type == "gnmt" else settings.num_beams
+    improves = score_bound(state, new_tokens, settings)[:, 0] > scores[:, last - 1]
+    return improves & (scores[:, -1] == NOT_FINISHED) if settings.early_stopping is True else improves
+
+
+def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest entries (R, `count`) of each row (R, N), in falling order, and their indices.
+
+    A large one lies in a group of tokens whose largest is large: sixteen to a group, only the `count` best groups are
+    searched. That is several times as fast as `topk` over a vocabulary.
+    """
+    rows, entries = log_probs.shape
+    groups = entries // TOPK_GROUP
+    if groups < count:
+        return log_probs.topk(count, dim=1)
+    grouped = log_probs.narrow(1, 0, groups * TOPK_GROUP).view(rows, TOPK_GROUP, groups)
+    best = grouped.amax(1).topk(count, dim=1).indices  # (R, count)
+    offsets, rest = group_offsets(groups, entries, log_probs.device)
+    indices = (best.unsqueeze(2) + offsets).flatten(1)  # (R, 16 count)
+    indices = torch.cat([indices, rest.expand(rows, -1)], dim=1) if len(rest) else indices
+    found, order = log_probs.gather(1, indices).topk(count, dim=1)
+    return found, indices.gather(1, order)
+
+
+@functools.lru_cache(maxsize=8)
+def group_offsets(groups: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return how far the members of a group lie from its first (16,), and the indices that are in no group."""
+    with torch.inference_mode(False):
+        rest = torch.arange(groups * TOPK_GROUP, entries, device=device)
+        return torch.arange(0, groups * TOPK_GROUP, groups, device=device), rest
+
+
+def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` likeliest continuations of each source's beams by one token.
+
+    Args:
+        logits: (k A, V) of the next token of each beam.
+        scores: (A, k) log P of the beams so far.
+
+    Returns:
+        log P (A, `count`) with the next token, in falling order, and the index of each among a source's k V.
+    """
+    k, vocabulary = scores.shape[1], logits.shape[1]
+
+    def best(logits: Tensor, scores: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        out = None if workspace is None else workspace[: len(logits)]
+        log_probs = torch.log_softmax(logits.float(), 1, out=out).add_(scores.reshape(-1, 1))
+        return grouped_topk(log_probs.view(-1, k * vocabulary), count)
+
+    if logits.device.type != "cpu" or len(logits) <= max(k, SOFTMAX_ROWS):
+        return best(logits, scores)
+    at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
+    workspace = scores.new_empty(at_once * k, vocabulary)
+    chunks = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
+    found, indices = zip(*(best(*chunk, workspace) for chunk in chunks), strict=True)
+    return torch.cat(found), torch.cat(indices)
+
+
+def select_continuations(logits: Tensor, state: SearchState, settings: SearchSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
+    k, vocabulary, count = settings.num_beams, logits.shape[1], settings.candidates
+    if settings.process is None and not settings.do_sample:
+        found, indices = topk_continuations(logits, state.scores, count)
+    else:
+        log_probs = torch.log_softmax(logits.float(), 1)
+        log_probs = log_probs if settings.process is None else settings.process(state.beams[0], log_probs)
+        log_probs = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
+        if settings.do_sample:
+            indices = torch.multinomial(log_probs.softmax(-1), count)
+            found = log_probs.gather(1, indices)
+        else:
+            found, indices = grouped_topk(log_probs, count)
+    rows = indices // vocabulary
+    tokens = indices.sub(rows, alpha=vocabulary)
+    if len(rows) > 1:
+        rows += torch.arange(0, len(rows) * k, k, device=rows.device)[:, None]
+    return found, rows, tokens
+
+
+def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Return the open beams (2, R, T + 1) of `rows` (R,) of k A with their next `tokens` (R,)."""
+    parents = rows
+    if len(state.active) != state.hypotheses.shape[1]:
+        k = state.scores.shape[1]
+        parents = state.active[rows // k] * k + rows % k
+    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, parents))[:, :, None]), dim=2)
+
+
+def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
+    """Return whether each candidate (A, C) ends its target."""
+    is_end = settings.is_end(tokens)
+    if new_tokens >= settings.shortest:
+        is_end = is_end | (state.limits <= new_tokens)
+    if settings.ends is not None:
+        sequences = extend(state, rows.flatten(), tokens.flatten())[0]  # (A C, T + 1)
+        is_end = is_end | settings.ends(sequences).view_as(is_end)
+    return is_end
+
+
+def add_hypotheses(
+    state: SearchState, log_probs: Tensor, rows: Tensor, tokens: Tensor, is_end: Tensor, penalty: Tensor | float
+) -> None:
+    """Merge those of the k best candidates of each active source that end (A, k) into its k best hypotheses."""
+    is_end = is_end & state.is_active[:, None]
+    having = is_end.any(1).nonzero()[:, 0]  # (S,) the sources that have one
+    if not len(having):
+        return
+    state.has_hypotheses = True
+    sources, k = state.active[having], is_end.shape[1]
+    scores = (log_probs[having] / penalty).masked_fill(~is_end[having], -torch.inf)  # (S, k)
+    targets = extend(state, rows[having].flatten(), tokens[having].flatten()).unflatten(1, (-1, k))  # (2, S, k, T + 1)
+    former = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
+    merged = torch.cat((former[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
+    best, order = torch.cat((state.hypothesis_scores[sources], scores), dim=1).topk(k, dim=1)
+    former[:, sources] = merged[:, torch.arange(len(order), device=order.device)[:, None], order]
+    state.hypothesis_scores[sources], state.hypotheses = best, former
+
+
+def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings) -> None:
+    """Take sources that are no longer active out of the batch (compaction)."""
+    kept = state.is_active.nonzero()[:, 0]
+    decoder.keep(kept)
+    if settings.needs_all_rows:
+        return
+    state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
+    for name in ("scores", "active", "is_active", "limits"):
+        setattr(state, name, getattr(state, name)[kept])
+
+
+class AllRowsDecoder:
+    """A decoder whose finished sources keep their rows, with logits 0, for what reads rows by their number.
+
+    Args:
+        decoder: decodes the active sources.
+        num_rows, rows_per_source: of all sources.
+    """
+
+    def __init__(self, decoder: Decoder, num_rows: int, rows_per_source: int) -> None:
+        self.decoder, self.num_rows, self.rows_per_source = decoder, num_rows, rows_per_source
+        self.active: Tensor | None = None
+        self.rows: Tensor | None = None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits of all rows (k B, V)."""
+        if self.rows is None:
+            return self.decoder.step(tokens)
+        logits = self.decoder.step(tokens[self.rows])
+        return logits.new_zeros(self.num_rows, logits.shape[1]).index_copy_(0, self.rows, logits)
+
+    def reorder(self, beams: Tensor) -> None:
+        """Continue each row (k B,) from another of its source."""
+        if self.rows is not None:
+            index = torch.empty_like(beams)
+            index[self.rows] = torch.arange(len(self.rows), device=beams.device)
+            beams = index[beams[self.rows]]
+        self.decoder.reorder(beams)
+
+    def keep(self, sources: Tensor) -> None:
+        """Decode only these of all B sources."""
+        if self.active is not None and len(sources) == len(self.active):
+            return
+        self.decoder.keep(sources if self.active is None else torch.isin(self.active, sources).nonzero()[:, 0])
+        offsets = torch.arange(self.rows_per_source, device=sources.device)
+        self.active, self.rows = sources, (sources[:, None] * self.rows_per_source + offsets).flatten()
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """What a beam search found, n for each source.
+
+    Attributes:
+        tokens: (n B, T), prompts included, padded behind their end.
+        scores: (n B,) log P / lp.
+        beam_indices: (n B, new tokens) the row among k B that each token continued; -1 behind the end.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    beam_indices: Tensor
+
+
+def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
+    """Search the n best targets of each source.
+
+    Args:
+        decoder: a model with its sources.
+        prompt: (k B, T) what every target begins with, k equal rows a source.
+        settings: how to search.
+    """
+    state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
+    decoder = AllRowsDecoder(decoder, len(prompt), k) if settings.needs_all_rows else decoder
+    while True:
+        new_tokens += 1
+        log_probs, rows, tokens = select_continuations(decoder.step(state.beams[0]), state, settings)  # (A, C) each
+        is_end = ended(state, rows, tokens, new_tokens, settings)
+        has_ends = bool(is_end.any())
+        if has_ends:
+            penalty = length_penalty(new_tokens, settings.alpha, settings.length_penalty_type)
+            add_hypotheses(state, log_probs[:, :k], rows[:, :k], tokens[:, :k], is_end[:, :k], penalty)
+            state.is_active &= ~is_end.all(1)
+        if has_ends or settings.do_sample:  # else the k best of the C candidates are simply the first
+            log_probs, order = (log_probs + is_end * NOT_FINISHED).topk(k, dim=1)
+            rows, tokens = rows.gather(1, order), tokens.gather(1, order)
+        rows = rows[:, :k].flatten()
+        state.beams, state.scores = extend(state, rows, tokens[:, :k].flatten()), log_probs[:, :k]
+        if state.has_hypotheses:
+            state.is_active &= can_improve(state, new_tokens, settings)
+        has_finished = (has_ends or state.has_hypotheses) and not bool(state.is_active.all())
+        if has_finished and not bool(state.is_active.any()):
+            return best_hypotheses(state, prompt.shape[1], settings)
+        decoder.reorder(rows)
+        if has_finished and settings.compacts:
+            drop_finished(state, decoder, settings)
+
+
+def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
+    """Return the n best hypotheses of every source."""
+    best = state.hypotheses[:, :, : settings.num_returned].flatten(1, 2)  # (2, n B, T)
+    longest = int((best[0] >= 0).sum(1).max())
+    tokens, beam_indices = best[:, :, :longest]
+    return Hypotheses(
+        tokens=tokens.masked_fill(tokens < 0, settings.pad_token),
+        scores=state.hypothesis_scores[:, : settings.num_returned].flatten(),
+        beam_indices=beam_indices[:, prompt_length:].int(),
+    )
+
+
+def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Tensor:
+    """Take the likeliest token each time, or draw one.
+
+    Args:
+        decoder: a model with its sources.
+        prompt: (n B, T) what every target begins with, n rows a source.
+        settings: how to search; without end tokens rows go on behind their limits, as in Transformers.
+
+    Returns:
+        (n B, T) the targets, prompts included, padded behind their end.
+    """
+    tokens, prompt_length = prompt, prompt.shape[1]
+    rows_per_source = len(prompt) // len(settings.limits)
+    limits = settings.limits.repeat_interleave(rows_per_source)  # (n B,)
+    decoder = AllRowsDecoder(decoder, len(prompt), rows_per_source)
+    is_over = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    has_over = False
+    while True:
+        scores = decoder.step(tokens)
+        if settings.process is not None:
+            scores = settings.process(tokens, scores.float())
+        chosen = torch.multinomial(scores.float().softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
+        if has_over and len(settings.end_tokens):
+            chosen = chosen.masked_fill(is_over, settings.pad_token)
+        tokens = torch.cat((tokens, chosen[:, None]), dim=1)
+        is_end = settings.is_end(chosen)
+        if tokens.shape[1] - prompt_length >= settings.shortest:
+            is_end = is_end | (limits <= tokens.shape[1] - prompt_length)
+        if settings.ends is not None:
+            is_end = is_end | settings.ends(tokens)
+        if not bool(is_end.any()):
+            continue
+        is_over, has_over = is_over | is_end, True
+        is_active = ~is_over.view(-1, rows_per_source).all(1)  # (B,)
+        if not bool(is_active.any()):
+            return tokens
+        if settings.compacts and len(settings.end_tokens) and not bool(is_active.all()):
+            decoder.keep(is_active.nonzero()[:, 0])
+
+
+__all__ = [
+    "LENGTH_PENALTY_TYPES",
+    "Decoder",
+    "Hypotheses",
+    "SearchSettings",
+    "beam_search",
+    "greedy_search",
+    "length_penalty",
+]
