@@ -48,8 +48,7 @@ def limit_cached_kernels() -> None:
     oneDNN compiles a kernel for every shape of a bfloat16 matrix product, some 25 for each shape of a batch (all layers
     share them), and keeps the last 1,024 of its own; PyTorch keeps as many descriptions of them. Batches by token
     budget have dozens of shapes: both caches fill with close to a MiB an entry, and the heap that they part into
-    fragments grows by as much again. Compiling anew takes less than a kernel's share of a step. Both libraries read
-    their limits at the first such product.
+    fragments grows by as much again. Both libraries read their limits at the first such product.
     """
     for name, capacity in KERNELS.items():
         os.environ.setdefault(name, capacity)
