@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 SETTLED_BY_RECIPE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
 PATIENCE = timedelta(hours=6)  # one process prepares the data while the others wait
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 TRUE = ("1", "true", "yes", "on")
 
 
@@ -41,8 +42,22 @@ def uses_cpu() -> bool:
     return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_alone)
 
 
+def limit_cached_kernels() -> None:
+    """Have a CPU keep the kernels of a few batches, unless the environment sets other limits.
+
+    oneDNN compiles a kernel for every shape of a bfloat16 matrix product, some 25 for each shape of a batch (all layers
+    share them), and keeps the last 1,024 of its own; PyTorch keeps as many descriptions of them. Batches by token
+    budget have dozens of shapes: both caches fill with close to a MiB an entry, and the heap that they part into
+    fragments grows by as much again. Both libraries read their limits at the first such product.
+    """
+    for name, capacity in KERNELS.items():
+        os.environ.setdefault(name, capacity)
+
+
 def join_processes() -> None:
     """Meet the other processes of the launch on their devices, before anything asks how many they are.
+
+    A process on a CPU gets its limits of cached kernels here.
 
     Raises:
         RecipeError: the launch asks for an engine that training does not run on.
@@ -53,6 +68,7 @@ def join_processes() -> None:
     if uses_cpu():
         # Without an index: Transformers before 5.20 cannot load the optimiser's state onto "cpu:0" when it resumes.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        limit_cached_kernels()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # a checkpoint is what `from_pretrained` loads
     state = PartialState(cpu=uses_cpu(), timeout=PATIENCE)
     if not is_set("ACCELERATE_USE_FSDP"):

@@ -408,8 +408,12 @@ class TranslationTrainer(WatchedTrainer):
     def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str]]:
         """For each pair of a batch the summed loss of its target, the target's tokens, and a translation."""
         labels, model = inputs["labels"], cast(Any, self.model)
+        model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        with self.accelerator.autocast():  # without labels, whose loss would be computed twice
+            logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
+        losses = sentence_losses(logits, labels)
+        del logits  # before the search needs memory
         with self.accelerator.autocast():
-            logits = model(**inputs).logits  # (B, T, V)
             if self.is_fsdp_enabled:  # the search calls the embeddings without the model around them
                 model.unshard()
             translations = model.generate(
@@ -418,9 +422,21 @@ class TranslationTrainer(WatchedTrainer):
                 generation_config=self.search,
                 synced_gpus=self.is_fsdp_enabled,  # a layer is whole only where all ranks call it
             )
-        losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, strict=True))
+
+
+def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
+    """The summed loss (B,) of targets `labels` (B, T), -100 where there is none, under `logits` (B, T, V).
+
+    In float32, so many rows at a time: all at once hold several copies of the logits.
+    """
+    parts = zip(logits.split(rows), labels.split(rows), strict=True)
+    losses = [
+        torch.nn.functional.cross_entropy(part.float().transpose(1, 2), targets, reduction="none").sum(1)
+        for part, targets in parts
+    ]
+    return torch.cat(losses)
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:

@@ -1,6 +1,9 @@
 """What training runs on: the launch settles how many processes, the recipe what they compute."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import cut_back, same_course
-from training.engines import join_processes, load_weights, uses_cpu, without_ties
+from training.engines import KERNELS, join_processes, limit_cached_kernels, load_weights, uses_cpu, without_ties
 from training.recipe import RecipeError, load_recipe
 from training.train import make_trainer, prepare, prepare_folder, run
 
@@ -82,6 +85,47 @@ def test_shards_that_would_be_none_are_refused(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
     with pytest.raises(RecipeError, match=message):
         join_processes()
+
+
+def test_limits_of_cached_kernels_in_the_environment_win():
+    for name in KERNELS:
+        os.environ.pop(name, None)
+    os.environ["LRU_CACHE_CAPACITY"] = "7"
+    limit_cached_kernels()
+    assert {name: os.environ[name] for name in KERNELS} == KERNELS | {"LRU_CACHE_CAPACITY": "7"}
+
+
+KERNEL_MEMORY = """
+import ctypes, torch
+from training.engines import join_processes
+
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Mallinfo
+
+join_processes()
+weight, allocated = torch.ones(32, 32, dtype=torch.bfloat16), []
+for rows in range(33, 301):
+    torch.ones(rows, 32, dtype=torch.bfloat16) @ weight
+    if rows in (33, 132, 300):
+        allocated.append(mallinfo().uordblks)
+print(*allocated)
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
+    """By the heap in use, not by the size of the process."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("glibc alone tells what its heap holds")
+    variables = {name: value for name, value in os.environ.items() if name not in KERNELS}
+    command = [sys.executable, "-c", KERNEL_MEMORY]
+    output = subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True).stdout
+    first, filled, last = map(int, output.split())
+    if filled - first < 10 * 2**20:
+        pytest.skip("this CPU's products of bfloat16 cache no kernels")
+    assert last - filled < (filled - first) / 5
 
 
 def trainer_of(arguments, folder, *more):
