@@ -22,6 +22,7 @@ from .generation import LENGTH_PENALTY_TYPES, length_penalty
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .model import VaswaniTransformerForConditionalGeneration, is_plain
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
+from .tokenizer import text_encoder
 
 logger = logging.get_logger(__name__)
 
@@ -431,7 +432,7 @@ class CTranslate2Search:
             raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
         if self.tokenizer is None:
             raise ValueError("The model was converted without its tokenizer; convert it with its tokenizer.")
-        found = self(cast(Any, self.tokenizer)(list(texts), return_attention_mask=False)["input_ids"])
+        found = self(cast(Any, text_encoder(self.tokenizer))(list(texts), return_attention_mask=False)["input_ids"])
         return self.tokenizer.batch_decode([targets[0][0] for targets in found], skip_special_tokens=True)
 
 

@@ -594,9 +594,7 @@ def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> VaswaniTransforme
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", SPECIAL_TOKENS.index("</s>"))]
     )
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
-    return VaswaniTransformerTokenizer(
-        tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names
-    )
+    return VaswaniTransformerTokenizer(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
 
 
 def from_fairseq(

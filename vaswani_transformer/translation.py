@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .generation import length_penalty
+from .tokenizer import text_encoder
 
 LONGEST_SOURCE = 1024  # tokens of a text, where the model's positions have no end
 LEAST_TOKENS = 16  # that a text counts for in a batch: very short ones would be too many beams at once
@@ -244,7 +245,7 @@ class Translator:
 
     def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int]]:
         """The tokens of the texts that are not empty, as they are translated, and the length of each text."""
-        encode = partial(cast(Any, self.tokenizer), return_attention_mask=False, verbose=False)
+        encode = partial(cast(Any, text_encoder(self.tokenizer)), return_attention_mask=False, verbose=False)
         tokens = encode(texts)["input_ids"]
         lengths = [len(row) if text.strip() else 0 for row, text in zip(tokens, texts, strict=True)]
         for index, length in enumerate(lengths):

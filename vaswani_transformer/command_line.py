@@ -1,0 +1,49 @@
+"""What the commands share: a parser whose errors are one line, and numbers that are checked as they are read."""
+
+import argparse
+import math
+from typing import Any, NoReturn
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` without abbreviations that ends the command with one line and exit status 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and where help is, without the usage of every option."""
+        self.exit(2, f"{' '.join(message.split()).removesuffix('.')}. See {self.prog} --help.\n")
+
+
+def finite_float(text: str) -> float:
+    """The number that `text` spells.
+
+    Raises:
+        argparse.ArgumentTypeError: it spells none, or NaN or an infinity.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a finite number such as 0.6")
+    return number
+
+
+def positive_int(text: str) -> int:
+    """The whole number, at least 1, that `text` spells.
+
+    Raises:
+        argparse.ArgumentTypeError: it spells none.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    return number
+
+
+__all__ = ["ArgumentParser", "finite_float", "positive_int"]
