@@ -81,7 +81,7 @@ def test_files_are_read_and_written(run, tmp_path):
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", target) == ("", "", 0)
     assert target.read_text() == lines(TARGETS)
-    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt", "target.txt.record"}
 
 
 def n_best(folder, **settings):
@@ -206,7 +206,7 @@ def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(r
     tiny_model().save_pretrained(tmp_path)
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
-    assert errors.startswith(f"{tmp_path}: its tokenizer: cannot be loaded: ")
+    assert errors.startswith(f"{tmp_path}: holds no tokenizer; save the model's tokenizer there with save_pretrained.")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(tmp_path)
     expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
@@ -298,7 +298,7 @@ def test_an_interrupted_output_ends_up_as_one_that_was_not(run, tmp_path, monkey
     assert status == 0
     assert ("goes on behind line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
     assert path.read_bytes() == whole.read_bytes()
-    assert not (tmp_path / "path.progress").exists()
+    assert run(*arguments, "--output", path) == ("", f"{path}: finished already, and left as it is.\n", 0)
 
 
 @pytest.fixture
@@ -314,13 +314,20 @@ def unfinished(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"), [("--beams=2", "beams None, not 2"), ("--scores", "scores False, not True")]
+    ("option", "message"),
+    [
+        ("--beams=2", "without --beams, not with --beams=2"),
+        ("--scores", "without --scores, not with --scores"),
+        ("--overlong=keep", "with --overlong=cut, not with --overlong=keep"),
+    ],
 )
 def test_an_unfinished_output_is_refused_to_other_settings(run, unfinished, option, message):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.startswith(f"{path}: was begun with {message}; give the same command to go on with it, another")
+    assert errors.startswith(
+        f"{path}: was translated {message}; it is left as it is: give the same command as then, an"
+    )
 
 
 def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folder, tmp_path):
@@ -331,7 +338,7 @@ def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folde
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
-    assert "was begun with model" in errors
+    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
 
 
 def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
@@ -349,26 +356,89 @@ def test_an_unfinished_output_goes_on_with_other_batches_and_says_so(run, unfini
     assert "was begun with other batches" in errors
 
 
-def test_a_finished_output_is_left_as_it_is(run, tmp_path):
+@pytest.fixture
+def finished(run, tmp_path):
+    """An input, and its finished output."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
-    path.write_text(lines("abcdef"))
+    assert run("--input", source, "--output", path) == ("", "", 0)
+    return source, path
+
+
+def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
+    source, path = finished
+    monkeypatch.setattr(command, "load", lambda options: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: finished already, and left as it is.\n", 0)
     assert run("--input", source, "--output", path) == expected
     assert run("--output", path, stdin=source.read_bytes()) == expected
-    assert path.read_text() == lines("abcdef")
+    assert path.read_text() == lines(TARGETS)
 
 
-@pytest.mark.parametrize("text", ["abcde", "abcdefg"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beams=1"], "was translated without --beams, not with --beams=1; it is left as it is"),
+        (["--nbest=1"], "was translated without --nbest, not with --nbest=1; it is left as it is"),
+        (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it is left as it is"),
+    ],
+)
+def test_a_finished_output_is_refused_to_other_settings(run, finished, options, message):
+    source, path = finished
+    _, errors, status = run("--input", source, "--output", path, *options)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{path}: {message}")
+
+
+def test_a_finished_output_is_refused_to_another_model(run, finished, folder, tmp_path):
+    source, path = finished
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.model.shared.weight.data[0] += 1
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
+    assert (status, path.read_text()) == (2, lines(TARGETS))
+    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["cat", *SOURCES[1:]], "is another text than that of the finished"),
+        ([*SOURCES, "cat"], "has more lines than the 6 of the finished"),
+        (SOURCES[:-1], "is another text than that of the finished"),
+    ],
+)
+def test_a_finished_output_is_refused_to_another_text(run, finished, texts, message):
+    source, path = finished
+    source.write_text(lines(texts))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{source}: {message}")
+
+
+def test_a_finished_output_that_was_changed_is_left_as_it_is(run, finished):
+    source, path = finished
+    path.write_text(lines("abcdef"))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, path.read_text()) == (2, lines("abcdef"))
+    assert errors.startswith(f"{path}: was changed after it was finished; it is left as it is")
+
+
+@pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
 def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path, text):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     path.write_text(lines(text))
     _, errors, status = run("--input", source, "--output", path)
     assert (status, path.read_text()) == (2, lines(text))
-    assert errors.startswith(
-        f"{path}: holds {len(text)} lines, and is no unfinished translation of {source}; it is left"
-    )
+    assert errors.startswith(f"{path}: is there already, without the path.record of a translation; it is left")
+
+
+def test_a_finished_output_that_was_removed_is_made_anew(run, finished):
+    source, path = finished
+    path.unlink()
+    assert run("--input", source, "--output", path, "--beams=1") == ("", "", 0)
+    assert path.read_text() == lines(TARGETS)
 
 
 def test_results_go_to_a_device_too(run):
@@ -433,8 +503,16 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
         (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
-        (["--beams=0"], "--beams=0: not positive; give at least 1."),
-        (["--batch_tokens=-1"], "--batch_tokens=-1: not positive"),
+        (
+            ["--beams=0"],
+            "argument --beams: got '0', expected a whole number of at least 1. See vaswani-translate --help.",
+        ),
+        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected a whole number of at least 1"),
+        (["--beams=nan"], "argument --beams: got 'nan', expected a whole number"),
+        (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
+        (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
+        (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
+        (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: there is no such file; name one that is"),
         ([f"--output={ROOT}"], f"--output={ROOT}: a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is no folder; make it first."),
@@ -444,8 +522,8 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
 )
 def test_arguments_that_do_not_go_together_are_refused(run, arguments, message):
     _, errors, status = run(*arguments)
-    assert status == 2
-    assert message in errors.splitlines()[-1]
+    assert (status, errors.count("\n")) == (2, 1)
+    assert message in errors
 
 
 def test_a_conversation_has_a_line_for_a_line(run):

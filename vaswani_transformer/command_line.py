@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` without abbreviations that ends the command with one line and exit status 2."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False} | settings)
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and where help is, without the usage of every option."""
@@ -46,4 +46,17 @@ def positive_int(text: str) -> int:
     return number
 
 
-__all__ = ["ArgumentParser", "finite_float", "positive_int"]
+def utf8_text(argument: str) -> str:
+    """An argument that is text.
+
+    Raises:
+        argparse.ArgumentTypeError: its bytes are not UTF-8.
+    """
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"got {argument!r}, which is not UTF-8") from error
+    return argument
+
+
+__all__ = ["ArgumentParser", "finite_float", "positive_int", "utf8_text"]
