@@ -4,6 +4,7 @@ One commit holds the run's weights, its tokenizer, its generation settings, the 
 this package, `results.json`, `recipe.yaml` and the card. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
+import argparse
 import fnmatch
 import json
 import logging
@@ -23,7 +24,6 @@ from transformers.utils.logging import disable_progress_bar
 from training.card import make_card
 from training.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
 from vaswani_transformer.lines import LineError
 
@@ -199,7 +199,7 @@ def publish(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line; what cannot be published ends it with one line and exit status 2."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")

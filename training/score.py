@@ -23,8 +23,7 @@ from training.metrics import bleu, chrf, tokenized_bleu
 from training.recipe import Recipe, RecipeError, load_recipe
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.command_line import ArgumentParser, positive_int
-from vaswani_transformer.lines import reason, writing
+from vaswani_transformer.lines import reason
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
 from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
@@ -34,8 +33,9 @@ CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose langu
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m training.score",
+        allow_abbrev=False,
         description="Score a model on a split of a recipe's data.",
         epilog="Any field of the recipe can be set as in training, for example --data.path=FOLDER.",
     )
@@ -43,9 +43,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="(test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
-    parser.add_argument(
-        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
-    )
+    parser.add_argument("--batch_tokens", type=int, default=2048, metavar="N", help="source tokens at once (2048)")
     parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
@@ -197,8 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         scores = score(options, load_recipe(options.recipe, overrides))
         report(scores)  # first, for a disk may be full
         if options.output is not None:
-            with writing(str(options.output), "make room, or give another --output"):
-                options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
+            options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
     except (ValueError, OSError) as error:
         print(reason(error), file=sys.stderr)
         sys.exit(2)

@@ -227,8 +227,7 @@ def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
     output, errors, status = run("--output", tmp_path / "scores.json")
-    message = "cannot be written: No space left on device; make room, or give another --output."
-    assert (errors, status) == (f"{tmp_path / 'scores.json'}: {message}\n", 2)
+    assert (errors, status) == ("No space left on device\n", 2)
     assert "perplexity" in output
 
 
