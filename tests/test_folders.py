@@ -73,7 +73,7 @@ def test_what_is_no_folder_of_a_model_is_told_in_a_line(saved, tmp_path):
     for name, message in (
         (str(tmp_path), "holds no model, for it has no config.json; name a folder with a model."),
         (str(saved / "config.json"), "a file; name the folder of a model, or a model on the Hub."),
-        ("", "there is no such folder; name one with a model, or a model on the Hub."),
+        (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
     ):
         for load in (load_model, load_tokenizer):
             with pytest.raises(LineError) as error:

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,7 +244,7 @@ def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
     )
     assert scored != kept_scored
     assert errors.startswith(
-        "standard input, line 3: 19 tokens are too many, and the last of them were cut off; --over"
+        "standard input, line 3: 19 tokens, more than 9, so the last of them were cut off; --overlong=keep"
     )
     output, errors, status = run("--max_source_tokens=9", "--overlong=refuse", "--window=1", stdin=source)
     assert (output, status) == (lines([TARGETS[0], ""]), 2)
@@ -458,6 +459,17 @@ def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
         (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON that can be read"),
         (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
         (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot go there: "),
+        (["--device=meta"], b"cat\n", "--device=meta: weights hold no numbers there; give a device that computes."),
+        (
+            ["--output=/proc/x"],
+            b"cat\n",
+            "/proc/x: cannot be written: No such file or directory; name another --output",
+        ),
+        (
+            ["--input=/proc/self/mem"],
+            b"",
+            "/proc/self/mem: cannot be read: Input/output error; name a file that can be",
+        ),
     ],
 )
 def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments, stdin, message):
@@ -512,6 +524,9 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
         (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
         (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
+        (["--length_penalty=1e308"], "--length_penalty=1e+308: lengths to this power overflow; give a number from -50"),
+        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected a whole number below 2^31"),
+        ([f"--input={ROOT}"], f"--input={ROOT}: a folder; name a file."),
         (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: there is no such file; name one that is"),
         ([f"--output={ROOT}"], f"--output={ROOT}: a folder; name a file."),
@@ -644,12 +659,35 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
         (["--nbest=9"], "num_return_sequences (9) is not from 1 to num_beams (4)"),
         (["--max_length=2000"], "max_new_tokens (2000) is not from 1 to the table of 1024 positions"),
         (["--revision=main"], "--revision and --trust_remote_code are of the Hub"),
+        (
+            ["--device=nowhere"],
+            ": CTranslate2 cannot load it on device 'nowhere' as 'default': unsupported device nowh",
+        ),
     ],
 )
 def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, arguments, message):
     output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
-    assert (output, status) == ("", 2)
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
     assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (["tokenizer.json", "tokenizer_config.json"], "was converted without its tokenizer; convert it with its token"),
+        (
+            ["tokenizer.json"],
+            "its tokenizer: cannot be loaded: Couldn't instantiate the backend tokenizer from one of: (",
+        ),
+    ],
+)
+def test_a_converted_model_without_its_tokenizer_is_told_in_a_line(run, engine_folder, tmp_path, removed, message):
+    shutil.copytree(engine_folder, tmp_path / "copy")
+    for name in removed:
+        (tmp_path / "copy" / name).unlink()
+    output, errors, status = run("--engine=ctranslate2", stdin=b"a\n", model=tmp_path / "copy")
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
+    assert errors.startswith(f"{tmp_path / 'copy'}: {message}")
 
 
 def test_a_model_that_was_converted_is_refused_by_torch(run, engine_folder):

@@ -32,7 +32,7 @@ def finite_float(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """The whole number, at least 1, that `text` spells.
+    """The whole number, at least 1 and below 2^31, that `text` spells.
 
     Raises:
         argparse.ArgumentTypeError: it spells none.
@@ -43,6 +43,8 @@ def positive_int(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    if number >= 2**31:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number below 2^31")
     return number
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
+from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging
 
@@ -125,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         refuse_itself(options)
         refuse_folder(options.output, options.force)
         options.run(options)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, SafetensorError) as error:
         sys.stderr.write(f"{reason(error)}\n")
         sys.exit(2)
 

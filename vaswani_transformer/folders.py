@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .lines import LineError, reason
+from .lines import LineError, reason, writing
 
 MARKER = "config.json"
 """The file that makes a folder one of a model: no other is replaced."""
@@ -24,11 +24,13 @@ def refuse_missing_folder(model: str) -> None:
         LineError: naming it.
     """
     path = Path(model)
+    if not model:
+        raise LineError("The model has no name; give a folder with a model, or a model on the Hub.")
     if path.is_file():
         raise LineError(f"{model}: a file; name the folder of a model, or a model on the Hub.")
-    if model and path.is_dir() and not any((path / name).is_file() for name in (MARKER, "adapter_config.json")):
+    if path.is_dir() and not any((path / name).is_file() for name in (MARKER, "adapter_config.json")):
         raise LineError(f"{model}: holds no model, for it has no {MARKER}; name a folder with a model.")
-    if not model or (model.startswith((".", "/", "~")) and not path.is_dir()):
+    if model.startswith((".", "/", "~")) and not path.is_dir():
         raise LineError(f"{model}: there is no such folder; name one with a model, or a model on the Hub.")
 
 
@@ -181,10 +183,12 @@ def new_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[P
     """
     target = Path(path).absolute()
     refuse_folder(target, force)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(str(path), "name another folder"):
+        target.parent.mkdir(parents=True, exist_ok=True)
     fresh, former = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
     try:
-        fresh.mkdir()
+        with writing(str(path), "name another folder"):
+            fresh.mkdir()
         yield fresh
         if target.exists():
             target.rename(former)

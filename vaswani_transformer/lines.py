@@ -33,6 +33,30 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
+def reading(name: str) -> Generator[None]:
+    """What the system does not read becomes a LineError."""
+    try:
+        yield
+    except OSError as error:
+        raise LineError(f"{name}: cannot be read: {error.strerror}; name a file that can be.") from error
+
+
+def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a stream.
+
+    Raises:
+        LineError: the system stops reading.
+    """
+    lines = iter(stream)
+    while True:
+        with reading(name):
+            line = next(lines, None)
+        if line is None:
+            return
+        yield line
+
+
+@contextlib.contextmanager
 def writing(name: str, way_out: str) -> Generator[None]:
     """What the system refuses to write becomes an UnwritableError, unless it is that nobody reads on."""
     try:
@@ -47,9 +71,9 @@ def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """The lines of UTF-8 text without white space around them; only a line feed ends one.
 
     Raises:
-        LineError: a line is not UTF-8; the message gives its number.
+        LineError: a line is not UTF-8, and the message gives its number; or the stream cannot be read.
     """
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(readable_lines(stream, name), start=1):
         try:
             yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode().strip()
         except UnicodeDecodeError as error:
@@ -275,7 +299,8 @@ class ResumableFile:
         self.path, self.beside, self.lines = path, record_of(path), lines
         self.record: dict[str, Any] = {"settings": settings, "batches": batches}
         read_record(path)  # before a file is made
-        self.file = path.open("ab")
+        with writing(str(path), "name another --output"):
+            self.file = path.open("ab")
         self._keep_others_out()
         before = read_record(path) if path.stat().st_size else None
         before = before or self.record
@@ -410,6 +435,7 @@ __all__ = [
     "json_texts",
     "one_line",
     "read_record",
+    "reading",
     "reason",
     "text_lines",
     "writing",

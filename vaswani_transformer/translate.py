@@ -31,6 +31,7 @@ from .lines import (
     is_finished,
     json_texts,
     one_line,
+    reading,
     reason,
     text_lines,
 )
@@ -38,6 +39,9 @@ from .translation import Overlong, OverlongError, Translation, Translator, trans
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = "of the products with weights; int8 on a CPU alone (on a CPU float32, else and with CTranslate2 as saved)"
+
+
+LARGEST_ALPHA = 50  # of lp(Y): the longest translations to this power are numbers still
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -105,6 +109,13 @@ def refuse_misfits(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--field and --source both say where the text is; give one of them.")
     if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
         parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
+    if options.length_penalty is not None and abs(options.length_penalty) > LARGEST_ALPHA:
+        parser.error(
+            f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
+            f"-{LARGEST_ALPHA} to {LARGEST_ALPHA}."
+        )
+    if options.input and options.input.is_dir():
+        parser.error(f"--input={options.input}: a folder; name a file.")
     if options.input and not options.input.exists():
         parser.error(f"--input={options.input}: there is no such file; name one that is there.")
     if options.output and options.output.is_dir():
@@ -166,6 +177,8 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     with loading(options.model):
         kind = AutoConfig.from_pretrained(options.model, **shared).model_type
     is_prepared = is_to_be_prepared(options, kind, device)
+    if device.type == "meta":
+        raise LineError("--device=meta: weights hold no numbers there; give a device that computes.")
     tokenizer = load_tokenizer(options.model, **shared)
     model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
     with loading(options.model):
@@ -347,8 +360,8 @@ def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
 
 def warn_of_cut(found: Translation, name: str, number: int) -> None:
     say(
-        f"{name}, line {number}: {found.source_tokens} tokens are too many, and the last of them were cut off; "
-        "--overlong=keep translates all, --overlong=refuse ends at such a line."
+        f"{name}, line {number}: {found.source_tokens} tokens, more than {found.max_source_tokens}, so the last of "
+        "them were cut off; --overlong=keep translates all, --overlong=refuse ends at such a line."
     )
 
 
@@ -376,6 +389,18 @@ def translate_lines(
             ) from error
 
 
+def open_input(options: argparse.Namespace) -> BinaryIO:
+    """Where the lines come from.
+
+    Raises:
+        LineError: the file cannot be read.
+    """
+    if options.input is None:
+        return sys.stdin.buffer
+    with reading(str(options.input)):
+        return options.input.open("rb")
+
+
 def run(options: argparse.Namespace) -> None:
     """Translate the input's lines.
 
@@ -383,7 +408,7 @@ def run(options: argparse.Namespace) -> None:
         LineError: the input, the output or the model cannot be used.
     """
     name = "standard input" if options.input is None else str(options.input)
-    with sys.stdin.buffer if options.input is None else options.input.open("rb") as source:
+    with open_input(options) as source:
         settings = recorded_settings(options) if has_record(options) else {}
         if settings and is_finished(options.output, settings, texts_of(options, source, name), name):
             say(f"{options.output}: finished already, and left as it is.")
@@ -483,7 +508,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except (ValueError, OSError) as error:
         say(reason(error))
-        if isinstance(error, UnwritableError):
+        if isinstance(error, UnwritableError) and options.output is None:
             drop_output()
         sys.exit(2)
 
