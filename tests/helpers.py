@@ -4,12 +4,15 @@ B batch, S source, T target.
 """
 
 import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vaswani_transformer import (
@@ -84,6 +87,32 @@ def model_of_pairs() -> tuple[VaswaniTransformerForConditionalGeneration, Vaswan
             model(**batch).loss.backward()
             optimizer.step()
     return model.eval().requires_grad_(False), tokenizer
+
+
+BROKEN = {
+    "layer more": "its weights do not fit its config.json; missing: model.encoder.layers.2.feed_forward.fc1.bias, ",
+    "layer less": "its weights do not fit its config.json; unexpected: model.decoder.layers.1.cross_attn.k_proj.weight",
+    "shape": "its weights do not fit its config.json; of another shape: model.encoder.layers.0.feed_forward.fc1.bias ",
+    "nan": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
+    "inf": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
+}
+"""Ways in which a saved model can be broken, and what commands say of each behind the folder's name."""
+
+
+def break_model(folder: Path, copy: Path, way: str) -> Path:
+    """A copy of a saved model of two layers whose weights are broken in one of the ways of `BROKEN`."""
+    shutil.copytree(folder, copy)
+    config, weights = json.loads((copy / "config.json").read_text()), load_file(copy / "model.safetensors")
+    key = "model.encoder.layers.0.feed_forward.fc1.bias"
+    if way.startswith("layer"):
+        config |= {"encoder_layers": 3} if way == "layer more" else {"decoder_layers": 1}
+    elif way == "shape":
+        weights[key] = weights[key][:-1].clone()
+    else:
+        weights[key][3] = float(way)
+    (copy / "config.json").write_text(json.dumps(config))
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    return copy
 
 
 def run_python(code: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:

@@ -109,7 +109,7 @@ def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys)
     main([str(folder), "the cat is black", "--output", str(output)])
     assert capsys.readouterr().out == f"{output}\n"
     assert output.read_text(encoding="utf-8") == attention_page(*model_of_pairs(), "the cat is black")
-    main([str(folder), "the cat is black", "--target", "no", "--output", str(output)])
+    main([str(folder), "the cat is black", "--target", "no", "--output", str(output), "--force"])
     assert Page(output.read_text(encoding="utf-8")).all("bdi")[1]["text"] == "no"
 
 
@@ -119,13 +119,17 @@ def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys)
         (["{folder}", "hello", "--output", "{folder}/none/page.html"], "there is no folder {folder}/none; make it"),
         (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: there is no such folder; name"),
         (["{folder}", "hello", "--output", "{folder}"], "{folder}: a folder; name a file."),
-        (["/", "hello", "--output", "{folder}/page.html"], "/: cannot be loaded: "),
+        (["/", "hello", "--output", "{folder}/page.html"], "/: holds no model, for it has no config.json; name a"),
+        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: is there already; give"),
+        (["{folder}", "hello\udcff", "--output", "{folder}/page.html"], "'hello\\udcff', which is not UTF-8. See "),
+        (["{folder}"], "the following arguments are required: sentence. See python -m vaswani_transformer.figures --h"),
     ],
 )
 def test_a_command_that_cannot_be_done_ends_with_one_line(arguments, message, folder, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([argument.format(folder=folder) for argument in arguments])
-    assert message.format(folder=folder) in capsys.readouterr().err.splitlines()[-1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(folder=folder) in line
     assert not (folder / "page.html").exists()
 
 

@@ -13,10 +13,10 @@ from vaswani_transformer.lines import (
     Texts,
     UnwritableError,
     digest_of_folder,
+    is_finished,
     json_texts,
     one_line,
     text_lines,
-    whole_lines,
 )
 
 
@@ -43,14 +43,19 @@ def test_texts_are_fields_of_json_lines():
     ("line", "language", "message"),
     [
         ('{"text": ', None, r"f, line 2: not JSON that can be read"),
-        ('{"text": "\\ud800"}', None, r"f, line 2: not JSON that can be read \('utf-8' codec"),
+        ('{"text": "a\\ud800"}', None, r"f, line 2: the text holds '\\ud800', half of a surrogate pair and no char"),
         ('{"id": ' + "1" * 5000 + "}", None, r"f, line 2: not JSON that can be read \(Exceeds the limit"),
-        ('{"txt": "a"}', None, r'f, line 2: found the fields txt, not \{"text": "\.\.\."\}; mend the line'),
-        ('{"text": 3}', None, r"f, line 2: found the fields text, not"),
-        ("[1]", None, r"f, line 2: found list, not"),
-        ('"text"', None, r"f, line 2: found str, not"),
-        ('{"text": "a"}', "en", r'f, line 2: found NoneType, not \{"translation": \{"en": "\.\.\."\}\}'),
-        ('{"translation": {"de": "a"}}', "en", r"f, line 2: found the fields de, not"),
+        ('{"txt": "a"}', None, r'f, line 2: found the fields txt, expected \{"text": "\.\.\."\}; correct the'),
+        ('{"text": 3}', None, r"f, line 2: found a number in the field text, expected"),
+        ('{"text": null}', None, r"f, line 2: found null in the field text, expected"),
+        ('{"text": ["a"]}', None, r"f, line 2: found a list in the field text, expected"),
+        ('{"text": true}', None, r"f, line 2: found a boolean in the field text, expected"),
+        ("{}", None, r"f, line 2: found no fields, expected"),
+        ("[1]", None, r"f, line 2: found a list, expected"),
+        ('"text"', None, r"f, line 2: found a text, expected"),
+        ('{"text": "a"}', "en", r'f, line 2: found null, expected \{"translation": \{"en": "\.\.\."\}\}'),
+        ('{"translation": {"de": "a"}}', "en", r"f, line 2: found the fields de, expected"),
+        ('{"translation": {"en": null}}', "en", r"f, line 2: found null in the field en, expected"),
     ],
 )
 def test_a_line_without_a_text_is_named(line, language, message):
@@ -81,7 +86,7 @@ def write_all(path, texts, settings, stop_at=None):
                     if place >= output.done:
                         output.write([result, result], counted)
                 window = []
-        output.finish()
+        output.finish(counted)
     finally:
         output.close()
 
@@ -99,7 +104,8 @@ def test_a_file_that_is_left_anywhere_ends_up_as_one_that_was_not(tmp_path_facto
         path.write_bytes(path.read_bytes()[:cut])
         write_all(path, texts, {"a": 1})
     assert path.read_bytes() == whole.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
-    assert {each.name for each in folder.iterdir()} == {"whole", "path"}
+    assert {each.name for each in folder.iterdir()} == {"whole", "path", "whole.record", "path.record"}
+    assert is_finished(path, {"a": 1}, texts, "the input") == (path.stat().st_size > 0)
 
 
 def test_other_texts_than_before_are_refused_and_later_ones_may_differ(tmp_path):
@@ -118,9 +124,9 @@ def test_other_settings_than_before_are_refused(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
     before = path.read_bytes()
-    with pytest.raises(LineError, match=r"out: was begun with beams 4, not 5; give the same command to go on with it"):
+    with pytest.raises(LineError, match=r"out: was translated with --beams=4, not with --beams=5; it is left as it is"):
         ResumableFile(path, 2, {"beams": 5, "model": "m"}, [1, 1])
-    with pytest.raises(LineError, match=r"out: was begun with scores None, not True"):
+    with pytest.raises(LineError, match=r"out: was translated without --scores, not with --scores; it is"):
         ResumableFile(path, 2, {"beams": 4, "model": "m", "scores": True}, [1, 1])
     assert path.read_bytes() == before
 
@@ -135,17 +141,91 @@ def test_other_batches_than_before_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}'])
-def test_a_progress_file_that_is_none_is_refused(tmp_path, text):
-    (tmp_path / "out.progress").write_text(text)
-    with pytest.raises(LineError, match=r"out\.progress: not the progress of a translation; remove it"):
+def test_a_record_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "out.record").write_text(text)
+    with pytest.raises(LineError, match=r"out\.record: not the record of a translation; remove it"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.record").read_text() == text
+
+
+FINISHED = {"model": "m", "beams": 4}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    write_all(tmp_path / "out", list("abcd"), FINISHED)
+    return tmp_path / "out"
+
+
+def test_a_finished_file_is_known_by_its_record(finished):
+    assert is_finished(finished, FINISHED, list("abcd"), "the input")
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts", "message"),
+    [
+        (
+            {"model": "n", "beams": 4},
+            "abcd",
+            "out: was translated by another model; it is left as it is: give the same",
+        ),
+        ({"model": "m", "beams": None}, "abcd", "out: was translated with --beams=4, not without --beams; it is left"),
+        (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which is left as it is; give"),
+        (FINISHED, "abc", "the input: is another text than that of the finished "),
+        (FINISHED, "abcde", "the input: has more lines than the 4 of the finished "),
+    ],
+)
+def test_a_finished_file_of_something_else_is_refused(finished, settings, texts, message):
+    with pytest.raises(LineError, match=message):
+        is_finished(finished, settings, list(texts), "the input")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text.replace("a", "b", 1), lambda text: text + "a\n", lambda text: "a"]
+)
+def test_a_finished_file_that_was_changed_is_refused(finished, change):
+    finished.write_text(change(finished.read_text()))
+    with pytest.raises(LineError, match=r"out: was changed after it was finished; it is left as it is: give another"):
+        is_finished(finished, FINISHED, list("abcd"), "the input")
+
+
+def test_a_file_without_a_record_is_refused(finished):
+    (finished.parent / "out.record").unlink()
+    with pytest.raises(LineError, match=r"out: is there already, without the out\.record of a translation; it is left"):
+        is_finished(finished, FINISHED, list("abcd"), "the input")
+
+
+@pytest.mark.parametrize("leave", [lambda path: path.unlink(), lambda path: path.write_text("")])
+def test_a_record_whose_file_holds_nothing_any_more_protects_nothing(finished, leave):
+    leave(finished)
+    other = {"model": "n", "beams": 1}
+    assert not is_finished(finished, other, list("xy"), "the input")
+    write_all(finished, list("xy"), other)
+    assert finished.read_text().split() == list("xxyy")
+    assert is_finished(finished, other, list("xy"), "the input")
+
+
+def test_a_file_that_another_command_has_finished_meanwhile_is_left(finished):
+    before = finished.read_bytes()
+    with pytest.raises(LineError, match="out: another command has finished it meanwhile; it is left as it is"):
+        ResumableFile(finished, 2, FINISHED, [1, 1])
+    assert finished.read_bytes() == before
+
+
+def test_nothing_of_the_texts_is_read_before_a_file_is_known_to_be_finished(tmp_path):
+    write_all(tmp_path / "out", list("abc"), FINISHED, stop_at=1)
+    texts = iter("abc")
+    assert not is_finished(tmp_path / "out", FINISHED, texts, "the input")
+    assert not is_finished(tmp_path / "none", FINISHED, texts, "the input")
+    assert list(texts) == list("abc")
 
 
 def test_more_results_than_texts_are_refused(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {}, stop_at=1)
     path.write_text("a\n" * 20)
-    with pytest.raises(LineError, match=r"out: holds 10 results, more than the 3 that out\.progress knows of"):
+    with pytest.raises(LineError, match=r"out: holds 10 results, more than the 3 that out\.record knows of"):
         ResumableFile(path, 2, {}, [1, 1])
 
 
@@ -175,11 +255,11 @@ def test_two_commands_do_not_write_the_same_file(tmp_path):
     ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
 
 
-def test_progress_says_what_was_read(tmp_path):
+def test_a_record_says_what_was_read(tmp_path):
     write_all(tmp_path / "out", list("abcdef"), {"a": None}, stop_at=4)
-    record = json.loads((tmp_path / "out.progress").read_text())
+    record = json.loads((tmp_path / "out.record").read_text())
     assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 6)
-    assert whole_lines(tmp_path / "out") == 8
+    assert (tmp_path / "out").read_text().count("\n") == 8
 
 
 def test_a_folder_has_another_digest_when_what_makes_the_model_changes(tmp_path):
@@ -187,7 +267,11 @@ def test_a_folder_has_another_digest_when_what_makes_the_model_changes(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     before = digest_of_folder(tmp_path)
     (tmp_path / "README.md").write_text("a card")
+    for name in ("results.json", "trainer_state.json", "translations.json", "out.txt", "out.txt.record"):
+        (tmp_path / name).write_text("what was made by the model")
     (tmp_path / "checkpoints").mkdir()
     assert digest_of_folder(tmp_path) == before
-    (tmp_path / "model.safetensors").write_bytes(b"Weights")
-    assert digest_of_folder(tmp_path) != before
+    for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "merges.txt", "model.py"):
+        (tmp_path / name).write_bytes(b"other")
+        assert digest_of_folder(tmp_path) != before
+        before = digest_of_folder(tmp_path)

@@ -23,6 +23,7 @@ from tests.helpers import FLOAT32
 from vaswani_transformer.convert import main
 from vaswani_transformer.ctranslate2_engine import CTranslate2Search
 from vaswani_transformer.originals import fairseq_tokenizer, from_fairseq, from_fsmt, from_marian
+from vaswani_transformer.tokenizer import text_encoder
 
 V, D, HEADS, FF, LAYERS, PAD, END = 40, 16, 4, 24, 2, 1, 2
 SHAPE = {
@@ -386,7 +387,7 @@ def test_fairseqs_vocabulary_and_merges_become_a_tokenizer(vocabulary):
         "loz <s>": ["lo@@", "<unk>", "<unk>", "s@@", "<unk>"],
     }
     for text, pieces in expected.items():
-        assert tokenizer(text)["input_ids"] == [ids[piece] for piece in [*pieces, "</s>"]]
+        assert text_encoder(tokenizer)(text)["input_ids"] == [ids[piece] for piece in [*pieces, "</s>"]]
         if "<unk>" not in pieces:
             assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
     split_by_hand = fairseq_tokenizer(vocabulary / "dict.txt", None)

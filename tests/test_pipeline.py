@@ -1,5 +1,6 @@
 """`pipeline("vaswani-translation")`: the shapes that the old pipeline had, and what `generate()` gives."""
 
+import copy
 import json
 
 import pytest
@@ -253,3 +254,17 @@ def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
         saved = json.loads((tmp_path / str(number) / "config.json").read_text())
         assert not {"auto_map", "custom_pipelines"} & saved.keys()
         assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(parts, monkeypatch):
+    tokenizer = copy.deepcopy(parts[1])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    model = tiny_model(vocab_size=len(tokenizer))
+    made = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    sources, generate = [], model.generate
+    monkeypatch.setattr(model, "generate", lambda **inputs: sources.append(inputs["input_ids"]) or generate(**inputs))
+    made("<2es>hello</s> <pad>", max_new_tokens=2)
+    ((tokens,),) = [source.tolist() for source in sources]
+    assert tokens[0] == tokenizer.convert_tokens_to_ids("<2es>")
+    assert tokens[-1] == tokenizer.eos_token_id
+    assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])

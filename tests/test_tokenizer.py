@@ -1,4 +1,4 @@
-"""The tokenizer: nothing is lost, no text can end itself, and one plain file carries all of it."""
+"""The tokenizer: nothing is lost, one plain file carries all of it, and for its text encoder no text ends itself."""
 
 import copy
 import json
@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.helpers import run_python
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.tokenizer import text_encoder
 
 TEXTS = [
     "the cat is black",
@@ -27,6 +28,7 @@ TEXTS = [
 BPE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=320)
 WORD_PIECE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=120, algorithm="wordpiece")
 TOKENIZERS = {"bpe": BPE, "wordpiece": WORD_PIECE}
+ENCODERS = {name: text_encoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 # Any text at all, and texts that spell special tokens, alone and amid others.
 any_text = st.text()
@@ -39,16 +41,17 @@ words = st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=1).map(" ".j
 @settings(max_examples=100)
 @given(any_text | spelling_text)
 def test_any_text_comes_back_as_it_was(text: str) -> None:
-    assert BPE.decode(BPE(text).input_ids, skip_special_tokens=True) == text
+    assert BPE.decode(ENCODERS["bpe"](text).input_ids, skip_special_tokens=True) == text
 
 
 @given(st.lists(any_text | spelling_text, min_size=1, max_size=4))
 def test_a_padded_batch_comes_back_as_it_was(texts: list[str]) -> None:
-    batch = BPE(texts, padding=True)
+    encode = ENCODERS["bpe"]
+    batch = encode(texts, padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
     assert BPE.batch_decode(batch["input_ids"], skip_special_tokens=True) == texts
     for tokens, mask, text in zip(batch["input_ids"], batch["attention_mask"], texts, strict=True):
-        length = len(BPE(text).input_ids)
+        length = len(encode(text).input_ids)
         assert mask == [1] * length + [0] * (len(tokens) - length)
         assert tokens[length:] == [1] * (len(tokens) - length)
 
@@ -56,10 +59,11 @@ def test_a_padded_batch_comes_back_as_it_was(texts: list[str]) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=any_text | spelling_text | words)
 def test_a_text_ends_once_however_it_is_spelt(name: str, text: str) -> None:
-    tokens = TOKENIZERS[name](text).input_ids
+    encode = ENCODERS[name]
+    tokens = encode(text).input_ids
     assert tokens[-1] == 2
     assert not {0, 1, 2} & set(tokens[:-1])
-    assert tokens[:-1] == TOKENIZERS[name](text, add_special_tokens=False).input_ids
+    assert tokens[:-1] == encode(text, add_special_tokens=False).input_ids
 
 
 @given(words)
@@ -103,9 +107,93 @@ def test_ids_are_the_numbers_below_the_length(name: str) -> None:
     assert len(tokenizer) <= (320 if name == "bpe" else 120)
 
 
-def test_special_tokens_are_found_in_a_text_on_request_alone() -> None:
-    assert BPE("a</s>", split_special_tokens=False).input_ids == [*BPE("a", add_special_tokens=False).input_ids, 2, 2]
-    assert 2 not in BPE("a</s>").input_ids[:-1]
+def test_special_tokens_are_found_in_a_text_as_users_of_transformers_expect() -> None:
+    assert BPE("a</s>").input_ids == [*BPE("a", add_special_tokens=False).input_ids, 2, 2]
+    assert 2 not in BPE("a</s>", split_special_tokens=True).input_ids[:-1]
+    assert ENCODERS["bpe"]("a</s>").input_ids == BPE("a</s>", split_special_tokens=True).input_ids
+
+
+def tagged(name: str) -> VaswaniTransformerTokenizer:
+    """A tokenizer with a language tag added as a special token, another as a plain one."""
+    tokenizer = copy.deepcopy(TOKENIZERS[name])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    tokenizer.add_tokens(["<2de>"])
+    tokenizer.add_tokens(["<2fr>"], special_tokens=True)
+    return tokenizer
+
+
+def tokens_of(tokenizer, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("load", [VaswaniTransformerTokenizer, AutoTokenizer, PreTrainedTokenizerFast])
+def test_an_added_special_token_is_one_token_in_a_text_of_a_saved_tokenizer(load, name: str, tmp_path) -> None:
+    tagged(name).save_pretrained(tmp_path)
+    assert not json.loads((tmp_path / "tokenizer_config.json").read_text()).get("split_special_tokens")
+    again = load.from_pretrained(tmp_path)
+    for tokenizer in (again, text_encoder(again)):
+        for tag in ("<2es>", "<2de>", "<2fr>"):
+            tokens = tokens_of(tokenizer, f"{tag} the cat")
+            assert tokens[0] == tag
+            assert tokens.count(tag) == 1
+            assert tokenizer("the cat", text_target=f"{tag}the")["labels"][0] == again.convert_tokens_to_ids(tag)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=spelling_text)
+def test_a_text_with_a_tag_ends_once_however_it_is_spelt(name: str, text: str) -> None:
+    tokenizer = tagged(name)
+    tokens = text_encoder(tokenizer)(f"<2es>{text}").input_ids
+    assert tokens[0] == tokenizer.convert_tokens_to_ids("<2es>")
+    assert tokens[-1] == 2
+    assert not {0, 1, 2} & set(tokens[:-1])
+    untagged = ENCODERS[name](text).input_ids
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == tokenizer.decode(untagged, skip_special_tokens=True)
+
+
+def test_a_text_encoder_leaves_its_tokenizer_as_it_is_and_sees_tokens_added_later() -> None:
+    tokenizer = tagged("bpe")
+    before = tokenizer.backend_tokenizer.to_str()
+    assert tokens_of(text_encoder(tokenizer), "<2es></s>")[:2] == ["<2es>", "<"]
+    assert tokens_of(tokenizer, "<2es></s>") == ["<2es>", "</s>", "</s>"]
+    assert tokenizer.backend_tokenizer.to_str() == before
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2it>"]})
+    assert tokens_of(text_encoder(tokenizer), "<2it>")[0] == "<2it>"
+
+
+def test_an_older_tokenizer_that_was_saved_splitting_special_tokens_stays_so(tmp_path) -> None:
+    tokenizer = tagged("bpe")
+    tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": True}))
+    for _ in range(2):
+        again = AutoTokenizer.from_pretrained(tmp_path)
+        for encode in (again, text_encoder(again)):
+            assert not {"</s>", "<2es>"} & set(tokens_of(encode, "<2es> a</s>")[:-1])
+        again.save_pretrained(tmp_path)
+
+
+WITHOUT_THE_PACKAGE = """
+import json, sys
+
+sys.modules["vaswani_transformer"] = None
+
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(json.dumps(tokenizer.convert_ids_to_tokens(tokenizer("<2es> the cat").input_ids)))
+"""
+
+
+@pytest.mark.slow
+def test_a_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> None:
+    tokenizer = tagged("bpe")
+    tokenizer.with_code().save_pretrained(tmp_path / "published")
+    (tmp_path / "elsewhere").mkdir()
+    arguments = {"folder": tmp_path / "elsewhere", "HF_HOME": str(tmp_path / "home")}
+    found = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
+    assert json.loads(found) == tokens_of(tokenizer, "<2es> the cat")
 
 
 def test_a_character_without_a_piece_is_unknown() -> None:
@@ -167,9 +255,10 @@ def test_a_saved_tokenizer_comes_back_whole(load, name: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
-def test_a_copy_does_not_look_for_special_tokens_either(again) -> None:
+def test_a_copy_of_a_text_encoder_encodes_alike(again) -> None:
     """Copies are what worker processes are given."""
-    assert again(BPE)("a </s> b").input_ids == BPE("a </s> b").input_ids
+    for encode in (ENCODERS["bpe"], text_encoder(tagged("bpe"))):
+        assert again(encode)("a </s> <2es> b").input_ids == encode("a </s> <2es> b").input_ids
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

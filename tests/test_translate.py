@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_files_are_read_and_written(run, tmp_path):
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", target) == ("", "", 0)
     assert target.read_text() == lines(TARGETS)
-    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt", "target.txt.record"}
 
 
 def n_best(folder, **settings):
@@ -205,7 +206,7 @@ def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(r
     tiny_model().save_pretrained(tmp_path)
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
-    assert errors.startswith(f"{tmp_path}: its tokenizer: cannot be loaded: ")
+    assert errors.startswith(f"{tmp_path}: holds no tokenizer; save the model's tokenizer there with save_pretrained.")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(tmp_path)
     expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
@@ -242,7 +243,7 @@ def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
     )
     assert scored != kept_scored
     assert errors.startswith(
-        "standard input, line 3: 19 tokens are too many, and the last of them were cut off; --over"
+        "standard input, line 3: 19 tokens, more than 9, so the last of them were cut off; --overlong=keep"
     )
     output, errors, status = run("--max_source_tokens=9", "--overlong=refuse", "--window=1", stdin=source)
     assert (output, status) == (lines([TARGETS[0], ""]), 2)
@@ -297,7 +298,7 @@ def test_an_interrupted_output_ends_up_as_one_that_was_not(run, tmp_path, monkey
     assert status == 0
     assert ("goes on behind line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
     assert path.read_bytes() == whole.read_bytes()
-    assert not (tmp_path / "path.progress").exists()
+    assert run(*arguments, "--output", path) == ("", f"{path}: finished already, and left as it is.\n", 0)
 
 
 @pytest.fixture
@@ -313,13 +314,20 @@ def unfinished(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"), [("--beams=2", "beams None, not 2"), ("--scores", "scores False, not True")]
+    ("option", "message"),
+    [
+        ("--beams=2", "without --beams, not with --beams=2"),
+        ("--scores", "without --scores, not with --scores"),
+        ("--overlong=keep", "with --overlong=cut, not with --overlong=keep"),
+    ],
 )
 def test_an_unfinished_output_is_refused_to_other_settings(run, unfinished, option, message):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.startswith(f"{path}: was begun with {message}; give the same command to go on with it, another")
+    assert errors.startswith(
+        f"{path}: was translated {message}; it is left as it is: give the same command as then, an"
+    )
 
 
 def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folder, tmp_path):
@@ -330,7 +338,7 @@ def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folde
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
-    assert "was begun with model" in errors
+    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
 
 
 def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
@@ -348,26 +356,89 @@ def test_an_unfinished_output_goes_on_with_other_batches_and_says_so(run, unfini
     assert "was begun with other batches" in errors
 
 
-def test_a_finished_output_is_left_as_it_is(run, tmp_path):
+@pytest.fixture
+def finished(run, tmp_path):
+    """An input, and its finished output."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
-    path.write_text(lines("abcdef"))
+    assert run("--input", source, "--output", path) == ("", "", 0)
+    return source, path
+
+
+def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
+    source, path = finished
+    monkeypatch.setattr(command, "load", lambda options: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: finished already, and left as it is.\n", 0)
     assert run("--input", source, "--output", path) == expected
     assert run("--output", path, stdin=source.read_bytes()) == expected
-    assert path.read_text() == lines("abcdef")
+    assert path.read_text() == lines(TARGETS)
 
 
-@pytest.mark.parametrize("text", ["abcde", "abcdefg"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beams=1"], "was translated without --beams, not with --beams=1; it is left as it is"),
+        (["--nbest=1"], "was translated without --nbest, not with --nbest=1; it is left as it is"),
+        (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it is left as it is"),
+    ],
+)
+def test_a_finished_output_is_refused_to_other_settings(run, finished, options, message):
+    source, path = finished
+    _, errors, status = run("--input", source, "--output", path, *options)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{path}: {message}")
+
+
+def test_a_finished_output_is_refused_to_another_model(run, finished, folder, tmp_path):
+    source, path = finished
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.model.shared.weight.data[0] += 1
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
+    assert (status, path.read_text()) == (2, lines(TARGETS))
+    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["cat", *SOURCES[1:]], "is another text than that of the finished"),
+        ([*SOURCES, "cat"], "has more lines than the 6 of the finished"),
+        (SOURCES[:-1], "is another text than that of the finished"),
+    ],
+)
+def test_a_finished_output_is_refused_to_another_text(run, finished, texts, message):
+    source, path = finished
+    source.write_text(lines(texts))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{source}: {message}")
+
+
+def test_a_finished_output_that_was_changed_is_left_as_it_is(run, finished):
+    source, path = finished
+    path.write_text(lines("abcdef"))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, path.read_text()) == (2, lines("abcdef"))
+    assert errors.startswith(f"{path}: was changed after it was finished; it is left as it is")
+
+
+@pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
 def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path, text):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     path.write_text(lines(text))
     _, errors, status = run("--input", source, "--output", path)
     assert (status, path.read_text()) == (2, lines(text))
-    assert errors.startswith(
-        f"{path}: holds {len(text)} lines, and is no unfinished translation of {source}; it is left"
-    )
+    assert errors.startswith(f"{path}: is there already, without the path.record of a translation; it is left")
+
+
+def test_a_finished_output_that_was_removed_is_made_anew(run, finished):
+    source, path = finished
+    path.unlink()
+    assert run("--input", source, "--output", path, "--beams=1") == ("", "", 0)
+    assert path.read_text() == lines(TARGETS)
 
 
 def test_results_go_to_a_device_too(run):
@@ -387,6 +458,17 @@ def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
         (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON that can be read"),
         (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
         (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot go there: "),
+        (["--device=meta"], b"cat\n", "--device=meta: weights hold no numbers there; give a device that computes."),
+        (
+            ["--output=/proc/x"],
+            b"cat\n",
+            "/proc/x: cannot be written: No such file or directory; name another --output",
+        ),
+        (
+            ["--input=/proc/self/mem"],
+            b"",
+            "/proc/self/mem: cannot be read: Input/output error; name a file that can be",
+        ),
     ],
 )
 def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments, stdin, message):
@@ -432,8 +514,19 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
         (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
-        (["--beams=0"], "--beams=0: not positive; give at least 1."),
-        (["--batch_tokens=-1"], "--batch_tokens=-1: not positive"),
+        (
+            ["--beams=0"],
+            "argument --beams: got '0', expected a whole number of at least 1. See vaswani-translate --help.",
+        ),
+        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected a whole number of at least 1"),
+        (["--beams=nan"], "argument --beams: got 'nan', expected a whole number"),
+        (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
+        (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
+        (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
+        (["--length_penalty=1e308"], "--length_penalty=1e+308: lengths to this power overflow; give a number from -50"),
+        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected a whole number below 2^31"),
+        ([f"--input={ROOT}"], f"--input={ROOT}: a folder; name a file."),
+        (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: there is no such file; name one that is"),
         ([f"--output={ROOT}"], f"--output={ROOT}: a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is no folder; make it first."),
@@ -443,8 +536,8 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
 )
 def test_arguments_that_do_not_go_together_are_refused(run, arguments, message):
     _, errors, status = run(*arguments)
-    assert status == 2
-    assert message in errors.splitlines()[-1]
+    assert (status, errors.count("\n")) == (2, 1)
+    assert message in errors
 
 
 def test_a_conversation_has_a_line_for_a_line(run):
@@ -565,12 +658,35 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
         (["--nbest=9"], "num_return_sequences (9) is not from 1 to num_beams (4)"),
         (["--max_length=2000"], "max_new_tokens (2000) is not from 1 to the table of 1024 positions"),
         (["--revision=main"], "--revision and --trust_remote_code are of the Hub"),
+        (
+            ["--device=nowhere"],
+            ": CTranslate2 cannot load it on device 'nowhere' as 'default': unsupported device nowh",
+        ),
     ],
 )
 def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, arguments, message):
     output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
-    assert (output, status) == ("", 2)
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
     assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (["tokenizer.json", "tokenizer_config.json"], "was converted without its tokenizer; convert it with its token"),
+        (
+            ["tokenizer.json"],
+            "its tokenizer: cannot be loaded: Couldn't instantiate the backend tokenizer from one of: (",
+        ),
+    ],
+)
+def test_a_converted_model_without_its_tokenizer_is_told_in_a_line(run, engine_folder, tmp_path, removed, message):
+    shutil.copytree(engine_folder, tmp_path / "copy")
+    for name in removed:
+        (tmp_path / "copy" / name).unlink()
+    output, errors, status = run("--engine=ctranslate2", stdin=b"a\n", model=tmp_path / "copy")
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
+    assert errors.startswith(f"{tmp_path / 'copy'}: {message}")
 
 
 def test_a_model_that_was_converted_is_refused_by_torch(run, engine_folder):

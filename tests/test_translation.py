@@ -1,5 +1,6 @@
 """Many texts at once: in order, each as if it were alone, in batches that keep to their budget."""
 
+import copy
 import itertools
 
 import pytest
@@ -41,6 +42,13 @@ def alone(parts, text, **settings):
         return [""] * settings.get("num_return_sequences", 1)
     found = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
     return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+def tagged(tokenizer):
+    """A copy with a language tag as a special token."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    return tokenizer
 
 
 class Echo:
@@ -280,3 +288,14 @@ def test_a_tokenizer_without_padding_is_refused(bytes_tokenizer):
 def test_a_single_text_is_not_taken_for_a_list_of_its_characters(parts):
     with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
         translate(*parts, "hello world")
+
+
+@pytest.mark.parametrize("max_source_tokens", [4, 99])
+def test_a_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(bytes_tokenizer, max_source_tokens):
+    tokenizer, search = tagged(bytes_tokenizer), Echo()
+    list(Translator(search, tokenizer, max_source_tokens)(["<2es> a</s>", "a <pad> b <s>"]))
+    for tokens in search.batches[0]:
+        assert tokens[-1] == tokenizer.eos_token_id
+        assert not {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])
+    tag = tokenizer.convert_tokens_to_ids("<2es>")
+    assert sorted(tokens.count(tag) for tokens in search.batches[0]) == [0, 1]

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.grammar import make_splits
 from training.recipe import DataRecipe, RecipeError
+from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -293,8 +294,10 @@ def sample_texts(pairs: datasets.Dataset | PairStream, count: int | None) -> Ite
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of sources and of targets; a text that spells a special token stays text."""
-    encoded = tokenizer(sources, text_target=targets, split_special_tokens=True, return_attention_mask=False)
+    """The tokens of sources and of targets; a text that spells `</s>` stays text, and an added tag is its token."""
+    encoded = text_encoder(tokenizer)(
+        sources, text_target=targets, split_special_tokens=True, return_attention_mask=False
+    )
     return cast(Any, encoded["input_ids"]), cast(Any, encoded["labels"])
 
 

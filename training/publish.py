@@ -18,12 +18,14 @@ import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from training.card import make_card
 from training.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
+from vaswani_transformer.lines import LineError
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
@@ -61,11 +63,12 @@ def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrai
         PublishError: they cannot be loaded.
     """
     try:
-        model = VaswaniTransformerForConditionalGeneration.from_pretrained(run, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    except Exception as error:  # whatever a broken file makes the libraries raise
-        raise PublishError(f"{run}: its model cannot be loaded: {one_line(error)}") from error
-    return model, cast(PreTrainedTokenizerBase, tokenizer)
+        model = load_model(str(run), VaswaniTransformerForConditionalGeneration, local_files_only=True)
+        tokenizer = load_tokenizer(str(run), local_files_only=True)
+        refuse_other_tokenizer(model, tokenizer, str(run))
+    except LineError as error:
+        raise PublishError(str(error)) from error
+    return cast(VaswaniTransformerForConditionalGeneration, model), tokenizer
 
 
 def write_repository(

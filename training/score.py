@@ -24,6 +24,7 @@ from training.recipe import Recipe, RecipeError, load_recipe
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.lines import reason
+from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
 from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
 
@@ -78,7 +79,7 @@ def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
     """Loss and perplexity of a sub-word token of the targets, `</s>` counted, in batches of so many tokens."""
-    encoded = cast(Any, tokenizer)(sources, text_target=targets, verbose=False)
+    encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
     with evaluating(model):
@@ -150,7 +151,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     sources, references = load_split(recipe, options.split)
     model, tokenizer = load(options)
     refuse_misfits(tokenizer, options.model)
-    tokenizer.split_special_tokens = True  # as in training
+    if not tokenizer.is_fast:
+        tokenizer.split_special_tokens = True  # as in training
     found = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
     return {

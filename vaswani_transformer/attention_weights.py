@@ -15,6 +15,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from .tokenizer import text_encoder
+
 STACKS = {
     "encoder": ("source_pieces", "source_pieces"),
     "decoder": ("written_pieces", "read_pieces"),
@@ -195,12 +197,13 @@ def attentions_of(
     """
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} writes no text; load the model with AutoModelForSeq2SeqLM.")
-    batch = {name: tensor.to(model.device) for name, tensor in tokenizer(source, return_tensors="pt").items()}
+    encode = text_encoder(tokenizer)
+    batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
     with evaluation_mode(model):
         if target is None:
             labels = translate(model, batch)  # (1, T)
         else:
-            labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
+            labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
         read = cast(Any, model).prepare_decoder_input_ids_from_labels(labels)  # (1, T)
         with attention_with_weights(model):
             outputs = model(**batch, decoder_input_ids=read, output_attentions=True, use_cache=False, return_dict=True)

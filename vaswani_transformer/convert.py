@@ -3,13 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import cast
 
-from transformers import AutoConfig, AutoTokenizer
+from safetensors import SafetensorError
+from transformers import AutoConfig
 from transformers.utils import logging
 
+from .command_line import ArgumentParser, positive_int
 from .config import VaswaniTransformerConfig
 from .ctranslate2_engine import QUANTIZATIONS, to_ctranslate2
-from .folders import loading, new_folder, refuse_folder, refuse_missing_folder
+from .folders import load_model, load_tokenizer, loading, new_folder, refuse_folder, refuse_missing_folder
 from .lines import reason
 from .model import VaswaniTransformerForConditionalGeneration
 from .originals import Import, from_fairseq, from_fsmt, from_marian
@@ -17,16 +20,18 @@ from .originals import Import, from_fairseq, from_fsmt, from_marian
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(prog="vaswani-convert", allow_abbrev=False, description="Convert a model.")
+    parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    engine = kinds.add_parser("ctranslate2", help="a model of this package to CTranslate2", allow_abbrev=False)
+    engine = kinds.add_parser("ctranslate2", help="a model of this package to CTranslate2")
     engine.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
     engine.add_argument("output", type=Path, metavar="OUT", help="a new folder")
     engine.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
-    engine.add_argument("--positions", type=int, default=1024, metavar="N", help="the longest text's tokens (1024)")
+    engine.add_argument(
+        "--positions", type=positive_int, default=1024, metavar="N", help="the longest text's tokens (1024)"
+    )
     engine.add_argument("--revision", default="main", help="of a model on the Hub")
     engine.set_defaults(run=convert_to_ctranslate2)
-    fairseq = kinds.add_parser("fairseq", help="a checkpoint of fairseq to this package", allow_abbrev=False)
+    fairseq = kinds.add_parser("fairseq", help="a checkpoint of fairseq to this package")
     fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it is run")
     fairseq.add_argument("output", type=Path, metavar="OUT", help="a new folder")
     fairseq.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
@@ -36,7 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     fairseq.add_argument("--config", type=Path, metavar="FILE", help="JSON, settings by fairseq's names")
     fairseq.set_defaults(run=convert_from_fairseq)
     for name, read in (("fsmt", from_fsmt), ("marian", from_marian)):
-        kind = kinds.add_parser(name, help=f"a {name} model of Transformers to this package", allow_abbrev=False)
+        kind = kinds.add_parser(name, help=f"a {name} model of Transformers to this package")
         kind.add_argument(
             "model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub"
         )
@@ -66,11 +71,15 @@ def refuse_other_kinds(model: str, revision: str) -> None:
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     """`vaswani-convert ctranslate2 MODEL OUT`."""
     refuse_other_kinds(options.model, options.revision)
-    with loading(options.model):
-        tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
-        model = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model, revision=options.revision)
+    tokenizer = load_tokenizer(options.model, revision=options.revision)
+    model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(
-        model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
+        cast(VaswaniTransformerForConditionalGeneration, model),
+        tokenizer,
+        options.output,
+        options.quantization,
+        positions=options.positions,
+        force=options.force,
     )
     sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
 
@@ -117,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         refuse_itself(options)
         refuse_folder(options.output, options.force)
         options.run(options)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, SafetensorError) as error:
         sys.stderr.write(f"{reason(error)}\n")
         sys.exit(2)
 

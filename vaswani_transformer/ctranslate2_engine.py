@@ -4,6 +4,7 @@ H heads, P rows of the table of positions, V vocabulary. Needs the package `ctra
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .attention import MultiHeadAttention
@@ -20,10 +21,11 @@ from .config import VaswaniTransformerConfig
 from .decoder import VaswaniTransformerDecoder
 from .embeddings import LearnedPositions, sinusoids
 from .encoder import VaswaniTransformerEncoder
-from .folders import new_folder
+from .folders import load_tokenizer, new_folder
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .model import VaswaniTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES, length_penalty
+from .tokenizer import text_encoder
 
 logger = logging.get_logger(__name__)
 
@@ -329,7 +331,7 @@ class CTranslate2Search:
         self.tokenizer, self.tokens, self.table, saved = read_folder(Path(folder))
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         self.scores, self.num_translations, self.batch_tokens = scores, num_return_sequences, batch_tokens
-        self.num_beams = num_beams or saved.num_beams or 1
+        self.num_beams = next(value for value in (num_beams, saved.num_beams, 1) if value is not None)
         self.patience = patience
         self.alpha = next(value for value in (length_penalty, saved.length_penalty, 1.0) if value is not None)
         self.penalty_type = length_penalty_type or getattr(saved, "length_penalty_type", "power")
@@ -345,14 +347,24 @@ class CTranslate2Search:
             logger.warning("%s: CTranslate2 searches without the saved %s.", folder, ", ".join(left_out))
         engine = ctranslate2()
         threads = torch.get_num_threads() if threads is None else threads
-        self.translator = engine.Translator(
-            str(folder), device=device, compute_type=compute_type, intra_threads=threads
-        )
+        try:
+            self.translator = engine.Translator(
+                str(folder), device=device, compute_type=compute_type, intra_threads=threads
+            )
+        except (ValueError, RuntimeError) as error:
+            said = " ".join(str(error).split()).removesuffix(".")
+            raise ValueError(
+                f"{folder}: CTranslate2 cannot load it on device {device!r} as {compute_type!r}: {said}; give another "
+                "device or type, or convert the model again."
+            ) from error
 
     def refuse_settings(self) -> None:
         """Refuse settings that are none."""
         if self.penalty_type not in LENGTH_PENALTY_TYPES:
             raise ValueError(f"length_penalty_type is {self.penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
+        for name, value in (("length_penalty", self.alpha), ("patience", self.patience)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} is {value!r}, expected a finite number; set it, or save it anew.")
         if not 1 <= self.num_translations <= self.num_beams:
             raise ValueError(
                 f"num_return_sequences ({self.num_translations}) is not from 1 to num_beams ({self.num_beams}); raise "
@@ -433,7 +445,7 @@ class CTranslate2Search:
             raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
         if self.tokenizer is None:
             raise ValueError("The model was converted without its tokenizer; convert it with its tokenizer.")
-        found = self(cast(Any, self.tokenizer)(list(texts), return_attention_mask=False)["input_ids"])
+        found = self(cast(Any, text_encoder(self.tokenizer))(list(texts), return_attention_mask=False)["input_ids"])
         return self.tokenizer.batch_decode([targets[0][0] for targets in found], skip_special_tokens=True)
 
 
@@ -441,7 +453,7 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
     """The tokenizer, the strings of the tokens, P and the saved settings of a converted model.
 
     Raises:
-        ValueError: the folder does not hold all of them.
+        ValueError: the folder does not hold all of them, or its tokenizer cannot be loaded.
     """
     try:
         tokens = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
@@ -452,8 +464,8 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
             f'{folder}: no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first.'
         ) from error
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
-    return cast(PreTrainedTokenizerBase | None, tokenizer), tokens, table, saved
+    tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
+    return tokenizer, tokens, table, saved
 
 
 __all__ = ["QUANTIZATIONS", "CTranslate2Search", "to_ctranslate2"]

@@ -13,17 +13,19 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from .attention_weights import STACKS, Attentions, attentions_of
+from .command_line import ArgumentParser, utf8_text
 from .embeddings import sinusoids
-from .folders import loading, refuse_missing_folder
-from .lines import LineError
+from .folders import load_model, load_tokenizer, refuse_other_tokenizer
+from .lines import LineError, writing
 from .schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -488,32 +490,46 @@ def attention_page(
     return page_of(attentions_of(model, tokenizer, source, target))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line: write the page of a sentence, and its path to standard output."""
-    parser = argparse.ArgumentParser(
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command's arguments; an output that cannot be written ends it with status 2."""
+    parser = ArgumentParser(
         prog="python -m vaswani_transformer.figures",
         description="Write one HTML page that shows a model's attention on a sentence.",
     )
     parser.add_argument("model", help="the folder or the Hub name of a model with its tokenizer")
-    parser.add_argument("source", metavar="sentence", help="the sentence to translate")
-    parser.add_argument("--target", help="its translation (what the model itself translates)")
+    parser.add_argument("source", metavar="sentence", type=utf8_text, help="the sentence to translate")
+    parser.add_argument("--target", type=utf8_text, help="its translation (what the model itself translates)")
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
+    parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
     if not options.output.absolute().parent.is_dir():
         parser.error(f"{options.output}: there is no folder {options.output.absolute().parent}; make it first.")
     if options.output.is_dir():
         parser.error(f"{options.output}: a folder; name a file.")
+    if options.output.is_file() and not options.force:
+        parser.error(f"{options.output}: is there already; give another --output, or replace it with --force.")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line: write the page of a sentence, and its path to standard output.
+
+    What cannot be drawn ends it with one line and exit status 2.
+    """
+    options = parse(arguments)
+    logging.disable_progress_bar()
     try:
-        refuse_missing_folder(options.model)
-        with loading(options.model):
-            tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(options.model))
-            model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
-        page = attention_page(model, tokenizer, options.source, options.target)
+        tokenizer, model = load_tokenizer(options.model), load_model(options.model)
+        refuse_other_tokenizer(model, tokenizer, options.model)
+        try:
+            page = attention_page(model, tokenizer, options.source, options.target)
+        except ValueError as error:
+            raise LineError(f"{options.model}: {' '.join(str(error).split())}") from error
+        with writing(str(options.output), "make room, or give another --output"):
+            options.output.write_text(page, encoding="utf-8")
     except LineError as error:
-        parser.error(str(error))
-    except ValueError as error:
-        parser.error(f"{options.model}: {' '.join(str(error).split())}")
-    options.output.write_text(page, encoding="utf-8")
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     sys.stdout.write(f"{options.output}\n")
 
 

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.activations import ACT2FN
 
 from .config import VaswaniTransformerConfig
-from .folders import loading
+from .folders import check_finite, load_model, loading
 from .model import VaswaniTransformerForConditionalGeneration
 from .tokenizer import VaswaniTransformerTokenizer
 
@@ -367,8 +367,8 @@ def import_transformers_model(
     Raises:
         ValueError: it cannot be represented.
     """
-    with loading(folder):
-        original = cast(Any, kind).from_pretrained(folder, dtype=torch.float32).eval()
+    original = load_model(folder, kind, dtype=torch.float32).eval()
+    with loading(f"{folder}: its tokenizer"):
         tokenizer = None if tokenizer_kind is None else cast(Any, tokenizer_kind).from_pretrained(folder)
     model = assemble(read_transformers_model(original, folder), folder)
     difference, largest = compared(model, original, folder)
@@ -594,9 +594,7 @@ def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> VaswaniTransforme
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", SPECIAL_TOKENS.index("</s>"))]
     )
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
-    return VaswaniTransformerTokenizer(
-        tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names
-    )
+    return VaswaniTransformerTokenizer(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
 
 
 def from_fairseq(
@@ -613,9 +611,10 @@ def from_fairseq(
         config: a JSON file with settings by fairseq's names, which win over the checkpoint's.
 
     Raises:
-        ValueError: it cannot be represented, or the vocabulary is another model's.
+        ValueError: it cannot be represented, a weight is not finite, or the vocabulary is another model's.
     """
     original, name = read_fairseq(checkpoint, config), str(checkpoint)
+    check_finite(name, original.state)
     model = assemble(original, name)
     tokenizer = None if dictionary is None else fairseq_tokenizer(dictionary, codes)
     if tokenizer is not None and len(tokenizer) != model.config.vocab_size:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from transformers.pipelines import Pipeline
 
+from .tokenizer import text_encoder
+
 TASK = "vaswani-translation"
 
 
@@ -62,7 +64,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         texts = [text_of(text) for text in inputs]
         if not texts:
             return []
-        lengths = [len(tokens) for tokens in cast(Any, self.tokenizer)(texts, verbose=False)["input_ids"]]
+        lengths = [len(tokens) for tokens in cast(Any, text_encoder(self.tokenizer))(texts, verbose=False)["input_ids"]]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         found = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
         results = [found[index] for index in range(len(texts))]
@@ -72,7 +74,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         """The tokens of a text and their mask (1, S), and whether there is anything to translate (1)."""
         text = text_of(input_)
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
-        encoded = cast(Any, self.tokenizer)(text, **settings)
+        encoded = cast(Any, text_encoder(self.tokenizer))(text, **settings)
         tokens, mask = encoded["input_ids"].long(), encoded["attention_mask"].long()  # (1, S)
         if tokens.shape[1] == 0:  # an empty text of a tokenizer that ends none: a row that is not looked at
             tokens, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)

@@ -1,10 +1,12 @@
 """One sub-word vocabulary that source and target share (5.1)."""
 
 import copy
+import functools
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +15,8 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
 LARGEST_ALPHABET = 1000
 WHERE_IT_CAME_FROM = ("auto_map", "is_local", "local_files_only")
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
+CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token")
+T = TypeVar("T")
 
 
 def special_tokens(names: dict[str, str]) -> list[AddedToken]:
@@ -80,7 +84,7 @@ ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
-    """A fast tokenizer that ends every text with `</s>` and keeps text that spells `</s>` as text.
+    """A fast tokenizer that ends every text with `</s>`; `text_encoder` gives one for which no text can end itself.
 
     It is a plain `tokenizer.json`, which Transformers and tokenizers read without this class; and this class reads
     any `tokenizer.json`, whoever made it. `tokenizer(sources, text_target=targets)` gives `labels`.
@@ -93,8 +97,8 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         """A tokenizer with a vocabulary learnt from `texts`, sources and targets together.
 
         The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and
-        `<unk>`, which only word-pieces need, 3. Special tokens are not looked for in a text
-        (`split_special_tokens`), so that no text can end itself; pass `split_special_tokens=False` to look for them.
+        `<unk>`, which only word-pieces need, 3. As with every tokenizer of Transformers, a text that spells a special
+        token has that token; for texts that may spell any, take `text_encoder(tokenizer)`.
 
         Args:
             texts: every text to learn from.
@@ -113,7 +117,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
         )
         names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
-        return cls(tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **names)
+        return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
 
     def with_remote_code(self) -> Self:
         """This tokenizer, over the same vocabulary, whose `save_pretrained` adds the package's code and `auto_map`.
@@ -139,4 +143,31 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return super().save_pretrained(save_directory, *args, **kwargs)
 
 
-__all__ = ["VaswaniTransformerTokenizer"]
+@functools.lru_cache(maxsize=2)
+def with_special_tokens(state: str, control: frozenset[str]) -> Tokenizer:
+    """The tokenizer that `state` serializes, of whose added tokens the control tokens alone are special."""
+    fields = json.loads(state)
+    for token in fields["added_tokens"]:
+        token["special"] = token["content"] in control
+    return Tokenizer.from_str(json.dumps(fields))
+
+
+def text_encoder(tokenizer: T) -> T:
+    """A copy of a tokenizer for encoding texts that may spell anything: no text ends or pads itself.
+
+    `<s>`, `</s>`, `<pad>` and `<unk>` in a text are text to it, and tokens that a user has added, such as a language
+    tag `<2es>`, are tokens. It only encodes; the tokenizer itself decodes, and is left as it is. A tokenizer that
+    splits special tokens anyway, added ones too, or that is written in Python, is returned as it is.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
+        return tokenizer
+    control = frozenset(str(token) for name in CONTROL_TOKENS if (token := getattr(tokenizer, name)) is not None)
+    encoder = copy.copy(tokenizer)
+    encoder.split_special_tokens = True
+    added = tokenizer.added_tokens_decoder.values()
+    if any(token.special != (token.content in control) for token in added):
+        encoder._tokenizer = with_special_tokens(tokenizer.backend_tokenizer.to_str(), control)
+    return encoder
+
+
+__all__ = ["VaswaniTransformerTokenizer", "text_encoder"]

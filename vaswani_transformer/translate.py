@@ -8,19 +8,19 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .command_line import ArgumentParser, finite_float, positive_int, utf8_text
 from .config import VaswaniTransformerConfig
 from .cpu import prepare_for_inference
 from .ctranslate2_engine import CTranslate2Search
-from .folders import loading, refuse_missing_folder
+from .folders import load_model, load_tokenizer, loading, refuse_missing_folder, refuse_other_tokenizer
 from .lines import (
     LineError,
     ResumableFile,
@@ -28,12 +28,12 @@ from .lines import (
     Texts,
     UnwritableError,
     digest_of_folder,
+    is_finished,
     json_texts,
     one_line,
-    read_progress,
+    reading,
     reason,
     text_lines,
-    whole_lines,
 )
 from .translation import Overlong, OverlongError, Translation, Translator, translate
 
@@ -41,38 +41,49 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = "of the products with weights; int8 on a CPU alone (on a CPU float32, else and with CTranslate2 as saved)"
 
 
+LARGEST_ALPHA = 50  # of lp(Y): the longest translations to this power are numbers still
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command's arguments; those that do not go together end it with status 2."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="vaswani-translate",
-        allow_abbrev=False,
         description="Translate a text line by line, in its order, by the model's own search.",
-        epilog="With --output the same command goes on with what an interrupted one has left.",
+        epilog="With --output the same command continues what an interrupted one has left, and leaves alone what is "
+        "finished; FILE.record, beside FILE, says by which model and settings.",
     )
     parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
     lines = parser.add_argument_group("lines")
     lines.add_argument("--input", type=Path, metavar="FILE", help="what to translate, in place of standard input")
     lines.add_argument("--output", type=Path, metavar="FILE", help="where to, in place of standard output")
     lines.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
-    lines.add_argument("--field", metavar="NAME", help='of JSON Lines, where the text is: {"NAME": "..."} (text)')
-    lines.add_argument("--source", metavar="LANGUAGE", help='or in {"translation": {"LANGUAGE": "..."}}')
+    lines.add_argument(
+        "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, where the text is: {"NAME": "..."} (text)'
+    )
+    lines.add_argument(
+        "--source", type=utf8_text, metavar="LANGUAGE", help='or in {"translation": {"LANGUAGE": "..."}}'
+    )
     lines.add_argument("--scores", action="store_true", help="log P(Y|X) / lp(Y) before each translation, and a tab")
     lines.add_argument(
-        "--nbest", type=int, metavar="N", help="the N best, each with its line's number and a tab before"
+        "--nbest", type=positive_int, metavar="N", help="the N best, each with its line's number and a tab before"
     )
     lines.add_argument("--interactive", action="store_true", help="translate each line as soon as it is typed")
     lines.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (on a terminal)")
     search = parser.add_argument_group("search", "as the model's generation config says, where not given")
-    search.add_argument("--beams", type=int, metavar="N", help="1 for greedy search")
-    search.add_argument("--length_penalty", type=float, metavar="ALPHA", help="alpha of lp(Y)")
-    search.add_argument("--max_length", type=int, metavar="N", help="tokens of a translation, its end counted")
+    search.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
+    search.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+    search.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of a translation, its end counted")
     search.add_argument(
-        "--max_source_tokens", type=int, metavar="N", help="of a line (the table of positions, or 1024)"
+        "--max_source_tokens", type=positive_int, metavar="N", help="of a line (the table of positions, or 1024)"
     )
     search.add_argument("--overlong", choices=get_args(Overlong), default="cut", help="what becomes of a longer (cut)")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--batch_tokens", type=int, default=2048, metavar="N", help="source tokens at once (2048)")
-    machine.add_argument("--window", type=int, default=2048, metavar="N", help="lines sorted by length at once (2048)")
+    machine.add_argument(
+        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
+    machine.add_argument(
+        "--window", type=positive_int, default=2048, metavar="N", help="lines sorted by length at once (2048)"
+    )
     machine.add_argument(
         "--engine",
         choices=("torch", "ctranslate2"),
@@ -98,9 +109,13 @@ def refuse_misfits(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--field and --source both say where the text is; give one of them.")
     if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
         parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
-    for name in ("nbest", "beams", "max_length", "max_source_tokens", "batch_tokens", "window"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            parser.error(f"--{name}={value}: not positive; give at least 1.")
+    if options.length_penalty is not None and abs(options.length_penalty) > LARGEST_ALPHA:
+        parser.error(
+            f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
+            f"-{LARGEST_ALPHA} to {LARGEST_ALPHA}."
+        )
+    if options.input and options.input.is_dir():
+        parser.error(f"--input={options.input}: a folder; name a file.")
     if options.input and not options.input.exists():
         parser.error(f"--input={options.input}: there is no such file; name one that is there.")
     if options.output and options.output.is_dir():
@@ -149,18 +164,6 @@ def refuse_converted(model: str) -> None:
         raise LineError(f"{model}: a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
 
 
-def refuse_other_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer whose tokens the model has no embeddings for.
-
-    Raises:
-        LineError: naming both sizes.
-    """
-    if len(tokenizer) > (entries := cast(Any, model.get_input_embeddings()).weight.shape[0]):
-        raise LineError(
-            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
-        )
-
-
 def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, where it is to run, and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
 
@@ -174,11 +177,12 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     with loading(options.model):
         kind = AutoConfig.from_pretrained(options.model, **shared).model_type
     is_prepared = is_to_be_prepared(options, kind, device)
-    with loading(f"{options.model}: its tokenizer"):
-        tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(options.model, **shared))
+    if device.type == "meta":
+        raise LineError("--device=meta: weights hold no numbers there; give a device that computes.")
+    tokenizer = load_tokenizer(options.model, **shared)
+    model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
     with loading(options.model):
-        dtype = "float32" if is_prepared else options.dtype
-        model = AutoModelForSeq2SeqLM.from_pretrained(options.model, dtype=dtype, **shared).to(device)
+        cast(Any, model).to(device)
     refuse_other_tokenizer(model, tokenizer, options.model)
     if is_prepared:
         model = prepare_for_inference(model, "float32" if options.dtype == "auto" else options.dtype)
@@ -250,16 +254,15 @@ def engine_translator(options: argparse.Namespace) -> Translator:
     return Translator(search, search.tokenizer, longest, options.batch_tokens, options.window, options.overlong)
 
 
-def chosen_translator(options: argparse.Namespace) -> tuple[Callable[..., Iterator[Translation]], str | None]:
-    """What translates by the engine that is asked for, and the commit of a model on the Hub.
+def chosen_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:
+    """What translates by the engine that is asked for.
 
     Raises:
         LineError: as the engines raise it.
     """
     if options.engine == "ctranslate2":
-        return engine_translator(options), None
-    model, tokenizer = load(options)
-    return translator(options, model, tokenizer), getattr(model.config, "_commit_hash", None)
+        return engine_translator(options)
+    return translator(options, *load(options))
 
 
 def texts_of(options: argparse.Namespace, source: BinaryIO, name: str) -> Iterator[str]:
@@ -289,43 +292,54 @@ def lines_each(options: argparse.Namespace) -> int:
     return options.nbest or 1 if options.format == "text" else 1
 
 
-def is_finished(options: argparse.Namespace, source: BinaryIO, name: str) -> bool:
-    """Whether the output is there to its end: not unfinished, and with lines for every line of the input.
-
-    Raises:
-        LineError: it holds anything else.
-    """
-    path = options.output
-    if path is None or not path.is_file() or path.stat().st_size == 0 or read_progress(path) is not None:
-        return False
-    found, each = whole_lines(path), lines_each(options)
-    if found != each * sum(1 for _ in islice(source, found // each + 1)):
-        raise LineError(
-            f"{path}: holds {found} lines, and is no unfinished translation of {name}; it is left as it is: give "
-            "another --output, or remove it."
-        )
-    return True
-
-
 RESULTS_DEPEND_ON = (
     "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "max_length", "max_source_tokens",
     "overlong", "dtype", "engine",
 )  # fmt: skip
 
 
-def output_of(options: argparse.Namespace, commit: str | None) -> Stream | ResumableFile:
-    """Where the results go; a file that can be gone on with knows the model by its files or, on the Hub, its commit.
+def has_record(options: argparse.Namespace) -> bool:
+    """Whether the output is a file, and so keeps a record, and no pipe or device."""
+    return options.output is not None and (options.output.is_file() or not options.output.exists())
+
+
+def model_digest(options: argparse.Namespace) -> str:
+    """What a record knows the model by: a digest of its folder's files or, on the Hub, its commit.
+
+    Raises:
+        LineError: there is no such model.
+    """
+    if (folder := Path(options.model)).is_dir():
+        return digest_of_folder(folder)
+    if options.engine == "ctranslate2":  # there is none: the engine itself says so
+        return ""
+    refuse_missing_folder(options.model)
+    with loading(options.model):
+        config = AutoConfig.from_pretrained(
+            options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
+        )
+    return f"{options.model}@{getattr(config, '_commit_hash', None)}"
+
+
+def recorded_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the results depend on, beside the texts.
+
+    Raises:
+        LineError: as `model_digest`.
+    """
+    return {"model": model_digest(options)} | {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
+
+
+def output_of(options: argparse.Namespace, settings: dict[str, Any]) -> Stream | ResumableFile:
+    """Where the results go.
 
     Raises:
         LineError: to a file that was begun otherwise.
     """
     if options.output is None:
         return Stream(sys.stdout.buffer, "standard output")
-    if options.output.exists() and not options.output.is_file():  # a pipe or a device
+    if not has_record(options):
         return Stream(options.output.open("wb"), str(options.output))
-    folder = Path(options.model)
-    known_by = digest_of_folder(folder) if folder.is_dir() else f"{options.model}@{commit}"
-    settings = {"model": known_by} | {name: getattr(options, name) for name in RESULTS_DEPEND_ON}
     return ResumableFile(options.output, lines_each(options), settings, [options.batch_tokens, options.window])
 
 
@@ -346,8 +360,8 @@ def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
 
 def warn_of_cut(found: Translation, name: str, number: int) -> None:
     say(
-        f"{name}, line {number}: {found.source_tokens} tokens are too many, and the last of them were cut off; "
-        "--overlong=keep translates all, --overlong=refuse ends at such a line."
+        f"{name}, line {number}: {found.source_tokens} tokens, more than {found.max_source_tokens}, so the last of "
+        "them were cut off; --overlong=keep translates all, --overlong=refuse ends at such a line."
     )
 
 
@@ -375,6 +389,18 @@ def translate_lines(
             ) from error
 
 
+def open_input(options: argparse.Namespace) -> BinaryIO:
+    """Where the lines come from.
+
+    Raises:
+        LineError: the file cannot be read.
+    """
+    if options.input is None:
+        return sys.stdin.buffer
+    with reading(str(options.input)):
+        return options.input.open("rb")
+
+
 def run(options: argparse.Namespace) -> None:
     """Translate the input's lines.
 
@@ -382,19 +408,20 @@ def run(options: argparse.Namespace) -> None:
         LineError: the input, the output or the model cannot be used.
     """
     name = "standard input" if options.input is None else str(options.input)
-    with sys.stdin.buffer if options.input is None else options.input.open("rb") as source:
-        if is_finished(options, source, name):
+    with open_input(options) as source:
+        settings = recorded_settings(options) if has_record(options) else {}
+        if settings and is_finished(options.output, settings, texts_of(options, source, name), name):
             say(f"{options.output}: finished already, and left as it is.")
             return
-        translations, commit = chosen_translator(options)
-        with contextlib.closing(output_of(options, commit)) as output:
+        translations = chosen_translator(options)
+        with contextlib.closing(output_of(options, settings)) as output:
             if output.done:
                 say(f"{options.output}: goes on behind line {output.done} of {name}.")
             if output.has_other_batches:
                 say(f"{options.output}: was begun with other batches, so that sums may be rounded otherwise.")
             texts = Texts(texts_of(options, source, name), name, output.done, output.known, output.digest)
             translate_lines(translations, texts, output, options)
-            output.finish()
+            output.finish(texts)
 
 
 def typed_lines() -> Iterator[str]:
@@ -425,7 +452,7 @@ def converse(options: argparse.Namespace) -> None:
     Raises:
         LineError: the model cannot be used.
     """
-    translations, _ = chosen_translator(options)
+    translations = chosen_translator(options)
     output = Stream(sys.stdout.buffer, "standard output")
     for number, line in enumerate(typed_lines(), start=1):
         try:
@@ -481,7 +508,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except (ValueError, OSError) as error:
         say(reason(error))
-        if isinstance(error, UnwritableError):
+        if isinstance(error, UnwritableError) and options.output is None:
             drop_output()
         sys.exit(2)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .search import length_penalty
+from .tokenizer import text_encoder
 
 LONGEST_SOURCE = 1024  # tokens of a text, where the model's positions have no end
 LEAST_TOKENS = 16  # that a text counts for in a batch: very short ones would be too many beams at once
@@ -45,11 +46,13 @@ class Translation:
     hypotheses: its n translations, the best first.
     source_tokens: the text's tokens, `</s>` counted, before anything was cut.
     is_cut: whether only its first tokens were translated.
+    max_source_tokens: how many tokens it might have without being cut.
     """
 
     hypotheses: list[Hypothesis]
     source_tokens: int
     is_cut: bool
+    max_source_tokens: int
 
     @property
     def text(self) -> str:
@@ -237,12 +240,13 @@ class Translator:
                 targets = self.search([sources[index] for index in batch])
                 found |= zip(batch, map(self._decode, targets), strict=True)
                 progress(len(batch_is_due))
-        is_cut = [self.overlong == "cut" and length > self.max_source_tokens for length in lengths]
-        return [Translation(found[index], lengths[index], is_cut[index]) for index in range(skip, len(texts))]
+        limit = self.max_source_tokens
+        is_cut = [self.overlong == "cut" and length > limit for length in lengths]
+        return [Translation(found[index], lengths[index], is_cut[index], limit) for index in range(skip, len(texts))]
 
     def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int]]:
         """The tokens of the texts that are not empty, as they are translated, and the length of each text."""
-        encode = partial(cast(Any, self.tokenizer), return_attention_mask=False, verbose=False)
+        encode = partial(cast(Any, text_encoder(self.tokenizer)), return_attention_mask=False, verbose=False)
         tokens = encode(texts)["input_ids"]
         lengths = [len(row) if text.strip() else 0 for row, text in zip(tokens, texts, strict=True)]
         for index, length in enumerate(lengths):

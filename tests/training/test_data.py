@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from training import data
-from training.data import PairStream, columns, encoder, load_pairs, sample_texts, tokenize
+from training.data import PairStream, columns, encoder, load_pairs, sample_texts, token_ids, tokenize
 from training.recipe import DataRecipe, RecipeError
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -258,6 +258,14 @@ def test_text_that_spells_a_special_token_stays_text(folder, tokenizer):
     assert encoded["input_ids"].count(tokenizer.eos_token_id) == 1
     assert tokenizer.pad_token_id not in encoded["labels"]
     assert tokenizer.decode(encoded["labels"], skip_special_tokens=True) == "drei <pad>"
+
+
+def test_an_added_language_tag_is_one_token_in_training(tokenizer):
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
+    tag, end = tokenizer.convert_tokens_to_ids("<2de>"), tokenizer.eos_token_id
+    sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
+    assert (sources[0][0], sources[0].count(tag)) == (tag, 1)
+    assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]
 
 
 def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, tokenizer):

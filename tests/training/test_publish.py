@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import ROOT, model_of_pairs, run_python
+from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
 from training import card as card_module
@@ -176,8 +176,20 @@ def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
     with pytest.raises(PublishError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(PublishError, match=r"^[^\n]*its model cannot be loaded[^\n]*$"):
+    with pytest.raises(PublishError, match=r"^[^\n]*: holds no model, for it has no config.json[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    assert not (tmp_path / "dry").exists()
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_broken_weights_are_not_published(tmp_path, way):
+    for part in model_of_pairs():
+        part.save_pretrained(tmp_path / "whole")
+    folder = break_model(tmp_path / "whole", tmp_path / "run", way)
+    (folder / "results.json").write_text(json.dumps(results_of()))
+    with pytest.raises(PublishError) as error:
+        publish(folder, REPOSITORY, dry_run=tmp_path / "dry")
+    assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
     assert not (tmp_path / "dry").exists()
 
 

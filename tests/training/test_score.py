@@ -8,7 +8,7 @@ import pytest
 import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
-from tests.helpers import PAIRS, model_of_pairs, tiny_model
+from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
 from training.metrics import bleu, chrf, tokenized_bleu
 from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
 from training.score import main, quality, refuse_misfits
@@ -215,13 +215,21 @@ def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path,
     assert found["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("way", BROKEN)
+def test_broken_weights_are_not_scored(run, folder, tmp_path, way):
+    broken = break_model(folder, tmp_path / "model", way)
+    output, errors, status = run(model=broken)
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
+    assert errors.startswith(f"{broken}: {BROKEN[way]}")
+
+
 def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch):
     def write_text(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
     output, errors, status = run("--output", tmp_path / "scores.json")
-    assert (errors, status) == ("[Errno 28] No space left on device\n", 2)
+    assert (errors, status) == ("No space left on device\n", 2)
     assert "perplexity" in output
 
 

@@ -1,0 +1,64 @@
+"""What the commands share: a parser whose errors are one line, and numbers that are checked as they are read."""
+
+import argparse
+import math
+from typing import Any, NoReturn
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` without abbreviations that ends the command with one line and exit status 2."""
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and where help is, without the usage of every option."""
+        self.exit(2, f"{' '.join(message.split()).removesuffix('.')}. See {self.prog} --help.\n")
+
+
+def finite_float(text: str) -> float:
+    """The number that `text` spells.
+
+    Raises:
+        argparse.ArgumentTypeError: it spells none, or NaN or an infinity.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a finite number such as 0.6")
+    return number
+
+
+def positive_int(text: str) -> int:
+    """The whole number, at least 1 and below 2^31, that `text` spells.
+
+    Raises:
+        argparse.ArgumentTypeError: it spells none.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    if number >= 2**31:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number below 2^31")
+    return number
+
+
+def utf8_text(argument: str) -> str:
+    """An argument that is text.
+
+    Raises:
+        argparse.ArgumentTypeError: its bytes are not UTF-8.
+    """
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"got {argument!r}, which is not UTF-8") from error
+    return argument
+
+
+__all__ = ["ArgumentParser", "finite_float", "positive_int", "utf8_text"]
