@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from tests.builders import KINDS, random_model
 from tests.helpers import padded_batch
-from tests.test_inference import KINDS, random_model
 from vaswani_transformer import beam_cache, next_token
 from vaswani_transformer.beam_cache import BeamCache
 from vaswani_transformer.inference import prepare_for_inference

@@ -1,5 +1,6 @@
 """The distributions hold what they should, the installed wheel works, and the project's habits are valid."""
 
+import ast
 import os
 import re
 import subprocess
@@ -100,3 +101,12 @@ def test_the_changelog_keeps_its_format():
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
     assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert "(was" not in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_no_module_imports_from_a_test_module(path):
+    imports = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    names = {name for node in imports for name in (node.module or "").split(".")}
+    assert not [name for name in names if name.startswith("test_") and name != "test_utils"]

@@ -16,8 +16,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
-from tests.test_paper_search import PlainSearch, small_model
 from vaswani_transformer import generation
 from vaswani_transformer.generation import (
     COURSE,
