@@ -216,10 +216,14 @@ def parse_pytest(arguments: list[str]) -> None:
 
 
 def parse_mkdocs(arguments: list[str]) -> None:
-    from mkdocs.__main__ import cli
-
+    mkdocs = pytest.importorskip("mkdocs.__main__", reason="the docs extra is not installed")
     name, *rest = arguments
-    cli.commands[name].make_context(name, list(rest))
+    mkdocs.cli.commands[name].make_context(name, list(rest))
+
+
+def parse_pre_commit(arguments: list[str]) -> None:
+    pytest.importorskip("pre_commit")
+    parse_with_argparse("pre_commit.main", arguments)
 
 
 def parse_hf(arguments: list[str]) -> None:
@@ -273,7 +277,7 @@ PROGRAMS = {
     "hf": parse_hf,
     "mkdocs": parse_mkdocs,
     "pip": parse_pip,
-    "pre-commit": lambda arguments: parse_with_argparse("pre_commit.main", arguments),
+    "pre-commit": parse_pre_commit,
     "python": parse_python,
     "ruff": lambda arguments: parse_by_help("ruff", arguments),
     "tensorboard": parse_tensorboard,
@@ -383,6 +387,7 @@ def test_every_public_name_is_on_the_api_page():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -11,7 +11,6 @@ import zipfile
 
 import pytest
 import yaml
-from pre_commit.clientlib import load_config
 
 from tests.helpers import ROOT
 
@@ -22,6 +21,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
     """A folder with the source distribution and the wheel."""
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -87,6 +87,7 @@ def test_a_release_needs_a_tag_and_stores_no_token():
 
 
 def test_pre_commit_accepts_its_configuration():
+    load_config = pytest.importorskip("pre_commit.clientlib").load_config
     hooks = [
         hook["id"]
         for repository in load_config(str(ROOT / ".pre-commit-config.yaml"))["repos"]
