@@ -211,8 +211,10 @@ def parse_pip(arguments: list[str]) -> None:
 
 def parse_pytest(arguments: list[str]) -> None:
     config = pytest.Config.fromdictargs({}, [str(ROOT / "tests" / "test_public_names.py")])
-    known = config._parser.parse_known_args(arguments)
-    assert not [name for name in known.file_or_dir if name.startswith("-")]
+    if any(argument.startswith("-n") for argument in arguments):
+        pytest.importorskip("xdist")
+    _, unknown = config._parser.parse_known_and_unknown_args(arguments)
+    assert not unknown
 
 
 def parse_mkdocs(arguments: list[str]) -> None:
