@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from tests.builders import random_attentions
 from tests.helpers import model_of_pairs
-from tests.test_figures import made_up
 from vaswani_transformer.figures import attention_page, head_colors, main, page_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -62,7 +62,7 @@ def payload_of(page):
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 def test_the_page_holds_the_words_and_the_weights_to_three_digits(stack):
-    attentions = made_up(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
+    attentions = random_attentions(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
     held = payload_of(Page(page_of(attentions)))["stacks"][stack]
     assert held["queries"] == attentions.queries(stack)
     assert held["keys"] == attentions.keys(stack)
@@ -71,7 +71,7 @@ def test_the_page_holds_the_words_and_the_weights_to_three_digits(stack):
 
 
 def test_head_colours_are_those_of_the_figures():
-    assert payload_of(Page(page_of(made_up(heads=16))))["colors"] == head_colors(16)
+    assert payload_of(Page(page_of(random_attentions(heads=16))))["colors"] == head_colors(16)
 
 
 def test_a_text_cannot_become_a_part_of_the_page():
@@ -164,7 +164,7 @@ def hidden_views(page):
 @in_a_browser
 @pytest.mark.slow
 def test_a_browser_shows_the_last_layer_of_cross_attention(tmp_path):
-    attentions = made_up()
+    attentions = random_attentions()
     page = opened(page_of(attentions), tmp_path)
     assert words(page, "query") == attentions.written_pieces
     assert words(page, "key") == attentions.source_pieces
@@ -189,7 +189,7 @@ def test_an_address_that_says_nothing_is_the_plain_page(tmp_path):
       });
       document.title = JSON.stringify(same);
     """
-    page = opened(page_of(made_up()), tmp_path, "", acts)
+    page = opened(page_of(random_attentions()), tmp_path, "", acts)
     assert json.loads(page.one("title")["text"]) == [True] * 5
 
 
@@ -205,7 +205,7 @@ def test_a_browser_shows_nasty_words_as_words(tmp_path):
 @in_a_browser
 @pytest.mark.slow
 def test_the_address_says_what_is_shown(tmp_path):
-    attentions = made_up()
+    attentions = random_attentions()
     page = opened(page_of(attentions), tmp_path, "#encoder-1&heads=2.5&query=4")
     assert words(page, "query") == attentions.source_pieces
     assert strokes(page) == {head_colors(8)[1], head_colors(8)[4]}
@@ -226,7 +226,7 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path):
       const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
       document.title = JSON.stringify([$("canvas").length, width, height, [...pixels].filter((_, i) => i % 4 === 3)]);
     """
-    attentions = made_up(heads=3)
+    attentions = random_attentions(heads=3)
     page = opened(page_of(attentions), tmp_path, "#cross-2&view=heat", read)
     count, width, height, opacities = json.loads(page.one("title")["text"])
     assert (count, width, height) == (3, len(attentions.source_pieces), len(attentions.written_pieces))
@@ -253,7 +253,7 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
       $("#all-heads")[0].click(); tell();
       document.title = JSON.stringify(told);
     """
-    attentions = made_up()
+    attentions = random_attentions()
     told = json.loads(opened(page_of(attentions), tmp_path, "", acts).one("title")["text"])
     assert [address for address, *_ in told] == [
         "#encoder-2",
@@ -286,6 +286,6 @@ def test_the_keyboard_moves_from_word_to_word(tmp_path):
       ["ArrowDown", "ArrowDown", "ArrowUp", "ArrowRight", "End", "ArrowLeft", "Home"].forEach(press);
       document.title = JSON.stringify(told);
     """
-    told = json.loads(opened(page_of(made_up()), tmp_path, "", acts).one("title")["text"])
+    told = json.loads(opened(page_of(random_attentions()), tmp_path, "", acts).one("title")["text"])
     places = [("query", 1), ("query", 2), ("query", 1), ("key", 1), ("key", 15), ("query", 2), ("query", 0)]
     assert told == [[side, index, 2] for side, index in places]  # and two stops of the tab key, one a column

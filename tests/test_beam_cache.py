@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from tests.builders import KINDS, random_model
 from tests.helpers import padded_batch
-from tests.test_inference import KINDS, random_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.cpu.beam_cache import GROWTH, BeamCache
 from vaswani_transformer.cpu.decoder import DecoderStep

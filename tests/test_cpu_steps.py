@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
 
+from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch
-from tests.test_inference import DTYPES, KINDS, random_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
 from vaswani_transformer.cpu.encoder import EncoderPass

@@ -348,7 +348,7 @@ def prepared():
         (tiny_model, {"quantization": "int4"}, "quantization is 'int4'; choose one of float32"),
         (tiny_model, {"positions": 0}, r"positions \(0\) is not positive"),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_what_cannot_be_represented_is_refused_by_name_and_leaves_nothing(make, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -211,15 +211,21 @@ def parse_pip(arguments: list[str]) -> None:
 
 def parse_pytest(arguments: list[str]) -> None:
     config = pytest.Config.fromdictargs({}, [str(ROOT / "tests" / "test_public_names.py")])
-    known = config._parser.parse_known_args(arguments)
-    assert not [name for name in known.file_or_dir if name.startswith("-")]
+    if any(argument.startswith("-n") for argument in arguments):
+        pytest.importorskip("xdist")
+    _, unknown = config._parser.parse_known_and_unknown_args(arguments)
+    assert not unknown
 
 
 def parse_mkdocs(arguments: list[str]) -> None:
-    from mkdocs.__main__ import cli
-
+    mkdocs = pytest.importorskip("mkdocs.__main__", reason="the docs extra is not installed")
     name, *rest = arguments
-    cli.commands[name].make_context(name, list(rest))
+    mkdocs.cli.commands[name].make_context(name, list(rest))
+
+
+def parse_pre_commit(arguments: list[str]) -> None:
+    pytest.importorskip("pre_commit")
+    parse_with_argparse("pre_commit.main", arguments)
 
 
 def parse_hf(arguments: list[str]) -> None:
@@ -273,7 +279,7 @@ PROGRAMS = {
     "hf": parse_hf,
     "mkdocs": parse_mkdocs,
     "pip": parse_pip,
-    "pre-commit": lambda arguments: parse_with_argparse("pre_commit.main", arguments),
+    "pre-commit": parse_pre_commit,
     "python": parse_python,
     "ruff": lambda arguments: parse_by_help("ruff", arguments),
     "tensorboard": parse_tensorboard,
@@ -383,6 +389,7 @@ def test_every_public_name_is_on_the_api_page():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

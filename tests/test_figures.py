@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
+from tests.builders import random_attentions
 from tests.helpers import model_of_pairs, run_python
-from vaswani_transformer.attention_weights import Attentions, attentions_of
+from vaswani_transformer.attention_weights import attentions_of
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import (
     draw_attention,
@@ -24,25 +25,6 @@ from vaswani_transformer.figures import (
     head_colors,
 )
 from vaswani_transformer.schedule import learning_rate
-
-LONG = [
-    *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),
-    *("$", "5", "and", "$", "6", ".", "</s>"),
-]
-
-
-def made_up(heads=8, layers=2, source=LONG, target=("el", "gato", "</s>")):
-    """Random weights of a sentence with long words, a repeated word and signs that could be taken for a formula."""
-    generator = np.random.default_rng(0)
-
-    def rows(queries, keys):
-        return generator.dirichlet(np.full(keys, 0.3), (layers, heads, queries)).astype(np.float32)
-
-    size, length = len(source), len(target)
-    return Attentions(
-        " ".join(source), " ".join(target), list(source), ["<s>", *target[:-1]], list(target),
-        rows(size, size), np.tril(rows(length, length)), rows(length, size),
-    )  # fmt: skip
 
 
 def words_of(figure):
@@ -85,7 +67,7 @@ def lines_of(figure):
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 2])
 def test_each_line_is_as_strong_as_its_weight(stack, word):
-    attentions = made_up()
+    attentions = random_attentions()
     weights = attentions.weights(stack)[0]
     lines = lines_of(draw_attention(attentions, stack, layer=1, word=word))
     for head, query, key in np.ndindex(weights.shape):
@@ -98,18 +80,18 @@ def test_each_line_is_as_strong_as_its_weight(stack, word):
 
 
 def test_only_the_heads_that_are_asked_for_are_drawn():
-    colors = {color for color, _, _ in lines_of(draw_attention(made_up(), "cross", heads=[3, 5]))}
+    colors = {color for color, _, _ in lines_of(draw_attention(random_attentions(), "cross", heads=[3, 5]))}
     assert colors == {head_colors(8)[2], head_colors(8)[4]}
 
 
 def test_without_a_layer_it_is_the_last():
-    attentions = made_up()
+    attentions = random_attentions()
     assert lines_of(draw_attention(attentions)) == lines_of(draw_attention(attentions, layer=2))
     assert lines_of(draw_attention(attentions)) != lines_of(draw_attention(attentions, layer=1))
 
 
 def test_a_word_is_found_by_its_name_or_its_number():
-    attentions = made_up()
+    attentions = random_attentions()
     by_name = lines_of(draw_attention(attentions, word="misunderstandings"))
     assert by_name == lines_of(draw_attention(attentions, word=5))
     assert {query for _, query, _ in by_name} == {4}
@@ -130,23 +112,23 @@ def test_a_word_is_found_by_its_name_or_its_number():
 )
 def test_what_is_not_there_cannot_be_drawn(choice, message):
     with pytest.raises(ValueError, match=message):
-        draw_attention(made_up(), **choice)
+        draw_attention(random_attentions(), **choice)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 1])
 @pytest.mark.parametrize("heads", [1, 16])
 def test_no_word_of_an_attention_picture_overlaps_another_or_is_cut_off(stack, word, heads):
-    figure = draw_attention(made_up(heads=heads), stack, word=word)
+    figure = draw_attention(random_attentions(heads=heads), stack, word=word)
     assert_legible(figure)
     words = [text for text, _ in words_of(figure)]
-    for shown in made_up().queries(stack) + made_up().keys(stack):
+    for shown in random_attentions().queries(stack) + random_attentions().keys(stack):
         assert shown in words
 
 
 @pytest.mark.parametrize(("stack", "heads"), [("encoder", 1), ("decoder", 3), ("cross", 8)])
 def test_a_layer_s_heat_maps_are_its_weights_head_by_head(stack, heads):
-    attentions = made_up(heads=heads)
+    attentions = random_attentions(heads=heads)
     figure = draw_heat_maps(attentions, stack, layer=2)
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert np.array_equal(images, attentions.weights(stack)[1])
@@ -156,7 +138,7 @@ def test_a_layer_s_heat_maps_are_its_weights_head_by_head(stack, heads):
 
 
 def test_heat_maps_of_all_layers_are_in_rows_and_columns():
-    attentions = made_up(heads=5, layers=3)
+    attentions = random_attentions(heads=5, layers=3)
     figure = draw_heat_maps(attentions, "cross", heads=[1, 5])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert np.array_equal(images, attentions.cross[:, [0, 4]].reshape(6, *attentions.cross.shape[2:]))
@@ -274,8 +256,8 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
 
 def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    draws = [draw_positional_encoding, draw_learning_rate, lambda: draw_attention(made_up())]
-    for draw in [*draws, lambda: draw_heat_maps(made_up())]:
+    draws = [draw_positional_encoding, draw_learning_rate, lambda: draw_attention(random_attentions())]
+    for draw in [*draws, lambda: draw_heat_maps(random_attentions())]:
         with pytest.raises(ImportError, match=r'run pip install "vaswani-transformer\[figures\]"'):
             draw()
 

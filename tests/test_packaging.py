@@ -1,5 +1,6 @@
 """The distributions hold what they should, the installed wheel works, and the project's habits are valid."""
 
+import ast
 import os
 import re
 import subprocess
@@ -10,7 +11,6 @@ import zipfile
 
 import pytest
 import yaml
-from pre_commit.clientlib import load_config
 
 from tests.helpers import ROOT
 
@@ -21,6 +21,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
     """A folder with the source distribution and the wheel."""
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -86,6 +87,7 @@ def test_a_release_needs_a_tag_and_stores_no_token():
 
 
 def test_pre_commit_accepts_its_configuration():
+    load_config = pytest.importorskip("pre_commit.clientlib").load_config
     hooks = [
         hook["id"]
         for repository in load_config(str(ROOT / ".pre-commit-config.yaml"))["repos"]
@@ -100,3 +102,12 @@ def test_the_changelog_keeps_its_format():
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
     assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert "(was" not in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_no_module_imports_from_a_test_module(path):
+    imports = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    names = {name for node in imports for name in (node.module or "").split(".")}
+    assert not [name for name in names if name.startswith("test_") and name != "test_utils"]

@@ -9,27 +9,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.generation import GenerationMixin
 
+from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
-    VaswaniTransformerModel,
-    VaswaniTransformerPreTrainedModel,
 )
 from vaswani_transformer.search import length_penalty
 
 START, END = 0, 2
-
-
-def small_model(seed, vocab_size=6, **overrides):
-    """A model of a few words whose next tokens are far from even, so that searches differ."""
-    torch.manual_seed(seed)
-    model = tiny_model(
-        vocab_size=vocab_size, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, **overrides
-    )
-    for weight in model.parameters():
-        weight.data = torch.randn_like(weight) * (0.6 if weight.dim() > 1 else 0.1)
-    model.use_paper_decoding()
-    return model
 
 
 def source(*words):
@@ -190,21 +177,6 @@ def test_the_stop_never_costs_a_result(seed, alpha, num_beams, data):
     with NeverStop():
         exhausted = model.generate(inputs, **options)
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
-
-
-class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
-    """The same model under Transformers' own search, without a step of ours."""
-
-    _tied_weights_keys = VaswaniTransformerForConditionalGeneration._tied_weights_keys
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = VaswaniTransformerModel(config)
-        self.lm_head = torch.nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.post_init()
-
-    forward = VaswaniTransformerForConditionalGeneration.forward
-    loss_and_logits = VaswaniTransformerForConditionalGeneration.loss_and_logits
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))

@@ -17,8 +17,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
-from tests.test_paper_search import PlainSearch, small_model
 from vaswani_transformer import search as search_module
 from vaswani_transformer.generation import SourceLimitCriteria, search_settings
 from vaswani_transformer.search import AllRowsDecoder, grouped_topk, topk_continuations

@@ -1,5 +1,9 @@
-"""The model card of a run: `model_card.md` filled in from what `results.json` holds."""
+"""The model card of a run, made from its results: `python -m training.card RESULTS.json OWNER/NAME [--output=FILE]`.
 
+`card_template.md` holds the words, `results.json` the facts.
+"""
+
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +13,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.watch import shares
 
-TEMPLATE = Path(__file__).parent.parent / "model_card.md"
+TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
-FALLBACK_EXAMPLE = "Hello."  # of a run without a test set
+FALLBACK_EXAMPLE = "Two dogs play in the snow."  # if the results hold no test sentence
 
 
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
@@ -123,7 +127,8 @@ def hardware(results: dict[str, Any]) -> str:
     """The machine that trained, and how many processes."""
     machine, processes = results["hardware"], results["processes"]
     parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
-    parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['memory']} GiB")
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
+    parts.append(f"{cores} of {machine['cpu']}, {machine['memory']} GiB")
     return ", ".join(parts) + f"; {processes} process{'' if processes == 1 else 'es'}"
 
 
@@ -207,7 +212,7 @@ def fingerprints(data: dict[str, Any]) -> str:
     for split, found in data.items():
         name = f"{split}, the first of a stream" if found.get("first_of_stream") else split
         rows.append(f"| {name} | {found['pairs']:,} | `{found['sha256']}` |")
-    head = ["| split | pairs | SHA-256 of its texts, a zero byte behind each |", "| --- | ---: | --- |"]
+    head = ["| split | pairs | SHA-256 of its texts, each followed by a zero byte |", "| --- | ---: | --- |"]
     return "\n".join(head + rows)
 
 
@@ -227,3 +232,19 @@ def command(recipe: dict[str, Any], repository: str) -> str:
     if recipe["tokenizer"]["path"] is not None:
         parts.append(f"--tokenizer.path={repository}")
     return " ".join(parts)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the card of a `results.json`."""
+    parser = argparse.ArgumentParser(prog="python -m training.card", description="Write the model card of a run.")
+    parser.add_argument("results", type=Path, help="the results.json of a run")
+    parser.add_argument("repository", help="the repository that the card's example loads, OWNER/NAME")
+    parser.add_argument("--output", type=Path, default=Path("model_card.md"), help="the card (model_card.md)")
+    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
+    options = parser.parse_args(arguments)
+    results = json.loads(options.results.read_text(encoding="utf-8"))
+    make_card(results, options.repository, options.license).save(options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -134,7 +134,7 @@ def test_a_sentence_in_the_example_is_the_one_that_was_translated():
     (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
     (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
     assert json.loads(text) == 'say "\u00e4"\n'
-    assert "Hello." in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
+    assert card_module.FALLBACK_EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
 
 
 def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():

@@ -1,0 +1,96 @@
+"""Models and inputs that several test modules share, beyond the tiny ones of `helpers`."""
+
+import numpy as np
+import torch
+from transformers.generation import GenerationMixin
+
+from tests.helpers import tiny_model
+from vaswani_transformer import (
+    Attentions,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerModel,
+    VaswaniTransformerPreTrainedModel,
+)
+
+# Configurations that differ in what a prepared model packs.
+KINDS = {
+    "plain": {},
+    "biases": {"attention_bias": True},
+    "own projection": {"tie_word_embeddings": False},
+    "learned positions": {"position_embedding": "learned"},
+    "wide values": {"d_k": 8, "d_v": 12},
+    "dropout": {"attention_dropout": 0.1, "activation_dropout": 0.1},
+}
+
+LONG_SENTENCE = [
+    *("the", "representation", "of", "institutionalised", "misunderstandings", "remains", ",", "however", ","),
+    *("$", "5", "and", "$", "6", ".", "</s>"),
+]
+
+
+def cpu_dtypes() -> list[str]:
+    """The dtypes of packed layers that this CPU and this build of torch have, by torch's account of them."""
+    if not torch.backends.mkldnn.is_available():
+        return []
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_int8 = "onednn" in torch.backends.quantized.supported_engines
+    return ["float32"] + ["bfloat16"] * has_bfloat16 + ["int8"] * has_int8
+
+
+DTYPES = cpu_dtypes()
+
+
+def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
+    """A tiny model with large random weights and biases."""
+    model = tiny_model(**overrides)
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (0.3 if weight.dim() > 1 else 0.5)
+    return model
+
+
+def small_model(seed: int, vocab_size: int = 6, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
+    """A model of a few words whose next tokens are far from even, so that searches differ."""
+    torch.manual_seed(seed)
+    model = tiny_model(
+        vocab_size=vocab_size, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, **overrides
+    )
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (0.6 if weight.dim() > 1 else 0.1)
+    model.use_paper_decoding()
+    return model
+
+
+class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
+    """The same model under Transformers' own search, without a step of this package's."""
+
+    _tied_weights_keys = VaswaniTransformerForConditionalGeneration._tied_weights_keys
+
+    def __init__(self, config: VaswaniTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = VaswaniTransformerModel(config)
+        self.lm_head = torch.nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    forward = VaswaniTransformerForConditionalGeneration.forward
+    loss_and_logits = VaswaniTransformerForConditionalGeneration.loss_and_logits
+
+
+def random_attentions(
+    heads: int = 8,
+    layers: int = 2,
+    source: list[str] = LONG_SENTENCE,
+    target: tuple[str, ...] = ("el", "gato", "</s>"),
+) -> Attentions:
+    """Random weights of a sentence with long words, a repeated word and signs that could be taken for a formula."""
+    generator = np.random.default_rng(0)
+
+    def rows(queries: int, keys: int) -> np.ndarray:
+        return generator.dirichlet(np.full(keys, 0.3), (layers, heads, queries)).astype(np.float32)
+
+    size, length = len(source), len(target)
+    return Attentions(
+        " ".join(source), " ".join(target), list(source), ["<s>", *target[:-1]], list(target),
+        rows(size, size), np.tril(rows(length, length)), rows(length, size),
+    )  # fmt: skip

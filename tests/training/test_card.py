@@ -1,0 +1,42 @@
+"""`model_card.md` is the card of the project's reference model: what the code makes of its results, and valid."""
+
+import json
+import re
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from tests.helpers import ROOT
+from tests.hub_server import metadata_errors
+from training.card import main
+
+CARD = ROOT / "model_card.md"
+RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
+REPOSITORY = "vaswani-transformer/multi30k-en-de"
+
+
+def test_the_card_is_what_the_code_makes_of_the_results(tmp_path):
+    main([str(RESULTS), REPOSITORY, f"--output={tmp_path / 'card.md'}"])
+    assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
+
+
+def test_the_card_is_finished():
+    text = CARD.read_text(encoding="utf-8")
+    assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
+    assert f'repository = "{REPOSITORY}"' in text
+    assert f"{json.loads(RESULTS.read_text(encoding='utf-8'))['test']['bleu']:.2f}" in text
+
+
+def test_the_card_s_metadata_are_valid():
+    """As far as huggingface_hub can tell without the Hub: its own classes read them, and write them again."""
+    assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
+    card = ModelCard.load(CARD)
+    assert isinstance(card.data, ModelCardData)
+    assert (card.data.language, card.data.license, card.data.pipeline_tag) == (
+        ["en", "de"],
+        "apache-2.0",
+        "translation",
+    )
+    assert all(isinstance(result, EvalResult) for result in card.data.eval_results)
+    found = {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
+    assert found == {("validation", "bleu"): 36.25, ("test", "bleu"): 36.71, ("test", "chrf"): 60.4}
+    assert ModelCardData(**card.data.__dict__).to_dict() == card.data.to_dict()
