@@ -19,6 +19,7 @@ from training.recipe import DataRecipe, RecipeError
 
 logger = logging.getLogger(__name__)
 
+NUMBER = "number"  # of a training pair among those that were read, from 1
 SPLITS = ("train", "validation", "test")
 LOOK = 1000  # pairs of a stream that are looked at before training begins
 STREAM_SAMPLE = 1_000_000  # pairs of a stream that a vocabulary is learnt from
@@ -326,6 +327,8 @@ def tokenize(
 ) -> datasets.DatasetDict:
     """The splits as `input_ids`, `labels` and `reference`, the target's text; no overlong pair is left in training.
 
+    Training pairs have their `number` too, by which a message names them.
+
     Raises:
         RecipeError: a training pair is overlong and the recipe refuses such, or all are.
     """
@@ -339,7 +342,8 @@ def tokenize(
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
-    everything = encoded["train"]
+    numbers = list(range(1, len(encoded["train"]) + 1))
+    everything = encoded["train"].add_column(NUMBER, cast(Any, numbers))
     encoded["train"] = everything.filter(fits, desc="Looking for overlong pairs")
     if overlong := len(everything) - len(encoded["train"]):
         pairs = f"{overlong} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"

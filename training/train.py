@@ -52,7 +52,7 @@ from training.checkpoints import (
 from training.data import PairStream, is_streamed, load_pairs, sample_texts, tokenize
 from training.engines import join_processes, load_weights, uses_cpu, without_ties
 from training.metrics import bleu, chrf
-from training.recipe import Recipe, RecipeError, as_tree, load_recipe
+from training.recipe import Recipe, RecipeError, RunError, as_tree, load_recipe
 from training.results import RESULTS, fingerprint, plain
 from training.trainer import TranslationTrainer, accumulation, decoding_config, lengths
 from training.watch import time_line, trained_seconds
@@ -65,8 +65,17 @@ from vaswani_transformer import (
 logger = logging.getLogger(__name__)
 
 TRAINED = STATE
-LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised between its legs
+LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
 REMARKS = ("expected", "published")  # on a run, which change nothing of it
+# How a machine computes a run and what it prints: a step is the same on any of them.
+MEANS = (
+    "training.device_tokens",
+    "training.gradient_checkpointing",
+    "training.evaluation_batch_size",
+    "training.log_steps",
+    "training.on_divergence",
+    "training.skip_limit",
+)
 COLUMNS = ("input_ids", "labels")
 
 
@@ -89,13 +98,13 @@ def prepare_folder(recipe: Recipe) -> Path:
     names = differences(folder, recipe)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
-    if (folder / RESULTS).exists() and not (is_longer and set(names) <= set(LIMITS)):
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMITS, *MEANS}):
         raise RecipeError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
             "training.minutes, whichever ended it, and nothing else, to go on with it."
         )
     for name in names:
-        if name not in LIMITS:
+        if name not in LIMITS + MEANS:
             raise RecipeError(
                 f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
@@ -503,7 +512,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         results = run(load_recipe(arguments[0], arguments[1:]))
     except RecipeError as error:
-        print(error, file=sys.stderr)
+        if not isinstance(error, RunError) or PartialState().is_main_process:
+            print(error, file=sys.stderr, flush=True)
+        if isinstance(error, RunError):
+            PartialState().wait_for_everyone()  # a launcher ends the others when the first of them ends
         sys.exit(2)
     if PartialState().is_main_process:
         report(results)

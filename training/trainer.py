@@ -29,11 +29,12 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
 from training.checkpoints import writing
-from training.data import PairStream, encoder
+from training.data import NUMBER, PairStream, encoder
+from training.divergence import DivergenceGuard, is_finite
 from training.engines import shard, without_ties
 from training.metrics import bleu
 from training.publish import upload, write_repository
-from training.recipe import Recipe, as_tree
+from training.recipe import Recipe, RunError, as_tree
 from training.results import commit, hardware, published, versions
 from training.watch import Watch, WatchedTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -180,6 +181,8 @@ class TranslationTrainer(WatchedTrainer):
         self.add_callback(LowerLossDecides())
         if self.stream is not None:
             self.add_callback(EpochOfStream(self.stream))
+        self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
+        self.add_callback(self.guard)  # behind those that have a step evaluated or saved
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train, from where a checkpoint was in the stream if it was in one."""
@@ -229,6 +232,8 @@ class TranslationTrainer(WatchedTrainer):
         Returns:
             The commit, or its future where `blocking` is False; None on other processes than the main one.
         """
+        if not is_finite(list(self.model.parameters())):
+            raise RunError(f"{self.recipe.name}: its weights are not finite; publish an earlier checkpoint.")
         results = self.results() | self.last_validation()
         if not self.is_world_process_zero():
             return None
@@ -297,6 +302,21 @@ class TranslationTrainer(WatchedTrainer):
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
 
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward; the guard learns of which pairs. A loss that is not finite counts 0 in the mean."""
+        numbers = inputs.pop(NUMBER, None)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.guard.add(numbers, inputs["input_ids"][0], loss)
+        return loss.nan_to_num(0.0, 0.0, 0.0)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of a step's gradient, which is all that the guard has to see of it."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.guard.inspect(norm)
+        return norm
+
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""
         stack = super().compute_loss_context_manager()
@@ -317,6 +337,7 @@ class TranslationTrainer(WatchedTrainer):
         """The paper's Adam (5.3)."""
         if self.optimizer is None:
             self.optimizer = paper_adam((self.model if model is None else model).parameters())
+            self.guard.guard(self.optimizer)
         return self.optimizer
 
     def create_scheduler(
@@ -393,6 +414,8 @@ class TranslationTrainer(WatchedTrainer):
         everything = dict(gather_object(list(found.items())))
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
+        if self.is_in_train and not math.isfinite(loss):
+            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", self.args)
         score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
         self.signature = score["signature"]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
