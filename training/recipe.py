@@ -84,7 +84,8 @@ class TrainingRecipe:
     source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
     device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
         several passes where its share is larger.
-    warmup_steps, learning_rate_scale: equation (3), times a factor that the paper does not have.
+    warmup_steps: steps in which the learning rate rises, in equation (3).
+    learning_rate_scale: a factor of equation (3), which the paper does not have.
     precision: "fp32", or "bf16" for autocast.
     gradient_checkpointing: whether the backward pass computes activations again, which takes less memory and more time.
     torch_compile: whether torch compiles the model.
@@ -361,6 +362,7 @@ def check(recipe: Recipe) -> None:
         raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if recipe.data.kind == "grammar" and recipe.data.streaming:
         raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
+    check_score(recipe.score)
     for name in recipe.model:
         if name in SETTLED_BY_TOKENIZER:
             raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
@@ -372,3 +374,19 @@ def check(recipe: Recipe) -> None:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
         raise RecipeError(f"model: {' '.join(str(error).split())}") from error
+
+
+def check_score(score: ScoreRecipe) -> None:
+    """Check that what cuts the words of the score is installed."""
+    language, _, dictionary = score.tokenize.partition("-")
+    if not dictionary:
+        return
+    from sacrebleu.metrics.bleu import BLEU  # here only: half a second
+
+    try:
+        BLEU(tokenize=score.tokenize)
+    except (ImportError, RuntimeError) as error:
+        raise RecipeError(
+            f"score.tokenize: {score.tokenize!r} needs packages that are not installed; run `pip install "
+            f'"sacrebleu[{language}]"`.'
+        ) from error

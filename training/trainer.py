@@ -33,7 +33,7 @@ from training.data import NUMBER, PairStream, encoder
 from training.divergence import DivergenceGuard, is_finite
 from training.engines import shard, without_ties
 from training.metrics import bleu
-from training.publish import upload, write_repository
+from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, RunError, as_tree
 from training.results import commit, hardware, published, versions
 from training.watch import Watch, WatchedTrainer
@@ -77,6 +77,17 @@ class FurtherCheckpoints(TrainerCallback):
         is_due = self.steps is not None and state.global_step % self.steps == 0
         if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
             control.should_save = True
+
+
+class LogEntries(TrainerCallback):
+    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % self.steps == 0:
+            control.should_log = True
 
 
 class LowerLossDecides(TrainerCallback):
@@ -173,8 +184,11 @@ class TranslationTrainer(WatchedTrainer):
             processing_class=tokenizer,
         )
         self.code = commit()
+        # Checkpoints hold a tied matrix once, which the Trainer is to know when it loads them.
+        model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
+        self.add_callback(LogEntries(recipe.training.log_steps))
         if recipe.training.minutes is not None:
             self.add_callback(StopAfterMinutes(recipe.training.minutes, self.watch))
         self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
@@ -232,6 +246,7 @@ class TranslationTrainer(WatchedTrainer):
         Returns:
             The commit, or its future where `blocking` is False; None on other processes than the main one.
         """
+        check_license(license := kwargs.get("license") or "apache-2.0")
         if not is_finite(list(self.model.parameters())):
             raise RunError(f"{self.recipe.name}: its weights are not finite; publish an earlier checkpoint.")
         results = self.results() | self.last_validation()
@@ -242,7 +257,6 @@ class TranslationTrainer(WatchedTrainer):
             self.init_hf_repo(token=token, private=private)
         api, repository = HfApi(token=token or self.args.hub_token), cast(str, self.hub_model_id)
         folder = tempfile.TemporaryDirectory()
-        license = kwargs.get("license") or "apache-2.0"
         write_repository(Path(folder.name), self.model, cast(Any, self.processing_class), results, repository, license)
         settings = (repository, private, revision or self.args.hub_revision, commit_message or "End of training")
         commit = api.run_as_future(upload, api, Path(folder.name), *settings)
@@ -456,8 +470,8 @@ def decoding_config(
 ) -> GenerationConfig:
     """A fresh GenerationConfig with the recipe's search: one that is edited in place loses the paper's settings."""
     search = vars(recipe.decoding) | ({} if num_beams is None else {"num_beams": num_beams})
-    if search["num_beams"] == 1:
-        del search["length_penalty"]
+    if search["num_beams"] == 1:  # no search weighs lengths then, and the model's own setting is not to step in
+        search["length_penalty"] = 1.0
     return GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         pad_token_id=model.config.pad_token_id,

@@ -101,13 +101,19 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
     [
         ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); mend the line"),
         ("", r"train\.jsonl, line 2: not JSON"),
-        ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: list\)"),
+        ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: a list\)"),
+        ('{"translation": "x"}', r"train\.jsonl, line 2: 'translation' is a text, no group of languages; each line"),
+        ('{"translation": {"en": "x", "de": null}}', r"line 2: the side 'de' is null, no text; correct the line"),
+        (
+            '{"translation": {"en": "a \\ud800", "de": "y"}}',
+            r"line 2: the side 'en' holds \\ud800 at character 3, half of a surrogate pair; correct the line",
+        ),
         ('{"text": "x"}', r"train\.jsonl, line 2: no column 'translation' \(found: text\)"),
         (
             '{"translation": {"en": "x", "fr": "y"}}',
             r"line 2: no text in the language 'de' \(found: en, fr\); set data\.source",
         ),
-        ('{"translation": {"en": "x", "de": 3}}', r"line 2: no text in the language 'de'"),
+        ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
         (json_line("x", "  "), r"line 2: the side 'de' is empty; mend the line or set data\.unusable=drop"),
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],

@@ -427,7 +427,12 @@ def test_what_a_run_left_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path,
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
     assert prepare_folder(recipe) == folder
     prepare(recipe, folder)
-    assert {path.name for path in folder.iterdir()} == {"recipe.yaml", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "data.json",
+        "recipe.yaml",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
 
 
 def test_differing_fields_are_named():
