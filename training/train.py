@@ -4,6 +4,7 @@ The folder `output_dir` ends up with the best model, its tokenizer, the recipe, 
 the checkpoints. The same command resumes a run that was interrupted.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -65,6 +66,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.optimization import cut_into_steps
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +249,7 @@ def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
 def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Write the recipe, the data's fingerprints and the tokenizer into the run's folder; give the tokenizer.
 
-    What is there already stays, and the recipe becomes this one.
+    What is there already stays.
 
     Raises:
         RecipeError: the tokenizer cannot be made.
@@ -266,12 +268,8 @@ def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokeniz
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
-    elif PartialState().is_main_process:
-        with alone_in(folder):
-            if differences(folder, recipe):
-                go_on(recipe, folder)
-            if not (folder / DATA).exists():
-                write(folder / DATA, json.dumps(found, indent=2))
+    elif PartialState().is_main_process and not (folder / DATA).exists():
+        write(folder / DATA, json.dumps(found, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
         raise RecipeError(
@@ -320,6 +318,37 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
                 f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
                 "sinusoidal positions."
             )
+
+
+def refuse_other_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
+    """Refuse to resume with passes so small that the steps would have other pairs than those of the run so far.
+
+    Args:
+        before: the recipe, as a tree, that the run was begun with.
+        recipe: the recipe to resume with.
+        pairs: the training pairs.
+
+    Raises:
+        RunError: a step has fewer pairs than passes under one of the two.
+    """
+    training, processes = recipe.training, PartialState().num_processes
+    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    parts = [
+        processes * accumulation(dataclasses.replace(recipe, training=either), processes)
+        for either in (other, training)
+    ]
+    if parts[0] == parts[1] or recipe.data.streaming:
+        return
+    sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
+    before_steps, steps = (
+        cut_into_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in parts
+    )
+    if before_steps != steps:
+        raise RunError(
+            f"training.device_tokens: {training.device_tokens} cut the pairs into other steps than "
+            f"{other.device_tokens}, with which the run was begun, for every pass of a step needs a pair; give "
+            "more."
+        )
 
 
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
@@ -455,10 +484,16 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
         refuse_misfits(recipe, model_config(recipe, tokenizer), encoded)
+        refuse_other_steps(recipe_in(folder), recipe, encoded["train"])
     except RecipeError:
         if is_new and PartialState().is_main_process:
             shutil.rmtree(folder)
         raise
+    PartialState().wait_for_everyone()  # every process has read the recipe before it changes
+    if PartialState().is_main_process:
+        with alone_in(folder):
+            if differences(folder, recipe):
+                go_on(recipe, folder)
     return pairs, encoded, tokenizer
 
 

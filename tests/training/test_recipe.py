@@ -1,10 +1,24 @@
 """Recipes: read from YAML and arguments, and checked before any work."""
 
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
-from training.recipe import RecipeError, load_recipe
+from training import score, train
+from training.recipe import (
+    MODEL_FIELDS,
+    DataRecipe,
+    DecodingRecipe,
+    Recipe,
+    RecipeError,
+    ScoreRecipe,
+    TokenizerRecipe,
+    TrainingRecipe,
+    load_recipe,
+)
+from training.recipe_help import meanings, recipe_help
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
 
@@ -164,6 +178,45 @@ def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
 def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
     path = recipe_file("data:\n  <<: {kind: grammar, pool: 5}\n  pool: 6\n")
     assert load_recipe(path, []).data.pool == 6
+
+
+@pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
+def test_a_score_whose_packages_are_missing_is_refused(recipe_file, monkeypatch, tokenize):
+    for name in (
+        "MeCab",
+        "mecab_ko",
+        "sacrebleu.tokenizers.tokenizer_ja_mecab",
+        "sacrebleu.tokenizers.tokenizer_ko_mecab",
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RecipeError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
+        load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
+
+
+def test_help_lists_every_field_with_its_default_and_its_meaning():
+    text = recipe_help()
+    groups = {"": Recipe, "data.": DataRecipe, "tokenizer.": TokenizerRecipe, "training.": TrainingRecipe}
+    for prefix, group in (groups | {"decoding.": DecodingRecipe, "score.": ScoreRecipe}).items():
+        for field in dataclasses.fields(group):
+            if field.default is not dataclasses.MISSING:
+                default = (
+                    {None: "null", True: "true", False: "false"}[field.default]
+                    if isinstance(field.default, bool | None)
+                    else field.default
+                )
+                assert f"  --{prefix}{field.name}={default}\n      " in text
+                assert len(meanings(group)[field.name]) > 10
+    assert "--model.d_model=512\n      width of every" in text
+    for name in MODEL_FIELDS:
+        assert f"--model.{name}=" in text
+
+
+@pytest.mark.parametrize("command", [train.main, score.main])
+def test_the_commands_help_lists_the_fields(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        command(["--help"])
+    assert end.value.code == 0
+    assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are():
