@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -117,11 +117,12 @@ class DivergenceGuard(TrainerCallback):
         Raises:
             RunError: the run has diverged.
         """
+        run = Path(cast(str, args.output_dir)).parent
         is_counted = control.should_evaluate or control.should_save
         if is_counted or control.should_log or control.should_training_stop or self.device.type == "cpu":
-            self.read_flags(Path(args.output_dir).parent)
+            self.read_flags(run)
         if is_counted and not is_finite(list(model.parameters())):
-            self.stop(f"step {state.global_step}: its update has made weights that are not finite", args)
+            self.stop(f"step {state.global_step}: its update has made weights that are not finite", run)
 
     def read_flags(self, run: Path) -> None:
         """End the run, or say what was skipped, for each step since the last call.
@@ -142,13 +143,13 @@ class DivergenceGuard(TrainerCallback):
                 raise RunError(f"{what}, as of {self.training.skip_limit} steps before it in a row; {remedy(run)}.")
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
-    def stop(self, what: str, args: TrainingArguments) -> None:
+    def stop(self, what: str, run: Path) -> None:
         """End the run.
 
         Raises:
             RunError: always.
         """
-        raise RunError(f"{what}; {remedy(Path(args.output_dir).parent)}.")
+        raise RunError(f"{what}; {remedy(run)}.")
 
     def name(self, step: Step) -> str:
         """The pairs of a step in words, those of the losses that are not finite where there are such.

@@ -429,7 +429,8 @@ class TranslationTrainer(WatchedTrainer):
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         if self.is_in_train and not math.isfinite(loss):
-            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", self.args)
+            run = Path(cast(str, self.args.output_dir)).parent
+            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
         score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
         self.signature = score["signature"]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
