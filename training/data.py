@@ -388,7 +388,8 @@ def tokenize(
                 max(map(len, sides)) for sides in zip(everything["input_ids"], everything["labels"], strict=True)
             )
             raise RecipeError(
-                f"data.max_length: all {'the first ' if recipe.streaming else ''}{len(everything)} training pairs are longer than {recipe.max_length} tokens, "
+                f"data.max_length: all {'the first ' if recipe.streaming else ''}{len(everything)} training pairs are "
+                f"longer than {recipe.max_length} tokens, "
                 f"`</s>` counted, the shortest has {shortest}; raise it."
             )
         if recipe.overlong == "refuse":
