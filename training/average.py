@@ -4,7 +4,6 @@
 a folder that `from_pretrained` loads.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from training.checkpoints import MANIFEST, STATE, WEIGHTS, step_of, whole_checkpoints
+from training.command import OneLineParser, end_interrupted, reason
 from training.recipe import RecipeError
 
 
@@ -23,7 +23,7 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     """The mean of each weight over checkpoints of one model, summed in float64, in the weight's own dtype.
 
     Raises:
-        RecipeError: a checkpoint cannot be read, or has other weights than the first.
+        RecipeError: a checkpoint cannot be read, has other weights than the first, or one that is not finite.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -36,6 +36,8 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
         if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
             raise RecipeError(f"{checkpoint}: holds other weights than {checkpoints[0]}; average one model's alone.")
         for name, weight in weights.items():
+            if not weight.isfinite().all():
+                raise RecipeError(f"{checkpoint}: {name} holds a number that is not finite; leave the checkpoint out.")
             dtypes[name] = weight.dtype
             sums[name] = weight.double() if name not in sums else sums[name] + weight
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
@@ -63,23 +65,27 @@ def average(run: Path, last: int, output: Path) -> list[int]:
         The steps of the checkpoints.
 
     Raises:
-        RecipeError: the run has too few checkpoints, one cannot be used, or the folder is in use.
+        RecipeError: the run has too few checkpoints, one cannot be used, or the folder is in use or cannot be written.
     """
     checkpoints = last_checkpoints(run, last)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RecipeError(f"{output}: holds something already; give another --output_dir.")
     weights = mean_weights(checkpoints)
-    output.mkdir(parents=True, exist_ok=True)
-    for path in checkpoints[-1].glob("*.json"):
-        if path.name not in (STATE, MANIFEST):
-            shutil.copy(path, output / path.name)
-    save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for path in checkpoints[-1].glob("*.json"):
+            if path.name not in (STATE, MANIFEST):
+                shutil.copy(path, output / path.name)
+        save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        said = reason(error) if isinstance(error, OSError) else str(error)
+        raise RecipeError(f"{output}: cannot be written ({said}); give another --output_dir.") from error
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line; what cannot be averaged ends it with one line and exit status 2."""
-    parser = argparse.ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
+    parser = OneLineParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
@@ -89,6 +95,8 @@ def main(arguments: list[str] | None = None) -> None:
     except RecipeError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        end_interrupted()
     print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 

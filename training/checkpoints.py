@@ -200,7 +200,8 @@ def writing(path: Path) -> Generator[None]:
             "inline_container|PytorchStreamWriter|basic_ios", str(error)
         ):
             raise
+        said = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
         raise RecipeError(
-            f"{path}: cannot be written ({' '.join(str(error).split())}; {free_megabytes(path):,d} MB are free there); "
+            f"{path}: cannot be written ({said}; {free_megabytes(path):,d} MB are free there); "
             "make room, and give the same command to go on from the last whole checkpoint."
         ) from error

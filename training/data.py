@@ -20,8 +20,13 @@ from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 
+NUMBER = "number"  # of a training pair among those that were read, from 1
 SPLITS = ("train", "validation", "test")
 LOOK = 1000  # pairs of a stream that are looked at before training begins
+JSON_TYPES = {
+    type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list",
+    dict: "a group",
+}  # fmt: skip
 STREAM_SAMPLE = 1_000_000  # pairs of a stream that a vocabulary is learnt from
 
 
@@ -152,6 +157,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise RecipeError(
             f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
         ) from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); make it readable, or name another.") from error
 
 
 def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
@@ -173,6 +180,49 @@ def warn_of_unusable(where: object, count: int) -> None:
         logger.warning("%s: left out %d pairs with an empty side.", where, count)
 
 
+def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
+    """The source and the target of a line of JSON.
+
+    Raises:
+        RecipeError: it holds no texts in the recipe's languages.
+    """
+    pair = row.get("translation") if isinstance(row, dict) else None
+    if not isinstance(pair, dict):
+        schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
+        if isinstance(row, dict) and "translation" in row:
+            found = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
+        else:
+            found = (
+                f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
+            )
+        raise RecipeError(f"{where}: {found}; each line must be {schema}.")
+    for language in (recipe.source, recipe.target):
+        if language not in pair:
+            raise RecipeError(
+                f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
+                "data.target to languages of the file."
+            )
+        if not isinstance(text := pair[language], str):
+            raise RecipeError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
+        check_unicode(text, f"{where}: the side {language!r}")
+    return pair[recipe.source], pair[recipe.target]
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise RecipeError(
+            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
+        ) from error
+
+
 def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
     path, unusable = folder / name, 0
@@ -184,20 +234,7 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
             raise RecipeError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
         except RecursionError as error:
             raise RecipeError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
-        pair = row.get("translation") if isinstance(row, dict) else None
-        if not isinstance(pair, dict):
-            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise RecipeError(
-                f"{where}: no column 'translation' (found: {found}); each line must be "
-                f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}.'
-            )
-        for language in (recipe.source, recipe.target):
-            if not isinstance(pair.get(language), str):
-                raise RecipeError(
-                    f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
-                    "data.target to languages of the file."
-                )
-        source, target = pair[recipe.source].strip(), pair[recipe.target].strip()
+        source, target = (text.strip() for text in json_pair(recipe, where, row))
         if is_usable(recipe, where, source, target):
             yield source, target
         else:
@@ -329,6 +366,8 @@ def tokenize(
 ) -> datasets.DatasetDict:
     """The splits as `input_ids`, `labels` and `reference`, the target's text; no overlong pair is left in training.
 
+    Training pairs have their `number` too, by which a message names them.
+
     Raises:
         RecipeError: a training pair is overlong and the recipe refuses such, or all are.
     """
@@ -342,11 +381,21 @@ def tokenize(
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
-    everything = encoded["train"]
+    numbers = list(range(1, len(encoded["train"]) + 1))
+    everything = encoded["train"].add_column(NUMBER, cast(Any, numbers))
     encoded["train"] = everything.filter(fits, desc="Looking for overlong pairs")
     if overlong := len(everything) - len(encoded["train"]):
         pairs = f"{overlong} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"
-        if recipe.overlong == "refuse" or not len(encoded["train"]):
+        if not len(encoded["train"]):
+            shortest = min(
+                max(map(len, sides)) for sides in zip(everything["input_ids"], everything["labels"], strict=True)
+            )
+            raise RecipeError(
+                f"data.max_length: all {'the first ' if recipe.streaming else ''}{len(everything)} training pairs are "
+                f"longer than {recipe.max_length} tokens, "
+                f"`</s>` counted, the shortest has {shortest}; raise it."
+            )
+        if recipe.overlong == "refuse":
             raise RecipeError(
                 f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
                 "data.overlong=drop."

@@ -4,7 +4,7 @@ One commit holds the run's weights, its tokenizer, its generation settings, the 
 this package, `results.json`, `recipe.yaml` and the card. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
-import argparse
+import difflib
 import fnmatch
 import json
 import logging
@@ -21,7 +21,8 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.card import make_card
+from training.card import LICENSES, make_card
+from training.command import OneLineParser, end_interrupted, reason
 from training.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
@@ -153,6 +154,21 @@ def one_line(error: BaseException) -> str:
     return ": ".join(reasons)
 
 
+def check_license(license: str) -> None:
+    """Check that a license is one that the Hub knows, since it refuses a card with another.
+
+    Raises:
+        PublishError: it is not.
+    """
+    if license in LICENSES:
+        return
+    like = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=3, cutoff=0.4)
+    raise PublishError(
+        f"--license: the Hub knows no {license!r}; give one of its names{', perhaps ' if like else ''}"
+        f"{' or '.join(like)} (https://huggingface.co/docs/hub/repositories-licenses)."
+    )
+
+
 def check_name(repository: str) -> None:
     """Refuse a name that the Hub cannot have."""
     try:
@@ -177,10 +193,12 @@ def publish(
         The address of the commit, or of the folder.
 
     Raises:
-        PublishError: the run, the name, the token or the folder will not do, said before any work; or as `upload`.
-        OSError: the folder `dry_run` cannot be written.
+        PublishError: the run, the name, the license, the token or the folder cannot be used, before any work; or as
+            `upload`.
+        OSError: a folder cannot be written.
     """
     check_name(repository)
+    check_license(license)
     results = read_results(run)
     if dry_run is None and get_token() is None:
         raise PublishError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
@@ -199,14 +217,14 @@ def publish(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line; what cannot be published ends it with one line and exit status 2."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("repository", help="the repository, OWNER/NAME; made where it is not there")
     parser.add_argument("--private", action="store_true", help="make the repository a private one")
     parser.add_argument("--revision", help="the branch to publish on; made where it is not there (main)")
-    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' licence (apache-2.0)")
+    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -215,9 +233,15 @@ def main(arguments: list[str] | None = None) -> None:
         place = publish(
             options.run, options.repository, options.private or None, options.revision, options.license, options.dry_run
         )
-    except (PublishError, OSError) as error:
+    except PublishError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        where = error.filename or options.dry_run or tempfile.gettempdir()
+        print(f"{where}: cannot be written ({reason(error)}); make room, or give another folder.", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        end_interrupted("; what the repository shows is whole")
     print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {place}")
 
 

@@ -1,12 +1,14 @@
 """A recipe: everything that makes a run, read from a YAML file and from arguments, and checked before any work."""
 
+import contextlib
 import dataclasses
 import math
 import types
 import typing
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -16,6 +18,10 @@ from vaswani_transformer.config import PAPER_SETTINGS
 
 class RecipeError(ValueError):
     """A recipe, its data or its folder cannot be used; the message is one line with the way out."""
+
+
+class RunError(RecipeError):
+    """A run cannot continue; all processes of a launch raise it together, so that one of them can speak for all."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,11 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The shared vocabulary: trained on the training pairs, or loaded from `path`, a folder or a name on the Hub.
+    """The shared vocabulary: trained on the training pairs, or loaded.
 
+    algorithm: "bpe", byte-level byte-pair encoding, or "wordpiece".
+    vocab_size: entries of a vocabulary that is trained, special tokens counted.
+    path: the folder, or the name on the Hub, of a tokenizer to load; None to train one.
     sample: the pairs that it is trained on, evenly spaced over the training set or the first of a stream; None for all
         of a set and the first million of a stream.
     """
@@ -75,13 +84,20 @@ class TrainingRecipe:
     source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
     device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
         several passes where its share is larger.
-    warmup_steps, learning_rate_scale: equation (3), times a factor that the paper does not have.
+    warmup_steps: steps in which the learning rate rises, in equation (3).
+    learning_rate_scale: a factor of equation (3), which the paper does not have.
     precision: "fp32", or "bf16" for autocast.
+    gradient_checkpointing: whether the backward pass computes activations again, which takes less memory and more time.
+    torch_compile: whether torch compiles the model.
     attention: Transformers' name of what computes equation (1); "auto" is "eager" on a CPU, where for sentences plain
         products are as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
     max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
+    on_divergence: what follows a loss or gradient that is not finite: "stop" ends the run there, "skip" leaves that
+        step's update out. Neither touches the weights.
+    skip_limit: the steps in a row that may be skipped; one more ends the run.
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
     evaluation_beams: beams of those evaluations' translations.
+    evaluation_batch_size: pairs that an evaluation translates at once on each device.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
         such limit.
@@ -103,8 +119,11 @@ class TrainingRecipe:
     torch_compile: bool = False
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
     max_grad_norm: float | int = 0.0
+    on_divergence: Literal["stop", "skip"] = "stop"
+    skip_limit: int = 10
     evaluation_steps: int = 1000
     evaluation_beams: int = 1
+    evaluation_batch_size: int = 64
     log_steps: int = 100
     patience: int | None = None
     checkpoint_steps: int | None = None
@@ -115,7 +134,13 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class DecodingRecipe:
-    """How the trained model decodes (6.1); also what its generation_config.json says."""
+    """How the trained model decodes (6.1); also what its generation_config.json says.
+
+    num_beams: beams of the search; 1 for the most likely token at each step.
+    length_penalty: alpha, which favors longer translations the larger it is.
+    length_penalty_type: "gnmt", the paper's lp(Y), or "power", Transformers' own |Y|^alpha.
+    max_source_relative_length: the tokens that a translation may have beyond those of its source.
+    """
 
     num_beams: int = 4
     length_penalty: float | int = 0.6
@@ -125,8 +150,9 @@ class DecodingRecipe:
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """How translations are scored: sacreBLEU's tokeniser ("none" for files that are tokenised), and what is printed.
+    """How translations are scored, and what is printed.
 
+    tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized.
     examples: test sentences that are printed with their translations.
     """
 
@@ -138,6 +164,9 @@ class ScoreRecipe:
 class Recipe:
     """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from.
 
+    name: what the run is called, in its model card too.
+    output_dir: the run's folder, which is made; the same command resumes a run that was interrupted there.
+    seed: of the weights, the dropout and the order of the pairs.
     expected: what such a run scores, for whoever reads the recipe.
     published: what others have published of the same test set, which the model card shows beside the run's scores.
     """
@@ -175,14 +204,43 @@ TEXT_FIELDS = {"name", "output_dir"} | {
     )
     for name in names
 }
-NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed"}
+NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
+SEEDS = 2**32  # as many as NumPy knows
+LARGEST = 2**63 - 1  # as torch counts
 SETTLED_BY_TOKENIZER = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
 MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - SETTLED_BY_TOKENIZER - {"is_encoder_decoder"}
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
-    "evaluation_steps", "evaluation_beams", "log_steps", "patience", "keep_checkpoints", "num_beams", "vocab_size",
-    "max_length", "pool", "sample", "checkpoint_steps", "checkpoint_minutes", "average_last",
+    "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
+    "num_beams", "vocab_size", "max_length", "pool", "sample", "checkpoint_steps", "checkpoint_minutes", "average_last",
 }  # fmt: skip
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """YAML's safe loader, for which a key that stands twice in a mapping is an error, as YAML itself says."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key, line = self.construct_object(cast(Any, key_node), deep=True), key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                continue  # which the safe loader refuses in its own words
+            if key in lines:
+                raise RecipeError(f"line {line}: {key!r} stands in line {lines[key]} already; keep one of the two.")
+            lines[key] = line
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """What a text says in YAML, each key once.
+
+    Raises:
+        RecipeError: a key stands twice in a mapping; the message begins with its line.
+        yaml.YAMLError: the text is not YAML.
+    """
+    return yaml.load(text, RecipeLoader)
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
@@ -197,9 +255,13 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
         known = ", ".join(sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml")))
         raise RecipeError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        tree = read_yaml(path.read_text(encoding="utf-8")) or {}
+    except RecipeError as error:
+        raise RecipeError(f"{path}, {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or a date that Python cannot hold
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); give a recipe that can be.") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
@@ -220,9 +282,11 @@ def lay_over(tree: dict[str, Any], argument: str) -> None:
         if not isinstance(tree, dict):
             raise RecipeError(f"{argument}: {key} is a value, not a group of fields.")
     try:
-        tree[last] = text if name in TEXT_FIELDS and text != "null" else yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{argument}: {text!r} is not a value; quote it.") from error
+        tree[last] = text if name in TEXT_FIELDS and text != "null" else read_yaml(text)
+    except RecipeError as error:
+        raise RecipeError(f"{argument}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise RecipeError(f"{argument}: {text[:40]!r} is not a value; quote it.") from error
 
 
 def build(cls: type, tree: Any, prefix: str) -> Any:
@@ -241,7 +305,7 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
 def fit(hint: Any, value: Any, name: str) -> Any:
     """`value`, if it is what `hint` asks for."""
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), value, f"{name}.")
+        return build(cast(type, hint), value, f"{name}.")
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
@@ -249,17 +313,25 @@ def fit(hint: Any, value: Any, name: str) -> Any:
         return value
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
     if float in allowed and isinstance(value, str):  # YAML reads 1e-4 as a word
-        try:
-            return float(value)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            value = float(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
         quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
         raise RecipeError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{name}: {value} is not a number; give a finite one.")
+    check_numbers(value, name)
     return value
+
+
+def check_numbers(value: Any, name: str) -> None:
+    """Check that a value, and each of a group's, is no number that is not finite or too large to count with."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            check_numbers(member, f"{name}.{key}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{name}: expected a finite number, got {value}; give one.")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise RecipeError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
 
 
 def check(recipe: Recipe) -> None:
@@ -271,6 +343,15 @@ def check(recipe: Recipe) -> None:
                 raise RecipeError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
             if name in NOT_NEGATIVE and value < 0:
                 raise RecipeError(f"{prefix}{name}: {value} is negative; give 0 or more.")
+            if f"{prefix}{name}" in TEXT_FIELDS and value == "":
+                raise RecipeError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
+    if recipe.seed >= SEEDS:
+        raise RecipeError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
+    if recipe.data.source == recipe.data.target:
+        raise RecipeError(
+            f"data.target: {recipe.data.target!r} is the source language too, so that a model would learn to copy; "
+            "set data.source or data.target."
+        )
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
         raise RecipeError(
             f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
@@ -281,6 +362,7 @@ def check(recipe: Recipe) -> None:
         raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if recipe.data.kind == "grammar" and recipe.data.streaming:
         raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
+    check_score(recipe.score)
     for name in recipe.model:
         if name in SETTLED_BY_TOKENIZER:
             raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
@@ -292,3 +374,19 @@ def check(recipe: Recipe) -> None:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
         raise RecipeError(f"model: {' '.join(str(error).split())}") from error
+
+
+def check_score(score: ScoreRecipe) -> None:
+    """Check that what cuts the words of the score is installed."""
+    language, _, dictionary = score.tokenize.partition("-")
+    if not dictionary:
+        return
+    from sacrebleu.metrics.bleu import BLEU  # here only: half a second
+
+    try:
+        BLEU(tokenize=score.tokenize)
+    except (ImportError, RuntimeError) as error:
+        raise RecipeError(
+            f"score.tokenize: {score.tokenize!r} needs packages that are not installed; run `pip install "
+            f'"sacrebleu[{language}]"`.'
+        ) from error

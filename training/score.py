@@ -18,9 +18,11 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from training.command import OneLineParser, end_interrupted
 from training.data import SPLITS, load_pairs
 from training.metrics import bleu, chrf, tokenized_bleu
 from training.recipe import Recipe, RecipeError, load_recipe
+from training.recipe_help import recipe_help
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.lines import reason
@@ -33,11 +35,12 @@ CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose langu
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The command's own arguments, and those of the recipe."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m training.score",
         allow_abbrev=False,
         description="Score a model on a split of a recipe's data.",
-        epilog="Any field of the recipe can be set as in training, for example --data.path=FOLDER.",
+        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="the folder of a run or any saved model, or a name on the Hub")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
@@ -187,6 +190,18 @@ def report(scores: dict[str, Any]) -> None:
     )
 
 
+def write(path: Path, text: str) -> None:
+    """Write the scores.
+
+    Raises:
+        RecipeError: they cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"--output={path}: cannot be written ({error.strerror}); the scores stand above.") from error
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line; what cannot be scored ends it with one line and exit status 2."""
     options, overrides = parse(arguments)
@@ -195,7 +210,9 @@ def main(arguments: list[str] | None = None) -> None:
         scores = score(options, load_recipe(options.recipe, overrides))
         report(scores)  # first, for a disk may be full
         if options.output is not None:
-            options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
+            write(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+    except KeyboardInterrupt:
+        end_interrupted()
     except (ValueError, OSError) as error:
         print(reason(error), file=sys.stderr)
         sys.exit(2)

@@ -4,6 +4,7 @@ The folder `output_dir` ends up with the best model, its tokenizer, the recipe, 
 the checkpoints. The same command resumes a run that was interrupted.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import datasets
+import torch
 import yaml
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 from transformers import (
@@ -28,6 +31,7 @@ from transformers import (
     set_seed,
 )
 from transformers.utils.logging import disable_progress_bar
+from vaswani_transformer.optimization import cut_into_steps
 
 from training.average import last_checkpoints, mean_weights
 from training.checkpoints import (
@@ -49,10 +53,12 @@ from training.checkpoints import (
     write,
     writing,
 )
+from training.command import INTERRUPTED, end_interrupted, reason
 from training.data import PairStream, is_streamed, load_pairs, sample_texts, tokenize
 from training.engines import join_processes, load_weights, uses_cpu, without_ties
 from training.metrics import bleu, chrf
-from training.recipe import Recipe, RecipeError, as_tree, load_recipe
+from training.recipe import Recipe, RecipeError, RunError, as_tree, load_recipe
+from training.recipe_help import recipe_help
 from training.results import RESULTS, fingerprint, plain
 from training.trainer import TranslationTrainer, accumulation, decoding_config, lengths
 from training.watch import time_line, trained_seconds
@@ -65,8 +71,18 @@ from vaswani_transformer import (
 logger = logging.getLogger(__name__)
 
 TRAINED = STATE
-LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised between its legs
+DATA = "data.json"  # the fingerprints of what a run was begun with
+LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
 REMARKS = ("expected", "published")  # on a run, which change nothing of it
+# How a machine computes a run and what it prints: a step is the same on any of them.
+MEANS = (
+    "training.device_tokens",
+    "training.gradient_checkpointing",
+    "training.evaluation_batch_size",
+    "training.log_steps",
+    "training.on_divergence",
+    "training.skip_limit",
+)
 COLUMNS = ("input_ids", "labels")
 
 
@@ -74,14 +90,12 @@ def prepare_folder(recipe: Recipe) -> Path:
     """The run's folder: new, or with a run of the same recipe, unfinished or to go on by larger limits.
 
     Raises:
-        RecipeError: there is no name for it, or it holds something else.
+        RecipeError: there is no name for it, it cannot be written, or it holds something else.
     """
     if recipe.output_dir is None:
         raise RecipeError("output_dir: the run needs a folder of its own; give --output_dir=...")
     folder = Path(recipe.output_dir)
-    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        raise RecipeError(f"{folder}: {ancestor} is no folder that can be written to; give another --output_dir.")
+    check_writable(folder)
     if not (folder / RECIPE).exists():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
             raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
@@ -89,13 +103,13 @@ def prepare_folder(recipe: Recipe) -> Path:
     names = differences(folder, recipe)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
-    if (folder / RESULTS).exists() and not (is_longer and set(names) <= set(LIMITS)):
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMITS, *MEANS}):
         raise RecipeError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
             "training.minutes, whichever ended it, and nothing else, to go on with it."
         )
     for name in names:
-        if name not in LIMITS:
+        if name not in LIMITS + MEANS:
             raise RecipeError(
                 f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
@@ -108,6 +122,23 @@ def prepare_folder(recipe: Recipe) -> Path:
         )
     with alone_in(folder):
         return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that the run's folder is there and can be written to, or can be made.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    ancestor = folder
+    try:
+        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
+            pass
+    except OSError as error:
+        raise RecipeError(
+            f"{folder}: {ancestor} is no folder that can be written to ({reason(error)}); give another --output_dir."
+        ) from error
 
 
 def recipe_in(folder: Path) -> dict[str, Any]:
@@ -195,22 +226,50 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     return tokenizer
 
 
+def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Check that a run in a folder, where there is one, was begun with the data at hand.
+
+    Args:
+        found: the fingerprints of the data at hand.
+
+    Raises:
+        RunError: it was not.
+    """
+    if not ((folder / DATA).exists() and (folder / "tokenizer.json").exists()):
+        return
+    for split, before in json.loads((folder / DATA).read_text(encoding="utf-8")).items():
+        if found.get(split, before) != before:
+            raise RunError(
+                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
+                f"({before['pairs']:,d} then, {found[split]['pairs']:,d} now, of other text); restore them, or give "
+                "another --output_dir."
+            )
+
+
 def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """Write the recipe and the tokenizer into the run's folder, where they are not there yet; give the tokenizer."""
+    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder; give the tokenizer.
+
+    What is there already stays.
+
+    Raises:
+        RecipeError: the tokenizer cannot be made.
+        RunError: the run was begun with other data.
+    """
+    found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
+    check_data(folder, *broadcast_object_list([found]))
     if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
         tokenizer = make_tokenizer(recipe, pairs)
         folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write_recipe(recipe, folder)
+        write(folder / DATA, json.dumps(found, indent=2))
         with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
-    elif PartialState().is_main_process:
-        with alone_in(folder):
-            if differences(folder, recipe):
-                go_on(recipe, folder)
+    elif PartialState().is_main_process and not (folder / DATA).exists():
+        write(folder / DATA, json.dumps(found, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
         raise RecipeError(
@@ -261,6 +320,37 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
             )
 
 
+def refuse_other_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
+    """Refuse to resume with passes so small that the steps would have other pairs than those of the run so far.
+
+    Args:
+        before: the recipe, as a tree, that the run was begun with.
+        recipe: the recipe to resume with.
+        pairs: the training pairs.
+
+    Raises:
+        RunError: a step has fewer pairs than passes under one of the two.
+    """
+    training, processes = recipe.training, PartialState().num_processes
+    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    parts = [
+        processes * accumulation(dataclasses.replace(recipe, training=either), processes)
+        for either in (other, training)
+    ]
+    if parts[0] == parts[1] or recipe.data.streaming:
+        return
+    sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
+    before_steps, steps = (
+        cut_into_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in parts
+    )
+    if before_steps != steps:
+        raise RunError(
+            f"training.device_tokens: {training.device_tokens} cut the pairs into other steps than "
+            f"{other.device_tokens}, with which the run was begun, for every pass of a step needs a pair; give "
+            "more."
+        )
+
+
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
     """The Trainer's arguments; what the paper settles is settled in `TranslationTrainer`."""
     training = recipe.training
@@ -280,12 +370,12 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         eval_steps=training.evaluation_steps,
         save_strategy="steps",
         save_steps=training.evaluation_steps,
-        logging_steps=training.log_steps,
+        logging_strategy="no",  # `LogEntries` has its steps, which may be others after a resumption
         logging_nan_inf_filter=False,  # it hides what went wrong, and waits for the device at every step
         load_best_model_at_end=True,
         metric_for_best_model="bleu",
         greater_is_better=True,
-        per_device_eval_batch_size=64,
+        per_device_eval_batch_size=training.evaluation_batch_size,
         report_to=["tensorboard"],
         seed=recipe.seed,
         remove_unused_columns=False,
@@ -303,6 +393,7 @@ def train_on(trainer: TranslationTrainer, folder: Path) -> None:
         trainer.train()
         return
     refuse_other_engine(checkpoint, trainer.is_fsdp_enabled)
+    logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{trainer.args.max_steps:,d}")
     trainer.watch.carry_on(checkpoint)
     if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take a step more
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
@@ -393,10 +484,16 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
         refuse_misfits(recipe, model_config(recipe, tokenizer), encoded)
+        refuse_other_steps(recipe_in(folder), recipe, encoded["train"])
     except RecipeError:
         if is_new and PartialState().is_main_process:
             shutil.rmtree(folder)
         raise
+    PartialState().wait_for_everyone()  # every process has read the recipe before it changes
+    if PartialState().is_main_process:
+        with alone_in(folder):
+            if differences(folder, recipe):
+                go_on(recipe, folder)
     return pairs, encoded, tokenizer
 
 
@@ -408,6 +505,35 @@ def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniT
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+
+
+def check_attention(recipe: Recipe) -> None:
+    """Check, before the data is read, that what is to compute equation (1) trains on this machine.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    name = attention(recipe)
+    if uses_cpu() and name not in ("eager", "sdpa"):
+        raise RecipeError(
+            f"training.attention: {name} does not train on a CPU, eager and sdpa do; leave it out, or launch on an "
+            "accelerator."
+        )
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(recipe.model_config(vocab_size=recipe.tokenizer.vocab_size))
+    set_attention(model, name)
+
+
+def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) -> None:
+    """Have a model compute equation (1) by what Transformers knows by a name.
+
+    Raises:
+        RecipeError: it is not installed, or not for this model.
+    """
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise RecipeError(f"training.attention: {' '.join(str(error).split())}") from error
 
 
 def attention(recipe: Recipe) -> str:
@@ -424,10 +550,7 @@ def make_trainer(
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer))
     model.generation_config = decoding_config(model, recipe)
-    try:
-        model.set_attn_implementation(attention(recipe))
-    except (ImportError, ValueError) as error:
-        raise RecipeError(f"training.attention: {' '.join(str(error).split())}") from error
+    set_attention(model, attention(recipe))
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
@@ -449,13 +572,15 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     start = time.perf_counter()
     join_processes()
+    check_attention(recipe)
     folder = prepare_folder(recipe)
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)
     trainer.watch.began(start)
     with alone_in(folder):
         train_to_the_end(trainer, recipe, folder)
-        results: dict[str, Any] = {"name": None, "recipe": None, "data": fingerprints(recipe, pairs)}
+        data = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
         results |= trainer.results()
         results["validation"] = validation_scores(trainer)
         if "test" in encoded:
@@ -484,15 +609,24 @@ def report(results: dict[str, Any]) -> None:
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]
 
-The recipes are in training/recipes, and training/recipe.py says what their fields mean."""
+Trains by a recipe, a YAML file; the recipes of the project are in training/recipes. Each field of a recipe can be set
+by an argument. These are the fields, with the values of a recipe that does not name them:
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; a recipe that cannot be used ends it with one line and exit status 2."""
+    """The command line.
+
+    A recipe that cannot be used, or a run that diverges, ends it with one line and exit status 2, Ctrl-C with one
+    line and 130.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if arguments else sys.stderr)
-        sys.exit(0 if arguments else 2)
+        if not arguments:
+            print(f"{USAGE.splitlines()[0]}; --help lists the fields.", file=sys.stderr)
+            sys.exit(2)
+        print(USAGE, recipe_help(), sep="\n")
+        sys.exit(0)
     is_first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     for noisy in ("httpx", "absl"):
@@ -503,8 +637,15 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         results = run(load_recipe(arguments[0], arguments[1:]))
     except RecipeError as error:
-        print(error, file=sys.stderr)
+        if not isinstance(error, RunError) or PartialState().is_main_process:
+            print(error, file=sys.stderr, flush=True)
+        if isinstance(error, RunError):
+            PartialState().wait_for_everyone()  # a launcher ends the others when the first of them ends
         sys.exit(2)
+    except KeyboardInterrupt:
+        if not is_first:
+            sys.exit(INTERRUPTED)
+        end_interrupted("; the same command resumes the run from its last checkpoint")
     if PartialState().is_main_process:
         report(results)
     PartialState().destroy_process_group()

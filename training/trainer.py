@@ -29,11 +29,12 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
 from training.checkpoints import writing
-from training.data import PairStream, encoder
+from training.data import NUMBER, PairStream, encoder
+from training.divergence import DivergenceGuard, is_finite
 from training.engines import shard, without_ties
 from training.metrics import bleu
-from training.publish import upload, write_repository
-from training.recipe import Recipe, as_tree
+from training.publish import check_license, upload, write_repository
+from training.recipe import Recipe, RunError, as_tree
 from training.results import commit, hardware, published, versions
 from training.watch import Watch, WatchedTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -77,6 +78,17 @@ class FurtherCheckpoints(TrainerCallback):
         is_due = self.steps is not None and state.global_step % self.steps == 0
         if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
             control.should_save = True
+
+
+class LogEntries(TrainerCallback):
+    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % self.steps == 0:
+            control.should_log = True
 
 
 class LowerLossDecides(TrainerCallback):
@@ -173,14 +185,19 @@ class TranslationTrainer(WatchedTrainer):
             processing_class=tokenizer,
         )
         self.code = commit()
+        # Checkpoints hold a tied matrix once, which the Trainer is to know when it loads them.
+        model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
+        self.add_callback(LogEntries(recipe.training.log_steps))
         if recipe.training.minutes is not None:
             self.add_callback(StopAfterMinutes(recipe.training.minutes, self.watch))
         self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
         self.add_callback(LowerLossDecides())
         if self.stream is not None:
             self.add_callback(EpochOfStream(self.stream))
+        self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
+        self.add_callback(self.guard)  # behind those that have a step evaluated or saved
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train, from where a checkpoint was in the stream if it was in one."""
@@ -230,6 +247,9 @@ class TranslationTrainer(WatchedTrainer):
         Returns:
             The commit, or its future where `blocking` is False; None on other processes than the main one.
         """
+        check_license(license := kwargs.get("license") or "apache-2.0")
+        if not is_finite(list(self.model.parameters())):
+            raise RunError(f"{self.recipe.name}: its weights are not finite; publish an earlier checkpoint.")
         results = self.results() | self.last_validation()
         if not self.is_world_process_zero():
             return None
@@ -238,7 +258,6 @@ class TranslationTrainer(WatchedTrainer):
             self.init_hf_repo(token=token, private=private)
         api, repository = HfApi(token=token or self.args.hub_token), cast(str, self.hub_model_id)
         folder = tempfile.TemporaryDirectory()
-        license = kwargs.get("license") or "apache-2.0"
         write_repository(Path(folder.name), self.model, cast(Any, self.processing_class), results, repository, license)
         settings = (repository, private, revision or self.args.hub_revision, commit_message or "End of training")
         commit = api.run_as_future(upload, api, Path(folder.name), *settings)
@@ -298,6 +317,21 @@ class TranslationTrainer(WatchedTrainer):
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
 
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward; the guard learns of which pairs. A loss that is not finite counts 0 in the mean."""
+        numbers = inputs.pop(NUMBER, None)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.guard.add(numbers, inputs["input_ids"][0], loss)
+        return loss.nan_to_num(0.0, 0.0, 0.0)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of a step's gradient, which is all that the guard has to see of it."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.guard.inspect(norm)
+        return norm
+
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""
         stack = super().compute_loss_context_manager()
@@ -318,6 +352,7 @@ class TranslationTrainer(WatchedTrainer):
         """The paper's Adam (5.3)."""
         if self.optimizer is None:
             self.optimizer = paper_adam((self.model if model is None else model).parameters())
+            self.guard.guard(self.optimizer)
         return self.optimizer
 
     def create_scheduler(
@@ -394,6 +429,9 @@ class TranslationTrainer(WatchedTrainer):
         everything = dict(gather_object(list(found.items())))
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
+        if self.is_in_train and not math.isfinite(loss):
+            run = Path(cast(str, self.args.output_dir)).parent
+            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
         score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
         self.signature = score["signature"]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
@@ -450,8 +488,8 @@ def decoding_config(
 ) -> GenerationConfig:
     """A fresh GenerationConfig with the recipe's search: one that is edited in place loses the paper's settings."""
     search = vars(recipe.decoding) | ({} if num_beams is None else {"num_beams": num_beams})
-    if search["num_beams"] == 1:
-        del search["length_penalty"]
+    if search["num_beams"] == 1:  # no search weighs lengths then, and the model's own setting is not to step in
+        search["length_penalty"] = 1.0
     return GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         pad_token_id=model.config.pad_token_id,

@@ -6,6 +6,7 @@ B pairs of a batch, S source and T target tokens, padding counted.
 import itertools
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -243,13 +244,18 @@ class Watch(TrainerCallback):
         self.target_tokens += int(target.sum())
         self.cells += batch["input_ids"].numel() + batch["labels"].numel()
 
-    def add_loss(self, loss: Tensor) -> None:
-        """The loss of that batch, summed over its target tokens; nothing waits for its value before it is logged."""
-        self.loss = self.loss + loss
+    def add_loss(self, loss: Tensor, tokens: Tensor | int) -> None:
+        """The loss of that batch, summed over its target tokens; nothing waits for its value before it is logged.
+
+        One that is not finite is left out of the mean, with its tokens.
+        """
+        self.loss = self.loss + loss.nan_to_num(0.0, 0.0, 0.0)
+        self.left_out = self.left_out + loss.isfinite().logical_not() * tokens
 
     def reset(self, flops: float) -> None:
         """Count from this step on; `flops` were made before it."""
         self.loss: Tensor | float = 0.0
+        self.left_out: Tensor | int = 0
         self.source_tokens = self.target_tokens = self.cells = 0
         self.flops, self.stepped = flops, self.stepping()
 
@@ -265,11 +271,12 @@ class Watch(TrainerCallback):
             flops: those of training so far, on all processes.
         """
         seconds, made = self.stepping() - self.stepped, flops - self.flops
-        everyone = gather_object([(float(self.loss), self.source_tokens, self.target_tokens, self.cells)])
-        loss, source_tokens, target_tokens, cells = (sum(own) for own in zip(*everyone, strict=True))
+        counts = (self.source_tokens, self.target_tokens, self.cells)
+        everyone = gather_object([(float(self.loss), int(self.left_out), *counts)])
+        loss, left_out, source_tokens, target_tokens, cells = (sum(own) for own in zip(*everyone, strict=True))
         self.reset(flops)
         found = {
-            "loss": loss / target_tokens,
+            "loss": loss / (target_tokens - left_out) if target_tokens > left_out else math.nan,
             "target_tokens_per_second": target_tokens / seconds,
             "padding_share": 1 - (source_tokens + target_tokens) / cells,
             "teraflops_per_second": made / seconds / 1e12,
@@ -350,7 +357,8 @@ class WatchedTrainer(Seq2SeqTrainer):
         # The Trainer scales a process's share of the mean by the processes, over which gradients are averaged; a model
         # that one process runs on several devices gets its number of tokens once for each.
         tokens = torch.as_tensor(num_items_in_batch).max()
-        self.watch.add_loss(loss * tokens / self.accelerator.num_processes)
+        own = int(inputs["labels"].ne(-100).sum())
+        self.watch.add_loss(loss * tokens / self.accelerator.num_processes, own)
         return loss
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

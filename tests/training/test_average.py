@@ -77,3 +77,31 @@ def test_the_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main([str(run_folder), "--last=9", f"--output_dir={tmp_path / 'other'}"])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_averaged(run_folder, tmp_path, value):
+    path = run_folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.shared.weight"][0, 0] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(
+        RecipeError, match=r"checkpoint-9: model\.shared\.weight holds a number that is not finite; leave"
+    ):
+        average(run_folder, 2, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_a_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        main([str(run_folder), "--last=2", f"--output_dir={tmp_path / 'file' / 'mean'}"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("mean: cannot be written (Not a directory); give another --output_dir.\n")
+
+
+def test_an_argument_that_is_wrong_is_answered_in_one_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--last=many"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -20,7 +20,7 @@ from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
 from training import card as card_module
-from training.card import CURVE_ROWS, make_card, spread
+from training.card import CURVE_ROWS, LICENSES, make_card, spread
 from training.publish import NEEDED, PublishError, main, publish
 from training.recipe import Recipe, as_tree, load_recipe
 from training.train import run
@@ -206,7 +206,8 @@ def test_a_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path
     capsys.readouterr()  # the progress of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
-    assert capsys.readouterr().err == f"[Errno 20] Not a directory: '{tmp_path / 'results.json' / 'dry'}'\n"
+    said = "cannot be written (Not a directory); make room, or give another folder.\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {said}"
 
 
 def without_token(command, home):
@@ -449,3 +450,20 @@ def test_the_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(argument
     assert (score.dataset_split, score.metric_value) == ("validation", round(entries[-1]["eval_bleu"], 2))
     assert str(tmp_path) not in "".join(files[name].decode() for name in files if name.endswith((".json", ".md")))
     assert "later" in hub.repositories["somebody/midway"].branches
+
+
+@pytest.mark.parametrize(
+    ("license", "hint"),
+    [("apache", "perhaps apache-2.0"), ("Apache 2.0", "perhaps apache-2.0"), ("Ω", "one of its names")],
+)
+def test_a_license_that_the_hub_does_not_know_is_refused_before_any_work(tmp_path, license, hint):
+    with pytest.raises(
+        PublishError, match=rf"^--license: the Hub knows no '{license}'; give one of its names.*"
+    ) as end:
+        publish(tmp_path / "nowhere", "somebody/model", license=license)
+    assert hint in str(end.value)
+
+
+def test_the_licenses_are_those_of_the_hub_and_each_stands_once():
+    assert {"apache-2.0", "mit", "cc-by-nc-sa-4.0", "openrail++", "gpl-3.0", "other"} <= set(LICENSES)
+    assert len(LICENSES) == len(set(LICENSES))

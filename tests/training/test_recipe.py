@@ -1,10 +1,24 @@
 """Recipes: read from YAML and arguments, and checked before any work."""
 
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
-from training.recipe import RecipeError, load_recipe
+from training import score, train
+from training.recipe import (
+    MODEL_FIELDS,
+    DataRecipe,
+    DecodingRecipe,
+    Recipe,
+    RecipeError,
+    ScoreRecipe,
+    TokenizerRecipe,
+    TrainingRecipe,
+    load_recipe,
+)
+from training.recipe_help import meanings, recipe_help
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
 
@@ -92,6 +106,19 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
         ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
         ("data: {kind: grammar, pool: 0}", [], r"data\.pool: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
+        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is the source language too"),
+        ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
+        (
+            "data: {kind: grammar}\ntraining: {steps: 9999999999999999999}",
+            [],
+            r"steps: a number of 19 digits is too large",
+        ),
+        ("data: {kind: grammar}", ["--training.skip_limit=-1"], r"skip_limit: -1 is negative"),
+        ("data: {kind: grammar}", ["--training.on_divergence=ignore"], r"'ignore' is not one of stop, skip"),
+        ("data: {kind: grammar}", ["--output_dir="], r"^output_dir: the text is empty; name something, or give null"),
+        ("data: {kind: json}", ["--data.path="], r"^data\.path: the text is empty"),
+        ("seed: 2020-13-45", [], r"own\.yaml: not YAML: month must be in"),
+        ("", ["--seed=2020-13-45"], r"--seed=2020-13-45: '2020-13-45' is not a value"),
         ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
         ("a: [", [], r"own\.yaml: not YAML"),
         ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),
@@ -103,6 +130,93 @@ def test_a_recipe_that_cannot_be_used_is_refused_in_one_line(recipe_file, text, 
     with pytest.raises(RecipeError, match=message) as refusal:
         load_recipe(recipe_file(text), arguments)
     assert "\n" not in str(refusal.value)
+
+
+NUMBERS = (
+    "training.learning_rate_scale",
+    "training.minutes",
+    "training.max_grad_norm",
+    "training.checkpoint_minutes",
+    "training.steps",
+    "decoding.length_penalty",
+    "model.dropout",
+    "model.layer_norm_eps",
+)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", ".nan", ".inf", "-.inf", "'nan'"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe_file, name, value):
+    path = recipe_file("data: {kind: grammar}")
+    group, _, field = name.partition(".")
+    in_file = path.with_name("other.yaml")
+    in_file.write_text(f"data: {{kind: grammar}}\n{group}: {{{field}: {value}}}")
+    for file, arguments in ((path, [f"--{name}={value}"]), (in_file, [])):
+        with pytest.raises(RecipeError, match=rf"^({name}: expected|model: )") as refusal:
+            load_recipe(file, arguments)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' stands in line 1 already; keep one"),
+        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' stands in line 2 already"),
+        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' stands in line 1 already"),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_file, text, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(recipe_file(text), [])
+
+
+def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
+    with pytest.raises(RecipeError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' stands in line 1 already"):
+        load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
+
+
+def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
+    path = recipe_file("data:\n  <<: {kind: grammar, pool: 5}\n  pool: 6\n")
+    assert load_recipe(path, []).data.pool == 6
+
+
+@pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
+def test_a_score_whose_packages_are_missing_is_refused(recipe_file, monkeypatch, tokenize):
+    for name in (
+        "MeCab",
+        "mecab_ko",
+        "sacrebleu.tokenizers.tokenizer_ja_mecab",
+        "sacrebleu.tokenizers.tokenizer_ko_mecab",
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RecipeError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
+        load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
+
+
+def test_help_lists_every_field_with_its_default_and_its_meaning():
+    text = recipe_help()
+    groups = {"": Recipe, "data.": DataRecipe, "tokenizer.": TokenizerRecipe, "training.": TrainingRecipe}
+    for prefix, group in (groups | {"decoding.": DecodingRecipe, "score.": ScoreRecipe}).items():
+        for field in dataclasses.fields(group):
+            if field.default is not dataclasses.MISSING:
+                default = (
+                    {None: "null", True: "true", False: "false"}[field.default]
+                    if isinstance(field.default, bool | None)
+                    else field.default
+                )
+                assert f"  --{prefix}{field.name}={default}\n      " in text
+                assert len(meanings(group)[field.name]) > 10
+    assert "--model.d_model=512\n      width of every" in text
+    for name in MODEL_FIELDS:
+        assert f"--model.{name}=" in text
+
+
+@pytest.mark.parametrize("command", [train.main, score.main])
+def test_the_commands_help_lists_the_fields(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        command(["--help"])
+    assert end.value.code == 0
+    assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are():

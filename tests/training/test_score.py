@@ -229,7 +229,8 @@ def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
     output, errors, status = run("--output", tmp_path / "scores.json")
-    assert (errors, status) == ("No space left on device\n", 2)
+    assert errors.endswith("scores.json: cannot be written (No space left on device); the scores stand above.\n")
+    assert status == 2
     assert "perplexity" in output
 
 

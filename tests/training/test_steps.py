@@ -58,6 +58,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_on
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
     trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
     batch = next(iter(trainer.get_train_dataloader()))
+    del batch["number"]
     trainer.model.train()(**batch).loss.backward()
     close(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
 

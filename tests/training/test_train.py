@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -427,7 +429,142 @@ def test_what_a_run_left_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path,
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
     assert prepare_folder(recipe) == folder
     prepare(recipe, folder)
-    assert {path.name for path in folder.iterdir()} == {"recipe.yaml", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "data.json",
+        "recipe.yaml",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
+def test_attention_that_does_not_train_on_a_cpu_is_refused_before_the_data_is_read(arguments, tmp_path, name):
+    more = ["--data.path=/nowhere", f"--training.attention={name}", f"--output_dir={tmp_path / 'run'}"]
+    with pytest.raises(RecipeError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
+        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
+def test_a_folder_that_the_system_refuses_is_refused_before_the_data_is_read(arguments, folder):
+    with pytest.raises(
+        RecipeError, match=r"is no folder that can be written to \(\w.*\); give another --output_dir\.$"
+    ):
+        run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
+
+
+def test_pairs_that_are_all_too_long_are_answered_with_the_length_of_the_shortest(arguments, tmp_path):
+    more = ["--data.max_length=1", f"--output_dir={tmp_path / 'run'}"]
+    with pytest.raises(
+        RecipeError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
+    ):
+        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
+def test_data_that_has_changed_since_a_run_began_is_noticed(arguments, tmp_path, split, change):
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    prepare(recipe, prepare_folder(recipe))
+    path = tmp_path / "data" / f"{split}.jsonl"
+    good = path.read_text()
+    path.write_text(change(good))
+    with pytest.raises(
+        RecipeError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
+    ):
+        prepare(recipe, prepare_folder(recipe))
+    path.write_text(good)
+    prepare(recipe, prepare_folder(recipe))
+
+
+def test_the_first_pairs_of_a_stream_that_have_changed_are_noticed(streamed, tmp_path):
+    recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
+    prepare(recipe, prepare_folder(recipe))
+    path = tmp_path / "data" / "train.jsonl"
+    path.write_text(path.read_text().replace("one tree", "one crow"))
+    with pytest.raises(RecipeError, match=r"^data\.train: these are not the pairs"):
+        prepare(recipe, prepare_folder(recipe))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_other_means_and_says_where_without_alarm(arguments, tmp_path, caplog):
+    """To the weights of a run that kept them: a step is the same on any split."""
+    own = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    run(load_recipe(own[0], [*own[1:], f"--output_dir={whole}"]))
+    run(load_recipe(own[0], [*own[1:], f"--output_dir={other}"]))
+    cut_back(other, 3)
+    more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        more += ["--training.gradient_checkpointing=true", "--training.on_divergence=skip"]
+        results = run(load_recipe(own[0], [*own[1:], *more, f"--output_dir={other}"]))
+    assert results["recipe"]["training"]["device_tokens"] == 20
+    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 6, 8]
+    first, second = weights(whole / "checkpoints" / "checkpoint-9"), weights(other / "checkpoints" / "checkpoint-9")
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
+    assert "Resuming from step 3 of 9." in caplog.text
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    with pytest.raises(RecipeError, match=r"holds a finished run"):
+        run(load_recipe(own[0], [*own[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
+
+
+def test_passes_so_small_that_steps_would_change_are_refused_on_resumption(arguments, tmp_path):
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    prepare(recipe, prepare_folder(recipe))
+    before = (tmp_path / "run" / "recipe.yaml").read_text()
+    other = load_recipe(
+        arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
+    )
+    with pytest.raises(
+        RecipeError, match=r"^training\.device_tokens: 6 cut the pairs into other steps than 25000, with"
+    ):
+        prepare(other, prepare_folder(other))
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_a_run_and_its_resumption_print_no_alarm(arguments, tmp_path):
+    """All that the libraries have to say included."""
+    own = [*arguments, "--training.steps=6", "--training.average_last=2"]
+    for _ in range(2):
+        process = start(own, tmp_path / "run")
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
+        cut_back(tmp_path / "run", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
+def test_an_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
+    """Torch's launcher has a traceback of its own to show, and its own exit status."""
+    own, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
+    process = start(own, folder, launcher=launcher)
+    while last_checkpoint(folder) is None and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if "Interrupted" in line]
+    assert lines == ["Interrupted; the same command resumes the run from its last checkpoint."]
+    if not launcher:
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+    step = step_of(last_checkpoint(folder))
+    _, again = start([*own, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
+    assert f"Resuming from step {step} of {step + 3}." in again
+
+
+@pytest.mark.parametrize("phase", ["load_pairs", "tokenize", "validation_scores"])
+def test_an_interruption_in_any_phase_ends_the_command_with_one_line(arguments, tmp_path, monkeypatch, capsys, phase):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, phase, interrupt)
+    with pytest.raises(SystemExit) as end:
+        train.main([*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")
 
 
 def test_differing_fields_are_named():

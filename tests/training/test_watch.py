@@ -171,7 +171,7 @@ def test_figures_are_of_the_steps_since_the_last_and_of_training_time_alone():
             seen.stopwatch.enter(phase)
             seen.stopwatch.now += 100 if phase in ("evaluation", "saving") else 2
         seen.count(batch)
-        seen.add_loss(torch.tensor(12.0 * step))
+        seen.add_loss(torch.tensor(12.0 * step), 0)
         seen.on_save(None, *args)
         assert seen.figures(flops=4000.0 * step) == {
             "loss": pytest.approx(2.0 * step),

@@ -1,0 +1,84 @@
+"""What `--help` says of a recipe's fields: their defaults and meanings, read from the dataclasses and docstrings."""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from training.recipe import MODEL_FIELDS, Recipe
+from vaswani_transformer import VaswaniTransformerConfig
+
+WIDTH = 100
+FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """What a class's docstring says of each field, in paragraphs of the form `name, other: text`."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    indent = 0
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+        depth = len(line) - len(line.lstrip())
+        if names and depth > indent:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        elif match := FIELD.fullmatch(line.strip()):
+            names, indent = match[1].split(", "), depth
+            found |= dict.fromkeys(names, match[2])
+        else:
+            names = []
+    return found
+
+
+def shown(value: object) -> str:
+    """A default as YAML writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def choices(hint: Any) -> str:
+    """The values that a field may have, where they are few."""
+    return f" One of {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
+
+
+def entry(name: str, default: object, text: str) -> str:
+    """A field with its default and, below them, its meaning."""
+    return f"  --{name}={shown(default)}\n{textwrap.indent(textwrap.fill(text, WIDTH - 6), 6 * ' ')}"
+
+
+def entries(cls: Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a dataclass, its groups' after its own."""
+    texts, hints = meanings(cls), typing.get_type_hints(cls)
+    groups = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            groups.append((field.name, hint))
+        elif field.name != "model":
+            yield entry(f"{prefix}{field.name}", field.default, texts[field.name] + choices(hint))
+    for name, hint in groups:
+        summary = textwrap.fill(inspect.cleandoc(hint.__doc__ or "").splitlines()[0], WIDTH)
+        yield f"\n{name}: {summary}"
+        yield from entries(hint, f"{name}.")
+        if name == "tokenizer":
+            yield "\nmodel: The fields of VaswaniTransformerConfig."
+            yield from model_entries()
+
+
+def model_entries() -> Iterator[str]:
+    """The fields of the model, with the paper's base model as default."""
+    base, texts = VaswaniTransformerConfig(), meanings(VaswaniTransformerConfig)
+    yield entry(
+        "model.paper", "base", "the model of the paper that the other fields change, by its name in from_paper."
+    )
+    for name in VaswaniTransformerConfig.__annotations__:
+        if name in MODEL_FIELDS and name in texts:
+            yield entry(f"model.{name}", getattr(base, name), texts[name])
+
+
+def recipe_help() -> str:
+    """All fields of a recipe, as the arguments that set them, with defaults and meanings."""
+    return "\n".join(entries(Recipe))
