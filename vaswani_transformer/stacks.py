@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -25,6 +26,44 @@ from .layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLay
 
 _ATTENTION_TP_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_TP_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
+
+
+# What Transformers reads of a model under these names, and the versions that are known to.
+KNOWN_VERSIONS = "5.17 to 5.23"
+PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
+    PreTrainedConfig: ("_attn_implementation", "_auto_class"),
+    PreTrainedModel: (
+        "_apply",
+        "_auto_class",
+        "_can_compile_fullgraph",
+        "_can_record_outputs",
+        "_fsdp_plan",
+        "_init_weights",
+        "_input_embed_layer",
+        "_no_split_modules",
+        "_skip_keys_device_placement",
+        "_supports_attention_backend",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
+        "_supports_sdpa",
+        "_tied_weights_keys",
+        "_tp_plan",
+    ),
+}
+
+
+def check_private_names() -> None:
+    """Check that Transformers still has what models of this package set or read of it.
+
+    Raises:
+        RuntimeError: a name is gone.
+    """
+    owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
+    if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
+        raise RuntimeError(
+            f"This Transformers has no {', '.join(missing)}, by which models are initialized, split and recorded; "
+            f"install Transformers {KNOWN_VERSIONS}."
+        )
 
 
 def layer_plan(*attentions: str) -> dict[str, str]:
@@ -49,6 +88,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        check_private_names()
+        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
