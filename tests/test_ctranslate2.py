@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, run_python, tiny_model
-from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.convert import main
 from vaswani_transformer.ctranslate2_engine import ACTIVATIONS, CTranslate2Search, to_ctranslate2
-from vaswani_transformer import prepare_for_inference
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import padded_batch, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer import prepare_for_inference
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 
 KINDS = {
     "tied": {},

@@ -105,7 +105,9 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
         return
     size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
     largest = linear.weight.abs().amax(1)
-    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (127 if int8_sum_overflows() else 255)
+    span = (hidden_states.amax().clamp(min=0) - hidden_states.amin().clamp(max=0)) / (
+        127 if int8_sum_overflows() else 255
+    )
     of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
     of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
     bound = {"float32": 48 * 2**-24 * size, "bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}[dtype]
@@ -278,9 +280,7 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
 @pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
 def test_its_functions_are_called_as_those_of_the_model(name):
     models = tiny_model(), prepare_for_inference(tiny_model())
-    functions = [
-        model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models
-    ]
+    functions = [model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models]
     assert len({str(inspect.signature(function)) for function in functions}) == 1
 
 

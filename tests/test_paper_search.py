@@ -356,7 +356,9 @@ def test_a_callers_encoder_outputs_stay_as_they_are():
 
 
 def test_a_search_that_only_transformers_has_is_refused_under_lp():
-    with pytest.raises(ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'):
+    with pytest.raises(
+        ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
+    ):
         small_model(0).generate(source(3), prefill_chunk_size=2)
 
 

@@ -9,8 +9,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
 
 from tests.helpers import PAIRS, model_of_pairs, run_python, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer import prepare_for_inference
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())

@@ -23,10 +23,23 @@ USED = {
     "attention_weights.py": {"_attn_implementation"},
     "cpu/encoder.py": {"_attn_implementation"},
     "cpu/layers.py": {"_modules"},
-    "cpu/linear.py": {"_linear_pointwise", "_reorder_linear_weight", "linear_dynamic", "linear_prepack"},
+    "cpu/linear.py": {
+        "_linear_pointwise",
+        "_reorder_linear_weight",
+        "linear_dynamic",
+        "linear_prepack",
+        "linear_unpack",
+    },
     "cpu/model.py": {"_apply", "_attn_implementation"},
     "generation.py": {"_beam_search", "_sample"},
-    "model.py": {"_forward_hooks", "_forward_pre_hooks", "_hf_hook", "_input_embed_layer", "_tied_weights_keys", "_tp_plan"},
+    "model.py": {
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_hf_hook",
+        "_input_embed_layer",
+        "_tied_weights_keys",
+        "_tp_plan",
+    },
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
     "stacks.py": {
         "_attn_implementation",
@@ -67,6 +80,7 @@ OWNERS = {
     "_reorder_linear_weight": torch.ops.mkldnn,
     "linear_dynamic": torch.ops.quantized,
     "linear_prepack": torch.ops.quantized,
+    "linear_unpack": torch.ops.quantized,
 }
 
 
@@ -147,9 +161,17 @@ def test_a_model_without_a_name_that_it_needs_says_which_versions_have_it(owner,
 
 @pytest.mark.parametrize(
     ("function", "dtype"),
-    [("_linear_pointwise", "float32"), ("_reorder_linear_weight", "float32"), ("linear_dynamic", "int8"), ("linear_prepack", "int8")],
+    [
+        ("_linear_pointwise", "float32"),
+        ("_reorder_linear_weight", "float32"),
+        ("linear_dynamic", "int8"),
+        ("linear_prepack", "int8"),
+        ("linear_unpack", "int8"),
+    ],
 )
-def test_without_a_function_of_torch_a_prepared_model_has_plain_layers_and_the_same_result(function, dtype, monkeypatch):
+def test_without_a_function_of_torch_a_prepared_model_has_plain_layers_and_the_same_result(
+    function, dtype, monkeypatch
+):
     namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
 
     class Missing:
@@ -176,7 +198,9 @@ def test_the_fast_paths_are_on(monkeypatch):
         call = each.__call__
         monkeypatch.setattr(each, "__call__", lambda *args, call=call: taken.append(call) or call(*args))
     ids, mask = padded_batch([3, 2])
-    prepare_for_inference(tiny_model()).generate(ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2)
+    prepare_for_inference(tiny_model()).generate(
+        ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2
+    )
     assert len(taken) == 1 + 3
 
 

@@ -438,7 +438,9 @@ def test_a_search_ends_targets_by_all_its_criteria(way):
     found = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
     assert torch.equal(found, expected)
     if way == "greedy":
-        assert not torch.equal(model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), found)
+        assert not torch.equal(
+            model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), found
+        )
 
 
 def doing(do):

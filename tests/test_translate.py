@@ -15,10 +15,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer import translate as command
 from vaswani_transformer.convert import main as convert
-from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.translation import translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())

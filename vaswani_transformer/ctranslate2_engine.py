@@ -18,9 +18,9 @@ from .attention import MultiHeadAttention
 from .config import VaswaniTransformerConfig
 from .embeddings import LearnedPositions, sinusoids
 from .folders import new_folder
-from .search import LENGTH_PENALTY_TYPES, length_penalty
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .model import VaswaniTransformerForConditionalGeneration, is_plain
+from .search import LENGTH_PENALTY_TYPES, length_penalty
 from .stacks import VaswaniTransformerDecoder, VaswaniTransformerEncoder
 
 logger = logging.get_logger(__name__)

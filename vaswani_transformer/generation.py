@@ -95,7 +95,7 @@ class CallSettings:
         self, generation_config: GenerationConfig | None, saved: GenerationConfig, kwargs: dict[str, Any]
     ) -> None:
         self.saved, self.kwargs = saved, dict(kwargs)
-        self.config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
+        self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
         self.given = {name: value for name, value in vars(self.config).items() if value is not None}
         for name in list(self.kwargs):
             if name in ("length_penalty_type", "max_source_relative_length"):
@@ -327,7 +327,7 @@ def one_row_per_source(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
 def search_settings(
     prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
 ) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search over `prompt` (k B, T), and a list that it fills with each step's scores (k B, V).
+    """Return the settings of a search over `prompt` (k B, T), and a list to which it adds each step's scores (k B, V).
 
     Limits and end tokens are known by number; of the other stopping criteria every step asks.
     """
@@ -383,7 +383,9 @@ def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: Generation
     """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
     attentions, states = config.output_attentions, config.output_hidden_states
     return {
-        "logits": tuple(logits[:, -1].float() for logits in decoder.recorded("logits")) if config.output_logits else None,
+        "logits": tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
+        if config.output_logits
+        else None,
         "encoder_attentions": encoder_outputs.get("attentions") if attentions else None,
         "encoder_hidden_states": encoder_outputs.get("hidden_states") if states else None,
         "decoder_attentions": decoder.recorded("decoder_attentions") if attentions else None,
@@ -422,7 +424,7 @@ class PaperBeamSearch(GenerationMixin):
         )
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(
+    def generate(  # ty: ignore[incompatible-attribute-override]
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,

@@ -205,9 +205,7 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     return torch.cat(found), torch.cat(indices)
 
 
-def select_continuations(
-    logits: Tensor, state: SearchState, settings: SearchSettings
-) -> tuple[Tensor, Tensor, Tensor]:
+def select_continuations(logits: Tensor, state: SearchState, settings: SearchSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
     k, vocabulary, count = settings.num_beams, logits.shape[1], settings.candidates
     if settings.process is None and not settings.do_sample:

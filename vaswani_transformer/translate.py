@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTr
 from transformers.utils import logging
 
 from .config import VaswaniTransformerConfig
+from .cpu import prepare_for_inference
 from .ctranslate2_engine import CTranslate2Search
 from .folders import loading, refuse_missing_folder
-from .cpu import prepare_for_inference
 from .lines import (
     LineError,
     ResumableFile,

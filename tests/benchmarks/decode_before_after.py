@@ -50,7 +50,9 @@ def calls(
     other.load_state_dict(ours.state_dict())
     models: list[Any] = [other, ours]
     if arm != "plain":
-        models = [prepare(model, arm) for prepare, model in zip((before[1], prepare_for_inference), models, strict=True)]
+        models = [
+            prepare(model, arm) for prepare, model in zip((before[1], prepare_for_inference), models, strict=True)
+        ]
     ids, mask = sources(len(lengths), shape["vocab_size"])
     criteria = StoppingCriteriaList([OwnLengths(lengths)] if int(lengths.max()) > int(lengths.min()) else [])
     settings = search(beams, shape["vocab_size"], int(lengths.max()))
@@ -94,7 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="another checkout")
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--arms", nargs="+", choices=("plain", "float32", "bfloat16", "int8"), default=["float32", "int8"])
+    parser.add_argument(
+        "--arms", nargs="+", choices=("plain", "float32", "bfloat16", "int8"), default=["float32", "int8"]
+    )
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")

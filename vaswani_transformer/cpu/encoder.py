@@ -86,7 +86,11 @@ class PreparedEncoder:
     def is_plain(self, inputs: dict[str, Any]) -> bool:
         """Return whether a call has only sources, within the positions, and asks for nothing on the way."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        flags, config, encode = ("output_attentions", "output_hidden_states"), self.encoder.config, self.fast_pass.encode
+        flags, config, encode = (
+            ("output_attentions", "output_hidden_states"),
+            self.encoder.config,
+            self.fast_pass.encode,
+        )
         longest = encode.table.num_embeddings if isinstance(encode, LearnedPositions) else None
         return (
             PLAIN_INPUTS.issuperset(inputs)
