@@ -1,5 +1,6 @@
 """The paper's beam search inside generate(): its scores, its limits, its stop and its settings (6.1)."""
 
+import logging
 import tempfile
 
 import pytest
@@ -13,6 +14,7 @@ from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
+    generation,
 )
 from vaswani_transformer.search import length_penalty
 
@@ -255,16 +257,81 @@ def test_a_max_length_in_the_models_own_config_never_shortens_the_limit():
     assert limit_of(model) == 53
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
-        ({"max_source_relative_length": -1}, r"max_source_relative_length \(-1\) is negative"),
-    ],
-)
-def test_a_setting_that_is_none_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        small_model(0).generate(source(3), **settings)
+REFUSED = [
+    ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
+    ({"max_source_relative_length": -1}, r"max_source_relative_length \(-1\) is negative"),
+    ({"max_source_relative_length": "ten"}, r"max_source_relative_length: .*got 'ten', expected a whole number"),
+    ({"max_source_relative_length": 2.5}, r"max_source_relative_length: .*got 2\.5, expected a whole number"),
+    ({"max_source_relative_length": True}, r"max_source_relative_length: .*got True, expected a whole number"),
+    ({"length_penalty": "x"}, r"length_penalty: .*got 'x', expected a finite one"),
+    ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite one"),
+    ({"length_penalty": float("inf")}, r"length_penalty: .*got inf, expected a finite one"),
+    ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
+    ({"num_beams": -2}, r"num_beams: .*got -2, expected a whole number of at least 1"),
+]
+
+
+@pytest.mark.parametrize("place", ["call", "config", "model"])
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_a_setting_that_cannot_be_is_refused_in_one_line(settings, message, place):
+    model = small_model(0)
+    if place == "model":
+        vars(model.generation_config).update(settings)
+    config = GenerationConfig(num_beams=2)
+    vars(config).update(settings)
+    given = {"call": settings, "config": {"generation_config": config}, "model": {}}[place]
+    with pytest.raises(ValueError, match=message) as error:
+        model.generate(source(3), **given)
+    assert "\n" not in str(error.value)
+
+
+def warnings_of(model, monkeypatch, **arguments):
+    """The warnings of a call about lengths."""
+    heard = []
+    monkeypatch.setattr(generation.logger, "warning_once", lambda text, *args: heard.append(text))
+    model.generate(source(3, 4), **arguments)
+    return [text for text in heard if "max_length" in text]
+
+
+def test_a_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
+    model = small_model(0)
+    assert not warnings_of(model, monkeypatch)
+    model.generation_config.max_length = 4
+    assert len(heard := warnings_of(model, monkeypatch)) == 1
+    assert "max_length=4, which is ignored: its max_source_relative_length=50" in heard[0]
+    for arguments in ({"max_new_tokens": 5}, {"max_length": 5}, {"max_source_relative_length": None}):
+        assert not warnings_of(model, monkeypatch, **arguments)
+
+
+def test_a_beam_setting_that_is_saved_is_no_warning_of_a_greedy_search(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = small_model(0)
+    with caplog.at_level("WARNING"):
+        model.generate(source(3), num_beams=1)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_prompt_without_the_start_token_gets_it_and_counts_it(starts):
+    """As Transformers puts it before such a prompt; the limit counts new tokens only."""
+    model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
+    found = model.generate(source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END])
+    assert found.shape == (1, 3 + 2 + 1)
+
+
+def test_a_callers_encoder_outputs_stay_as_they_are():
+    model, ids = small_model(0), source(3, 4)
+    encoded = model.get_encoder()(ids)
+    before = encoded.last_hidden_state
+    model.generate(encoder_outputs=encoded)
+    assert encoded.last_hidden_state is before
+
+
+def test_a_search_that_only_transformers_has_is_refused_under_lp():
+    with pytest.raises(
+        ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
+    ):
+        small_model(0).generate(source(3), prefill_chunk_size=2)
 
 
 def test_learned_positions_refuse_a_target_beyond_their_table_before_the_first_step():

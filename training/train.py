@@ -31,7 +31,6 @@ from transformers import (
     set_seed,
 )
 from transformers.utils.logging import disable_progress_bar
-from vaswani_transformer.optimization import cut_into_steps
 
 from training.average import last_checkpoints, mean_weights
 from training.checkpoints import (
@@ -67,6 +66,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.batching import make_steps
 
 logger = logging.getLogger(__name__)
 
@@ -341,7 +341,7 @@ def refuse_other_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -
         return
     sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
     before_steps, steps = (
-        cut_into_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in parts
+        make_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in parts
     )
     if before_steps != steps:
         raise RunError(

@@ -41,6 +41,12 @@ DOORS = {
 }
 
 
+@functools.lru_cache(maxsize=8)
+def arguments_of(method: Any) -> frozenset[str]:
+    """Return the names of a function's arguments; none where there is no function."""
+    return frozenset() if method is None else frozenset(inspect.signature(method).parameters)
+
+
 def check_doors() -> None:
     """Check that `generate()` still calls what is overridden here.
 
@@ -48,12 +54,10 @@ def check_doors() -> None:
         RuntimeError: a method of Transformers is missing or takes other arguments.
     """
     for name, arguments in DOORS.items():
-        method = getattr(GenerationMixin, name, None)
-        found = set() if method is None else set(inspect.signature(method).parameters)
-        if not arguments <= found:
+        if missing := sorted(arguments - arguments_of(getattr(GenerationMixin, name, None))):
             raise RuntimeError(
-                f"generate(): this version of Transformers has no GenerationMixin.{name} that takes "
-                f"{', '.join(sorted(arguments - found))}, by which the search enters; install one from {KNOWN_VERSIONS}."
+                f"generate(): GenerationMixin.{name} of this Transformers does not take {', '.join(missing)}, so that "
+                f"the search cannot enter it; install Transformers {KNOWN_VERSIONS}."
             )
 
 
@@ -91,7 +95,7 @@ class CallSettings:
         self, generation_config: GenerationConfig | None, saved: GenerationConfig, kwargs: dict[str, Any]
     ) -> None:
         self.saved, self.kwargs = saved, dict(kwargs)
-        self.config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
+        self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
         self.given = {name: value for name, value in vars(self.config).items() if value is not None}
         for name in list(self.kwargs):
             if name in ("length_penalty_type", "max_source_relative_length"):
@@ -100,8 +104,10 @@ class CallSettings:
                 self.given[name] = self.kwargs[name]
                 if self.kwargs[name] is not None or getattr(saved, name, None) is None:
                     setattr(self.config, name, self.kwargs.pop(name))
-        if generation_config is not None and hasattr(generation_config, "max_source_relative_length"):
+        if hasattr(self.config, "max_source_relative_length"):
             self.given.setdefault("max_source_relative_length", None)
+        if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would say so of saved ones
+            self.config.length_penalty, self.config.early_stopping = 1.0, False
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting of the call, else of the model."""
@@ -321,7 +327,7 @@ def one_row_per_source(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
 def search_settings(
     prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
 ) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search over `prompt` (k B, T), and a list that it fills with each step's scores (k B, V).
+    """Return the settings of a search over `prompt` (k B, T), and a list to which it adds each step's scores (k B, V).
 
     Limits and end tokens are known by number; of the other stopping criteria every step asks.
     """
@@ -418,7 +424,7 @@ class PaperBeamSearch(GenerationMixin):
         )
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(
+    def generate(  # ty: ignore[incompatible-attribute-override]
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,

@@ -6,13 +6,50 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
 
+KNOWN_VERSIONS = "5.17 to 5.23"
+PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
+    PreTrainedConfig: ("_attn_implementation", "_auto_class"),
+    PreTrainedModel: (
+        "_apply",
+        "_auto_class",
+        "_can_compile_fullgraph",
+        "_can_record_outputs",
+        "_fsdp_plan",
+        "_init_weights",
+        "_input_embed_layer",
+        "_no_split_modules",
+        "_skip_keys_device_placement",
+        "_supports_attention_backend",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
+        "_supports_sdpa",
+        "_tied_weights_keys",
+        "_tp_plan",
+    ),
+}
+"""The private names of Transformers that models set or read; `KNOWN_VERSIONS` have them."""
 _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}
+
+
+def check_private_names() -> None:
+    """Check that Transformers has every private name that the models of this package set or read.
+
+    Raises:
+        RuntimeError: a name is missing.
+    """
+    owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
+    if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
+        raise RuntimeError(
+            f"This Transformers has no {', '.join(missing)}, by which models are initialized, split and recorded; "
+            f"install Transformers {KNOWN_VERSIONS}."
+        )
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
@@ -44,6 +81,10 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        check_private_names()
+        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -114,4 +155,9 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "decoder_input_ids": tokens}
 
 
-__all__ = ["VaswaniTransformerPreTrainedModel", "check_single_input", "tensor_parallel_plan"]
+__all__ = [
+    "VaswaniTransformerPreTrainedModel",
+    "check_private_names",
+    "check_single_input",
+    "tensor_parallel_plan",
+]

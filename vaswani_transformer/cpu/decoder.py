@@ -161,14 +161,10 @@ class PreparedDecoder:
     ) -> None:
         self.decoder_step, self.num_beams = decoder_step, num_beams
         self.key_values = [layer.cross_attention.source_key_values(memory) for layer in decoder_step.layers]
-        has_padding = attention_mask is not None and not bool(attention_mask.all())
-        self.mask = (
-            memory.new_zeros(()).where(cast(Tensor, attention_mask).bool(), torch.finfo(torch.float32).min)[
-                :, None, None
-            ]
-            if has_padding
-            else None
-        )
+        self.mask: Tensor | None = None  # (B, 1, 1, S)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            lowest = torch.finfo(torch.float32).min
+            self.mask = memory.new_zeros(()).where(attention_mask.bool(), lowest)[:, None, None]
         self.cache = decoder_step.new_cache(len(memory), num_beams)
         self.cross_attention: list[Function] | None = None
 

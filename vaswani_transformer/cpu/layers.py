@@ -52,7 +52,10 @@ class FusedCausalQKVAttention(FusedQKVAttention, CausalSelfAttention):
     """The same in a decoder."""
 
 
-FUSED = {SelfAttention: FusedQKVAttention, CausalSelfAttention: FusedCausalQKVAttention}
+FUSED: dict[type[SelfAttention], type[FusedQKVAttention]] = {
+    SelfAttention: FusedQKVAttention,
+    CausalSelfAttention: FusedCausalQKVAttention,
+}
 
 
 def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:

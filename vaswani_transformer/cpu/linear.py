@@ -36,7 +36,7 @@ class PreparedLinear(nn.Module):
     has_relu = False
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return its weight (out, in) and bias in float32, where it computes with these."""
+        """Return its weight (out, in) and bias in float32, where that loses nothing; else None."""
         return None
 
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
@@ -126,6 +126,11 @@ class QuantizedLinear(PreparedLinear):
         # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
         return (product.relu_() if self.has_relu else product).to(hidden_states.dtype)
 
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return its weight (out, in) as int8 has it, and bias, in float32."""
+        weight, bias = torch.ops.quantized.linear_unpack(self.packed_small_batch)
+        return weight.dequantize(), bias
+
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
         small, large, reduces_range = self.packed_small_batch, self.packed_large_batch, self.reduces_range
         apply = torch.ops.quantized.linear_dynamic.default
@@ -149,10 +154,12 @@ def is_supported(make: Callable[[nn.Linear], nn.Module]) -> bool:
         layer = make(probe_linear(0.1))
         products = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, LARGE_BATCH_ROWS)])
         ordered = probe_linear(torch.arange(1024.0).view(16, 64))
-        parameters = getattr(make(ordered), "unpacked", lambda: None)()
+        ordered_layer = make(ordered)
+        parameters = ordered_layer.unpacked() if isinstance(ordered_layer, PreparedLinear) else None
     except (RuntimeError, AttributeError, TypeError):
         return False
-    if parameters is not None and not torch.equal(parameters[0], ordered.weight):
+    step = 1023 / 127 if isinstance(layer, QuantizedLinear) else 0.0
+    if parameters is not None and not torch.allclose(parameters[0], ordered.weight, rtol=0.0, atol=step / 2):
         return False
     return torch.allclose(products, torch.full_like(products, 6.4), rtol=0.02)  # a step of bfloat16, 8 bits, is 0.8%
 

@@ -1,0 +1,118 @@
+"""Decoding speed of this checkout and of another one, in turn, in one process, with the same tokens.
+
+`git worktree add ../before COMMIT`, then `python -m tests.benchmarks.decode_before_after ../before --shape=small
+--batches 1 8 32` decodes the same random sources by both and prints one JSON object: the median over rounds of the
+ratio of the other checkout's seconds to this one's, so that 1.2 is 1.2 times as fast as before. Each round takes both
+in turn, the first of them by turns. Tokens of all arms but int8 have to be the same. `decode_against_marian` explains
+the options that both have.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.utils import logging
+
+from tests.benchmarks.decode_against_marian import OwnLengths, search, seconds, sources, target_lengths
+from tests.benchmarks.train_against_marian import SHAPES, make_model
+from vaswani_transformer import prepare_for_inference
+
+BEFORE = "vaswani_transformer_before"
+
+
+def import_before(checkout: Path) -> tuple[Any, Any]:
+    """The model's module of another checkout and its `prepare_for_inference`, beside those of this one."""
+    package = types.ModuleType(BEFORE)  # without its __init__, which would register its classes in place of ours
+    package.__path__ = [str(checkout / "vaswani_transformer")]
+    sys.modules[BEFORE] = package
+    prepare = "cpu" if (checkout / "vaswani_transformer" / "cpu").is_dir() else "inference"
+    modules = [importlib.import_module(f"{BEFORE}.{name}") for name in ("model", prepare)]
+    return modules[0], modules[1].prepare_for_inference
+
+
+def calls(
+    shape: dict[str, int], arm: str, beams: int, lengths: Tensor, before: tuple[Any, Any]
+) -> list[Callable[[], Tensor]]:
+    """The search of the other checkout and of this one, over the same weights."""
+    torch.manual_seed(0)
+    ours = make_model("ours", shape).eval()
+    config = importlib.import_module(f"{BEFORE}.config").VaswaniTransformerConfig(**ours.config.to_diff_dict())
+    other = before[0].VaswaniTransformerForConditionalGeneration(config).eval()
+    other.load_state_dict(ours.state_dict())
+    models: list[Any] = [other, ours]
+    if arm != "plain":
+        models = [
+            prepare(model, arm) for prepare, model in zip((before[1], prepare_for_inference), models, strict=True)
+        ]
+    ids, mask = sources(len(lengths), shape["vocab_size"])
+    criteria = StoppingCriteriaList([OwnLengths(lengths)] if int(lengths.max()) > int(lengths.min()) else [])
+    settings = search(beams, shape["vocab_size"], int(lengths.max()))
+    for model in models:
+        model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
+
+    def call_of(model: Any) -> Callable[[], Tensor]:
+        return lambda: model.generate(
+            input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria
+        )
+
+    return [call_of(model) for model in models]
+
+
+def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The seconds of both, round by round, and the median of their ratios."""
+    lengths = target_lengths(count, options.lengths)
+    longest = int(lengths.max())
+    both = calls(SHAPES[options.shape], arm, beams, lengths, before)
+    former, present = (call() for call in both)
+    if arm != "int8" and not torch.equal(former, present):
+        raise RuntimeError(f"{arm}, beam {beams}, batch {count}: the checkouts find different tokens.")
+    rounds = []
+    for number in range(options.rounds):
+        order = (0, 1) if number % 2 else (1, 0)
+        taken = {place: seconds(lambda place=place: both[place]().shape[1] - 1, longest) for place in order}
+        rounds.append((taken[0], taken[1]))
+    ratios = sorted(before / after for before, after in rounds)
+    return {
+        "arm": arm,
+        "beams": beams,
+        "batch": count,
+        "same_tokens": torch.equal(former, present),
+        "milliseconds": [round(1000 * statistics.median(side), 2) for side in zip(*rounds, strict=True)],
+        "ratio": round(statistics.median(ratios), 3),
+        "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[-1 - len(ratios) // 4], 3)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="another checkout")
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument(
+        "--arms", nargs="+", choices=("plain", "float32", "bfloat16", "int8"), default=["float32", "int8"]
+    )
+    parser.add_argument("--beams", type=int, default=4)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.set_verbosity_error()
+    before = import_before(options.before)
+    with torch.inference_mode():
+        for arm in options.arms:
+            for count in options.batches:
+                print(json.dumps(compare(arm, options.beams, count, before, options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

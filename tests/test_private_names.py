@@ -1,0 +1,214 @@
+"""The private names of Transformers and torch that the package uses: all are listed, and none can vanish unnoticed."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.generation import GenerationMixin
+
+from tests.helpers import padded_batch, tiny_config, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from vaswani_transformer.cpu.decoder import DecoderStep
+from vaswani_transformer.cpu.encoder import EncoderPass
+from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported
+from vaswani_transformer.generation import DOORS
+from vaswani_transformer.pretrained import PRIVATE_NAMES
+
+PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
+USED = {
+    "attention.py": {"_attn_implementation"},
+    "attention_weights.py": {"_attn_implementation"},
+    "cpu/encoder.py": {"_attn_implementation"},
+    "cpu/layers.py": {"_modules"},
+    "cpu/linear.py": {
+        "_linear_pointwise",
+        "_reorder_linear_weight",
+        "linear_dynamic",
+        "linear_prepack",
+        "linear_unpack",
+    },
+    "cpu/model.py": {"_apply", "_attn_implementation"},
+    "generation.py": {"_beam_search", "_sample"},
+    "model.py": {
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_hf_hook",
+        "_input_embed_layer",
+        "_tied_weights_keys",
+        "_tp_plan",
+    },
+    "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
+    "pretrained.py": {
+        "_attn_implementation",
+        "_apply",
+        "_auto_class",
+        "_can_compile_fullgraph",
+        "_can_record_outputs",
+        "_fsdp_plan",
+        "_init_weights",
+        "_input_embed_layer",
+        "_no_split_modules",
+        "_skip_keys_device_placement",
+        "_supports_attention_backend",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
+        "_supports_sdpa",
+        "_tied_weights_keys",
+        "_tp_plan",
+    },
+    "tokenizer.py": {"_auto_class"},
+    "translate.py": {"_commit_hash"},
+}
+# Where each stands in the tested versions; `_hf_hook` is what Accelerate sets on a module, `_commit_hash` the Hub.
+OWNERS = {
+    "_attn_implementation": PreTrainedConfig,
+    "_apply": nn.Module,
+    "_beam_search": GenerationMixin,
+    "_sample": GenerationMixin,
+    "_forward": Pipeline,
+    "_load_tokenizer": Pipeline,
+    "_pipeline_calls_generate": Pipeline,
+    "_sanitize_parameters": Pipeline,
+    "_forward_hooks": nn.Module(),
+    "_forward_pre_hooks": nn.Module(),
+    "_modules": nn.Module(),
+    "_auto_class": PreTrainedTokenizerFast,
+    "_linear_pointwise": torch.ops.mkldnn,
+    "_reorder_linear_weight": torch.ops.mkldnn,
+    "linear_dynamic": torch.ops.quantized,
+    "linear_prepack": torch.ops.quantized,
+    "linear_unpack": torch.ops.quantized,
+}
+
+
+def private_names(path):
+    """Names with one leading underscore that a file reads, overrides or spells, and functions of `torch.ops`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+            owner = node.value
+            is_op = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute)
+            if is_op and owner.value.attr == "ops":
+                yield f"op {node.attr}"
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
+
+
+def own_names():
+    """Private functions and attributes that the package defines itself, other than overrides."""
+    foreign = set().union(*USED.values())
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    return (functions | names | stored) - foreign
+
+
+def test_every_private_name_is_listed_by_its_file():
+    own, found = own_names() | {"_", "_proj"}, {}
+    for path in PACKAGE.rglob("*.py"):
+        names = set(private_names(path))
+        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own
+        private |= {name.removeprefix("op ") for name in names if name.startswith("op ")}
+        if private:
+            found[path.relative_to(PACKAGE).as_posix()] = private
+    assert found == USED
+
+
+@pytest.mark.parametrize("name", sorted(OWNERS))
+def test_every_private_name_is_there_in_this_version(name):
+    assert hasattr(OWNERS[name], name)
+
+
+def rename(monkeypatch, owner, name):
+    """Take a name away from its owner and whatever that inherits it from."""
+    for each in (owner, *owner.__mro__):
+        if name in vars(each):
+            monkeypatch.delattr(each, name)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_search_without_its_door_says_which_versions_have_it(name, monkeypatch):
+    model, (ids, mask) = tiny_model(), padded_batch([3, 2])
+    model.use_paper_decoding()
+    monkeypatch.delattr(GenerationMixin, name)
+    with pytest.raises(RuntimeError, match=rf"GenerationMixin\.{name} of this .*; install Transformers 5\.17 to 5\.23"):
+        model.generate(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door_with_other_arguments_is_none(name, monkeypatch):
+    monkeypatch.setattr(GenerationMixin, name, lambda self, input_ids, **kwargs: input_ids)
+    with pytest.raises(RuntimeError, match=rf"{name} of this Transformers does not take .*generation_config"):
+        tiny_model().generate(torch.tensor([[5, 2]]))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names])
+def test_a_model_without_a_name_that_it_needs_says_which_versions_have_it(owner, name, monkeypatch):
+    config = tiny_config()
+    rename(monkeypatch, owner, name)
+    with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.23"):
+        VaswaniTransformerForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        ("_linear_pointwise", "float32"),
+        ("_reorder_linear_weight", "float32"),
+        ("linear_dynamic", "int8"),
+        ("linear_prepack", "int8"),
+        ("linear_unpack", "int8"),
+    ],
+)
+def test_without_a_function_of_torch_a_prepared_model_has_plain_layers_and_the_same_result(
+    function, dtype, monkeypatch
+):
+    namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
+
+    class Missing:
+        def __getattr__(self, name):
+            if name == function:
+                raise AttributeError(name)
+            return getattr(namespace, name)
+
+    monkeypatch.setattr(torch.ops, "mkldnn" if function.startswith("_") else "quantized", Missing())
+    model, (ids, mask) = tiny_model(), padded_batch([3, 2])
+    prepared = prepare_for_inference(model, dtype)
+    assert {type(module) for module in prepared.modules()} & {nn.Linear}
+    options = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": 2}
+    assert torch.equal(prepared.generate(ids, **options), model.generate(ids, **options))
+
+
+def test_the_fast_paths_are_on(monkeypatch):
+    """In the tested versions float32 and int8 are packed on x86, and encoder and decoder take the fast path."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no oneDNN")
+    assert is_supported(LINEAR_FACTORIES["float32"])
+    taken = []
+    for each in (DecoderStep, EncoderPass):
+        call = each.__call__
+        monkeypatch.setattr(each, "__call__", lambda *args, call=call: taken.append(call) or call(*args))
+    ids, mask = padded_batch([3, 2])
+    prepare_for_inference(tiny_model()).generate(
+        ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2
+    )
+    assert len(taken) == 1 + 3
+
+
+def test_published_code_names_nothing_of_the_cpus_fast_path(tmp_path):
+    model = tiny_model()
+    model.with_code().save_pretrained(tmp_path)
+    published = {path.name for path in tmp_path.glob("*.py")}
+    assert {"model.py", "generation.py", "search.py"} <= published
+    assert not published & {path.name for path in (PACKAGE / "cpu").glob("*.py")} - {"model.py", "layers.py"}
+    assert not any(".cpu" in path.read_text(encoding="utf-8") for path in tmp_path.glob("*.py"))
+    assert PreTrainedModel in type(model).__mro__
