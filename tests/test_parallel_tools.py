@@ -1,6 +1,7 @@
-"""NAT and CMLM with the Hugging Face tools: Auto classes, trust_remote_code, pipeline, Trainer, PEFT, prepared copies."""
+"""NAT and CMLM with Hugging Face tools: Auto classes, trust_remote_code, pipeline, Trainer, PEFT; prepared copies."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import (
     pipeline,
 )
 
-from tests.helpers import PAIRS, random_tokens, run_python
+from tests.helpers import PAIRS, ROOT, random_tokens, run_python
 from tests.parallel_models import FAMILY, targets, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer
 from vaswani_transformer.inference import prepare_for_inference
@@ -247,3 +248,10 @@ def test_the_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
         tokenizer_with_mask().save_pretrained(tmp_path)
         assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
         assert AutoTokenizer.from_pretrained(tmp_path).mask_token == "<mask>"
+
+
+def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "non-autoregressive.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(block, {})
+    assert "torch.Size([4, 2, " in capsys.readouterr().out

@@ -17,7 +17,7 @@ from transformers.utils import can_return_tuple, logging
 from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int
 from .embeddings import count_positions
-from .lengths import LengthToken, canvas, check_right_padded, real_tokens
+from .lengths import LengthToken, canvas, real_tokens
 from .masking import draw_masks
 from .parallel import ParallelDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
@@ -206,22 +206,22 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
-        lengths, width = self.canvas_shape(
+        lengths, mask = self.target_mask(
             source, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, labels, target_lengths
         )
         if labels is not None and not self.training:
-            decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, lengths)
+            decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, mask)
         elif decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids, labels = self.mask_some(labels, lengths, width, num_items_in_batch)
+            decoder_input_ids, labels = self.mask_some(labels, mask, num_items_in_batch)
         outputs = self.run_decoder(
-            source, lengths, width, input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, **kwargs
+            source, mask, input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, **kwargs
         )
         states = cast(Tensor, outputs.last_hidden_state)
         token_loss, logits = self.loss_and_logits(states, labels, 0, skip_logits, num_items_in_batch)
         length_loss = None if labels is None else self.length_loss(source, lengths, labels, num_items_in_batch)
         return self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
 
-    def canvas_shape(
+    def target_mask(
         self,
         source: EncodedSource,
         input_ids: Tensor | None,
@@ -229,26 +229,29 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         attention_mask: Tensor | None,
         labels: Tensor | None,
         target_lengths: Tensor | None,
-    ) -> tuple[Tensor, int]:
-        """Return the target lengths (k B,) and T; the arguments are those of `forward`."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None and target_lengths is None:
-            return self.target_shape(source, labels, attention_mask)
+    ) -> tuple[Tensor, Tensor]:
+        """Return the target lengths (k B,) and the target's mask (k B, T); the arguments are those of `forward`."""
+        device = source.memory.device
+        shaped = next((given for given in (input_ids, inputs_embeds, labels) if given is not None), None)
         if target_lengths is not None:
-            longest = int(target_lengths.max()) if given is None and labels is None else 0
-            shaped = given if given is not None else labels
-            return target_lengths.to(source.memory.device), longest if shaped is None else shaped.shape[1]
-        if attention_mask is not None:
-            check_right_padded(attention_mask.ne(0), "decoder_attention_mask")
-            return attention_mask.sum(1).to(source.memory.device), cast(Tensor, given).shape[1]
-        return self.target_shape(source, None, None, cast(Tensor, given))
+            lengths = target_lengths.to(device)
+            return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
+        has_words = input_ids is not None or inputs_embeds is not None
+        if has_words and attention_mask is not None:
+            mask = attention_mask.to(device).ne(0)
+            return mask.sum(1), mask.long()
+        if has_words:
+            rows, width = cast(Tensor, shaped).shape[:2]
+            return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
+        lengths, width = self.target_shape(source, labels, attention_mask)
+        return lengths, canvas(lengths, width)
 
-    def mask_all(self, input_ids: Tensor | None, labels: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return decoder inputs (k B, T) with every token masked, and the whole target as labels.
 
         A batch with masks has the words that it shows in its decoder inputs.
         """
-        is_real = canvas(lengths, labels.shape[1]).bool()  # (k B, T)
+        is_real = mask.bool()  # (k B, T)
         if input_ids is not None:
             shown = is_real & labels.eq(-100) & input_ids.ne(cast(int, self.config.mask_token_id))
             labels = torch.where(shown, input_ids, labels)
@@ -256,10 +259,10 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         return masks.masked_fill(~is_real, cast(int, self.config.pad_token_id)), labels
 
     def mask_some(
-        self, labels: Tensor | None, lengths: Tensor, width: int, num_items_in_batch: Tensor | int | None
+        self, labels: Tensor | None, mask: Tensor, num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return decoder inputs (k B, T) and labels of masked tokens: random ones, or all where there are no labels."""
-        is_real = canvas(lengths, width).bool()  # (k B, T)
+        is_real = mask.bool()  # (k B, T)
         tokens = torch.full_like(is_real, cast(int, self.config.pad_token_id), dtype=torch.long)
         if labels is None:
             return tokens.masked_fill(is_real, cast(int, self.config.mask_token_id)), None
@@ -291,7 +294,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 order = log_probs.masked_fill(~is_real, float("inf")).sort(dim=1, stable=True).indices
                 is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
             tokens = tokens.masked_fill(is_masked, mask_token_id)
-            outputs = self.run_decoder(source, lengths, width, cache, input_ids=tokens)
+            outputs = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)
             states = cast(Tensor, outputs.last_hidden_state)[is_masked]  # (N, d_model)
             chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_masked], settings.suppressed)
             tokens = tokens.masked_scatter(is_masked, chosen)

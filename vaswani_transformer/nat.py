@@ -139,7 +139,7 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         Args:
             input_ids: (B, S) source token ids.
             attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
-            decoder_attention_mask: (k B, T), 1 at the positions of a target whose length is given so.
+            decoder_attention_mask: (k B, T), as many ones in a row as its target has tokens.
             encoder_outputs: the encoder's output for the source; None: the encoder runs.
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model) in place of the soft copy.
@@ -148,6 +148,7 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of target tokens to divide both summed losses by; None: those of `labels`.
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
+            decoder_input_ids: ignored, since the decoder has no words.
 
         Returns:
             With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over target tokens in
@@ -155,12 +156,9 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
             request the hidden states and attentions of both stacks. Without labels and mask T is the predicted length.
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding; `decoder_input_ids`.
+            ValueError: the stacks' errors; labels with a token after padding.
         """
-        if kwargs.pop("decoder_input_ids", None) is not None:
-            raise ValueError(
-                "decoder_input_ids: NAT has no words in its decoder; got some, expected None. Give labels."
-            )
+        kwargs.pop("decoder_input_ids", None)
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
@@ -176,7 +174,7 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         if labels is not None and num_items_in_batch is None:
             num_items_in_batch = labels.ne(-100).sum()
         kwargs.pop("position_ids", None)
-        outputs = self.run_decoder(source, lengths, width, inputs_embeds=decoder_inputs_embeds, **kwargs)
+        outputs = self.run_decoder(source, canvas(lengths, width), inputs_embeds=decoder_inputs_embeds, **kwargs)
         token_loss, logits = self.loss_and_logits(
             cast(Tensor, outputs.last_hidden_state), learned, 0, skip_logits, num_items_in_batch
         )
@@ -194,7 +192,7 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         Qian et al. 2021: with c mistakes in the first pass, floor(rho c) positions, drawn from all real
         ones and not from the mistakes only.
         """
-        outputs = self.run_decoder(source, lengths, labels.shape[1], inputs_embeds=inputs_embeds)
+        outputs = self.run_decoder(source, canvas(lengths, labels.shape[1]), inputs_embeds=inputs_embeds)
         is_real = labels.ne(-100)  # (k B, T)
         states = cast(Tensor, outputs.last_hidden_state)[is_real]  # (N, d_model)
         best = [self.lm_head(chunk).argmax(-1) for chunk in states.split(256)]
@@ -209,7 +207,7 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         is_real = canvas(lengths).bool()  # (l B, T)
         width = is_real.shape[1]
         inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)
-        outputs = self.run_decoder(source, lengths, width, inputs_embeds=inputs_embeds)
+        outputs = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)
         states = cast(Tensor, outputs.last_hidden_state)[is_real]  # (N, d_model)
         is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_real], settings.suppressed)

@@ -103,7 +103,7 @@ class ParallelSettings:
 
 def is_off(value: object) -> bool:
     """Return whether a setting of a search has a value that changes nothing."""
-    return value is None or value is False or (isinstance(value, int | float) and value in (0, 1))
+    return value is None or value is False or (value is not True and value in (0, 1))
 
 
 def fail(subject: str, problem: str, fix: str) -> Never:

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import (
 )
 
 from .body import ProjectedModel
-from .lengths import canvas, check_right_padded, length_cross_entropy
+from .lengths import check_right_padded, length_cross_entropy
 from .loss import reduce_loss
 
 
@@ -131,15 +131,15 @@ class ParallelHead(ProjectedModel):
         """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted.
 
         Raises:
-            ValueError: labels or a mask with a token after padding.
+            ValueError: labels with a token after padding.
         """
         device = source.memory.device
-        name = "decoder_attention_mask" if labels is None else "labels"
-        is_token = labels.ne(-100) if labels is not None else attention_mask
-        if is_token is not None:
-            is_token = is_token.to(device).ne(0)  # (k B, T)
-            check_right_padded(is_token, name)
+        if labels is not None:
+            is_token = labels.to(device).ne(-100)  # (k B, T)
+            check_right_padded(is_token, "labels")
             return is_token.sum(1), is_token.shape[1]
+        if attention_mask is not None:
+            return attention_mask.to(device).ne(0).sum(1), attention_mask.shape[1]
         if inputs_embeds is not None:
             rows, width = inputs_embeds.shape[:2]
             return torch.full((rows,), width, device=device), width
@@ -149,14 +149,16 @@ class ParallelHead(ProjectedModel):
     def run_decoder(
         self,
         source: EncodedSource,
-        lengths: Tensor,
-        width: int,
+        target_mask: Tensor,
         cache: Cache | None = None,
         **inputs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Return the decoder's output (k B, T, d_model); `inputs` are `input_ids` or `inputs_embeds`, and settings."""
+        """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1.
+
+        `inputs` are `input_ids` or `inputs_embeds`, and settings.
+        """
         return self.model.decoder(
-            attention_mask=canvas(lengths, width),
+            attention_mask=target_mask,
             encoder_hidden_states=source.memory,
             encoder_attention_mask=source.attention_mask,
             past_key_values=cache,
