@@ -4,9 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu import prepare_for_inference
+from .masking import MaskingCollator
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
+from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .schedule import learning_rate, paper_adam, paper_schedule
@@ -31,9 +34,16 @@ __all__ = [
     "Attentions",
     "CTranslate2Search",
     "Hypothesis",
+    "MaskingCollator",
     "TokenBudgetBatchSampler",
     "TokenBudgetBatches",
     "Translation",
+    "VaswaniCmlmConfig",
+    "VaswaniCmlmForConditionalGeneration",
+    "VaswaniCmlmModel",
+    "VaswaniNatConfig",
+    "VaswaniNatForConditionalGeneration",
+    "VaswaniNatModel",
     "VaswaniTransformerConfig",
     "VaswaniTransformerForConditionalGeneration",
     "VaswaniTransformerModel",

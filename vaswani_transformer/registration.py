@@ -3,18 +3,28 @@
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
+from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 from .pipeline import TASK, VaswaniTransformerTranslationPipeline
 from .tokenizer import VaswaniTransformerTokenizer
+
+FAMILIES = (
+    (VaswaniTransformerConfig, VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration),
+    (VaswaniNatConfig, VaswaniNatModel, VaswaniNatForConditionalGeneration),
+    (VaswaniCmlmConfig, VaswaniCmlmModel, VaswaniCmlmForConditionalGeneration),
+)
+"""Configuration, body and whole model of each family; all share a tokenizer and a pipeline."""
 
 
 def register() -> None:
     """Tell the Auto classes of configurations, models and tokenizers, and `pipeline()`; as often as one likes."""
-    AutoConfig.register(VaswaniTransformerConfig.model_type, VaswaniTransformerConfig, exist_ok=True)
-    AutoModel.register(VaswaniTransformerConfig, VaswaniTransformerModel, exist_ok=True)
-    AutoModelForSeq2SeqLM.register(VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration, exist_ok=True)
-    AutoTokenizer.register(VaswaniTransformerConfig, fast_tokenizer_class=VaswaniTransformerTokenizer, exist_ok=True)
+    for config, body, model in FAMILIES:
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModel.register(config, body, exist_ok=True)
+        AutoModelForSeq2SeqLM.register(config, model, exist_ok=True)
+        AutoTokenizer.register(config, fast_tokenizer_class=VaswaniTransformerTokenizer, exist_ok=True)
     if PIPELINE_REGISTRY.supported_tasks.get(TASK, {}).get("impl") is not VaswaniTransformerTranslationPipeline:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, VaswaniTransformerTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"

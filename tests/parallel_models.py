@@ -1,0 +1,42 @@
+"""Tiny parallel models, and targets with their ends."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers import TINY, random_tokens
+from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniNatConfig,
+    VaswaniNatForConditionalGeneration,
+)
+
+END, MASK = 2, 3
+
+
+def tiny_nat(**overrides: Any) -> VaswaniNatForConditionalGeneration:
+    """A tiny NAT with random weights, in evaluation mode, the same one each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return VaswaniNatForConditionalGeneration(VaswaniNatConfig(**{**TINY, **overrides})).eval()
+
+
+def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
+    """A tiny CMLM with random weights, in evaluation mode, the same one each time."""
+    settings = {**TINY, "mask_token_id": MASK, "max_target_length": 20, **overrides}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**settings)).eval()
+
+
+FAMILY = {"nat": tiny_nat, "cmlm": tiny_cmlm}
+
+
+def targets(*lengths: int) -> Tensor:
+    """Labels (B, T) of these lengths, each with its end, padded on the right by -100."""
+    labels = torch.full((len(lengths), max(lengths)), -100)
+    for row, length in enumerate(lengths):
+        labels[row, :length] = torch.cat([random_tokens(length - 1), torch.tensor([END])])
+    return labels

@@ -1,0 +1,239 @@
+"""`generate()` of NAT and CMLM against plain Python: lengths, Mask-Predict, scores, settings and what it cannot do.
+
+B batch, S source, T target.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+from tests.helpers import FLOAT32, padded_batch, random_tokens
+from tests.parallel_models import END, FAMILY, MASK, targets, tiny_cmlm, tiny_nat
+from vaswani_transformer import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration
+
+BANNED = {0, 1, END, MASK}
+
+
+def best_words(logits: Tensor, length: int) -> tuple[list[int], list[float]]:
+    """The likeliest words of logits (T, V) at each position, the end at the last, and their log-probabilities."""
+    log_probs = logits.log_softmax(-1).tolist()
+    words = [
+        END if i == length - 1 else max((v for v in range(len(row)) if v not in BANNED), key=row.__getitem__)
+        for i, row in enumerate(log_probs[:length])
+    ]
+    return words, [log_probs[i][word] for i, word in enumerate(words)]
+
+
+def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[list[list[int]], list[float]]:
+    """Mask-Predict on one sentence: the words after each iteration, and the last log-probabilities."""
+    words, scores, history = [MASK] * length, [0.0] * length, []
+    for t in range(rounds):
+        count = max(1, length * (rounds - t) // rounds) if t else length
+        masked = sorted(range(length), key=lambda i: (scores[i], i))[:count] if t else list(range(length))
+        for i in masked:
+            words[i] = MASK
+        logits = model(input_ids=source, decoder_input_ids=torch.tensor([words])).logits[0]
+        new, new_scores = best_words(logits, length)
+        for i in masked:
+            words[i], scores[i] = new[i], new_scores[i]
+        history.append(list(words))
+    return history, scores
+
+
+def check_mask_predict(seed: int) -> None:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "encoder_layers": 1, "decoder_layers": 1}
+    config = VaswaniCmlmConfig(**sizes, mask_token_id=MASK, max_target_length=9)
+    model = VaswaniCmlmForConditionalGeneration(config).eval()
+    for weight in model.parameters():
+        weight.data.normal_()  # sharper than at the start of training, so that iterations change something
+    tokens, mask = padded_batch([4, 2], "left")
+    tokens = tokens.clamp(max=11)
+    rounds, lengths = seed % 5 + 1, seed % 3 + 1
+    found = model.generate(
+        tokens,
+        attention_mask=mask,
+        num_iterations=rounds,
+        length_beam_size=lengths,
+        return_history=True,
+        return_dict_in_generate=True,
+    )
+    for row in range(2):
+        source = tokens[row, mask[row].bool()][None]
+        logits = model.read_source(model.encode(source).last_hidden_state, None).length_logits[0]
+        candidates = logits.argsort(descending=True)[:lengths].tolist()
+        results = [(*mask_predict(model, source, m, rounds), m) for m in candidates]
+        history, scores, m = max(results, key=lambda result: sum(result[1]) / result[2])
+        assert found.sequences[row, 1 : m + 1].tolist() == history[-1]
+        assert [step[row, 1 : m + 1].tolist() for step in found.history] == history
+        assert found.lengths[row] == m
+        torch.testing.assert_close(found.token_scores[row, :m], torch.tensor(scores), **FLOAT32)
+        torch.testing.assert_close(found.sequences_scores[row], torch.tensor(sum(scores) / m), **FLOAT32)
+
+
+@torch.no_grad()
+def test_mask_predict_equals_plain_python() -> None:
+    for seed in range(15):
+        check_mask_predict(seed)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_mask_predict_equals_plain_python_on_300_models() -> None:
+    for seed in range(300):
+        check_mask_predict(seed)
+
+
+@torch.no_grad()
+def test_nat_finds_the_best_length_of_all() -> None:
+    """Each length alone, for every sentence, by forward."""
+    model = tiny_nat(min_length_difference=-3, max_length_difference=4)
+    source = random_tokens(4, 5)
+    model.config.mask_token_id = MASK  # not NAT's, but the reference bans it
+    found = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
+    for row in range(4):
+        results = []
+        for m in range(2, 10):
+            logits = model(input_ids=source[row][None], decoder_attention_mask=torch.ones(1, m)).logits[0]
+            words, scores = best_words(logits, m)
+            results.append((sum(scores) / m, words))
+        score, words = max(results)
+        assert found.sequences[row, 1 : len(words) + 1].tolist() == words
+        torch.testing.assert_close(found.sequences_scores[row], torch.tensor(score), **FLOAT32)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> None:
+    found = FAMILY[family]().generate(random_tokens(6, 5), length_beam_size=3, return_dict_in_generate=True)
+    for row, m in enumerate(found.lengths.tolist()):
+        tokens = found.sequences[row].tolist()
+        assert tokens[0] == 0
+        assert tokens[m] == END
+        assert not BANNED.intersection(tokens[1:m]) - ({MASK} if family == "nat" else set())
+        assert set(tokens[m + 1 :]) <= {1}
+        assert found.token_scores[row, m:].tolist() == [0.0] * (found.token_scores.shape[1] - m)
+    assert found.sequences.shape[1] == int(found.lengths.max()) + 1
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_several_targets_of_a_source_come_best_first(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(3, 5)
+    settings = {"length_beam_size": 5, "return_dict_in_generate": True}
+    all_five = model.generate(source, num_return_sequences=5, **settings)
+    scores = all_five.sequences_scores.view(3, 5)
+    assert torch.equal(scores, scores.sort(dim=1, descending=True).values)
+    best = model.generate(source, **settings)
+    assert torch.equal(best.sequences_scores, scores[:, 0])
+    assert torch.equal(best.lengths, all_five.lengths.view(3, 5)[:, 0])
+
+
+def test_suppressed_tokens_stand_nowhere() -> None:
+    model, source = tiny_nat(), random_tokens(4, 9)
+    plain = model.generate(source, length_beam_size=9)
+    words = sorted(set(plain.flatten().tolist()) - BANNED)
+    found = model.generate(source, length_beam_size=9, suppress_tokens=words)
+    assert not set(words) & set(found.flatten().tolist())
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(8, 9)
+    plain = model.generate(source, length_beam_size=7, num_return_sequences=7)
+    assert plain.shape[1] > 5
+    model.generation_config.max_length = 3
+    assert torch.equal(model.generate(source, length_beam_size=7, num_return_sequences=7), plain)
+    settings = {"length_beam_size": 7, "num_return_sequences": 7}
+    assert model.generate(source, max_new_tokens=4, **settings).shape[1] == 5
+    assert model.generate(source, max_length=4, **settings).shape[1] == 4
+    assert model.generate(source, GenerationConfig(max_length=4), **settings).shape[1] == 4
+
+
+def test_settings_are_saved_and_overridden(tmp_path) -> None:
+    model, source = tiny_cmlm(), random_tokens(3, 5)
+    model.use_mask_predict(4, length_beam_size=3)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert (again.generation_config.num_iterations, again.generation_config.length_beam_size) == (4, 3)
+    explicit = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
+    assert torch.equal(again.generate(source), explicit)
+    call = {"return_dict_in_generate": True, "return_history": True}
+    assert len(again.generate(source, **call).history) == 4
+    assert len(again.generate(source, num_iterations=2, **call).history) == 2
+    config = GenerationConfig(num_iterations=3)
+    assert len(again.generate(source, config, **call).history) == 3
+    assert len(again.generate(source, config, num_iterations=1, **call).history) == 1
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_whole_batch_of_a_trainer_is_taken(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(3, 5)
+    expected = model.generate(source)
+    extra = {"labels": targets(4, 2, 3), "decoder_input_ids": random_tokens(3, 4), "target_lengths": torch.ones(3)}
+    assert torch.equal(model.generate(input_ids=source, synced_gpus=True, **extra), expected)
+
+
+def test_iterations_encode_once_and_project_the_source_once() -> None:
+    model = tiny_cmlm()
+    calls: dict[str, int] = {}
+
+    def count(name: str) -> Any:
+        return lambda *_: calls.__setitem__(name, calls.get(name, 0) + 1)
+
+    layer = model.model.decoder.layers[0]
+    for name, module in {
+        "encoder": model.model.encoder,
+        "decoder": model.model.decoder,
+        "cross keys": layer.cross_attn.k_proj,
+        "own keys": layer.self_attn.k_proj,
+    }.items():
+        module.register_forward_hook(count(name))
+    model.generate(random_tokens(3, 5), num_iterations=4, length_beam_size=3)
+    assert calls == {"encoder": 1, "decoder": 4, "cross keys": 1, "own keys": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("nat", {"num_beams": 4}, "num_beams: .* got 4"),
+        ("nat", {"do_sample": True}, "do_sample"),
+        ("nat", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
+        ("cmlm", {"num_iterations": 0}, "num_iterations: got 0, expected at least 1"),
+        ("nat", {"length_beam_size": 42}, "length_beam_size: got 42, expected 1 to 41"),
+        ("cmlm", {"length_beam_size": 21}, "length_beam_size: got 21, expected 1 to 20"),
+        ("cmlm", {"num_return_sequences": 2}, "num_return_sequences: got 2, expected 1 to length_beam_size"),
+        ("nat", {"logits_processor": [print]}, "logits_processor"),
+        ("nat", {"stopping_criteria": [print]}, "stopping_criteria"),
+        ("nat", {"streamer": "a streamer"}, "streamer"),
+        ("nat", {"prefix_allowed_tokens_fn": print}, "prefix_allowed_tokens_fn"),
+        ("nat", {"custom_generate": print}, "custom_generate"),
+        ("nat", {"assistant_model": "another"}, "assistant_model"),
+        ("cmlm", {"constraints": ["a"]}, "constraints"),
+        ("cmlm", {"force_words_ids": [[5]]}, "force_words_ids"),
+        ("cmlm", {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
+        ("cmlm", {"repetition_penalty": 1.2}, "repetition_penalty"),
+        ("cmlm", {"max_new_tokens": 0}, "max_new_tokens"),
+        ("cmlm", {"pad_token_id": 5}, "pad_token_id: got 5"),
+        ("cmlm", {"number_of_beams": 5}, "number_of_beams: generate.. has no such argument"),
+    ],
+    ids=str,
+)
+def test_what_decoding_at_once_cannot_do_is_one_line(family: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
+        FAMILY[family]().generate(random_tokens(2, 5), **settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"do_sample": False}, {"logits_processor": []}, {"top_k": 50}])
+def test_a_setting_that_changes_nothing_is_taken(settings: dict[str, Any]) -> None:
+    model, source = tiny_nat(), random_tokens(2, 5)
+    assert torch.equal(model.generate(source, **settings), model.generate(source))
+
+
+def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:
+    model = tiny_nat()
+    model.generation_config = GenerationConfig(num_beams=4)
+    with pytest.raises(ValueError, match=r"^num_beams: .* generation config\.$"):
+        model.generate(random_tokens(2, 5))

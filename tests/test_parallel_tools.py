@@ -1,0 +1,257 @@
+"""NAT and CMLM with Hugging Face tools: Auto classes, trust_remote_code, pipeline, Trainer, PEFT; prepared copies."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+from vaswani_transformer.inference import prepare_for_inference
+
+from tests.helpers import PAIRS, ROOT, random_tokens, run_python
+from tests.parallel_models import FAMILY, targets, tiny_cmlm, tiny_nat
+from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer
+from vaswani_transformer.pipeline import TASK
+
+SHARED = {
+    "attention.py",
+    "body.py",
+    "config.py",
+    "decoder.py",
+    "dropout.py",
+    "embeddings.py",
+    "encoder.py",
+    "layers.py",
+    "lengths.py",
+    "loss.py",
+    "parallel.py",
+    "parallel_generation.py",
+    "parallel_head.py",
+    "pipeline.py",
+    "pretrained.py",
+    "relative.py",
+}
+CODE = {"nat": SHARED | {"nat.py"}, "cmlm": SHARED | {"cmlm.py", "masking.py"}}
+CLASS_NAMES = {"nat": "VaswaniNat", "cmlm": "VaswaniCmlm"}
+
+
+def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return tokenizer
+
+
+def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: Any) -> Any:
+    own = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    return FAMILY[family](vocab_size=len(tokenizer), **own, **settings)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_the_auto_classes_know_the_family(family: str, tmp_path) -> None:
+    model, name = FAMILY[family](), CLASS_NAMES[family]
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config).__name__ == f"{name}Config"
+    assert type(AutoModel.from_config(config)).__name__ == f"{name}Model"
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    source, labels = random_tokens(2, 5), targets(4, 2)
+    assert torch.equal(again(input_ids=source, labels=labels).logits, model(input_ids=source, labels=labels).logits)
+    body, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    states = torch.randn(2, 4, 32)
+    expected = model.model(input_ids=source, decoder_inputs_embeds=states).last_hidden_state
+    assert torch.equal(body(input_ids=source, decoder_inputs_embeds=states).last_hidden_state, expected)
+
+
+def test_a_mask_added_to_a_tokenizer_leaves_its_ids() -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=280)
+    before = tokenizer("hello world").input_ids
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    assert tokenizer.mask_token_id == len(tokenizer) - 1
+    assert tokenizer("hello world").input_ids == before
+
+
+LOAD_WITHOUT_THE_PACKAGE = """
+import json, sys
+
+sys.modules["vaswani_transformer"] = None  # also where it is installed
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+folder, text = sys.argv[1:]
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
+found = model.generate(**tokenizer([text, "hola"], padding=True, return_tensors="pt"), length_beam_size=3)
+translator = pipeline("vaswani-translation", model=folder, device="cpu", trust_remote_code=True)
+print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
+"""
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_published_folder_carries_its_own_files_only(family: str, tmp_path) -> None:
+    FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == CODE[family]
+    name = CLASS_NAMES[family]
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == {
+        "AutoConfig": f"{family}.{name}Config",
+        "AutoModel": f"{family}.{name}Model",
+        "AutoModelForSeq2SeqLM": f"{family}.{name}ForConditionalGeneration",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_published_folder_loads_without_the_package(family: str, tmp_path) -> None:
+    folder, elsewhere, text = tmp_path / "published", tmp_path / "elsewhere", "hello world"
+    elsewhere.mkdir()
+    tokenizer = tokenizer_with_mask()
+    model = model_for(tokenizer, family)
+    for part in (model, tokenizer):
+        part.with_remote_code().save_pretrained(folder)
+    found = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    tokens, translation = json.loads(found)
+    batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
+    assert tokens == model.generate(**batch, length_beam_size=3).tolist()
+    assert translation == pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(text)[0]["translation_text"]
+
+
+def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
+    tokenizer = tokenizer_with_mask()
+    model = model_for(tokenizer, family, d_model=64, d_ff=128, dropout=0.0)
+    data = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
+    if collates_masks:
+        collator = MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
+    arguments = Seq2SeqTrainingArguments(
+        folder,
+        report_to="none",
+        use_cpu=True,
+        predict_with_generate=True,
+        per_device_train_batch_size=6,
+        save_strategy="no",
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        **settings,
+    )
+    seen: dict[str, Any] = {}
+
+    def exact(prediction: Any) -> dict[str, float]:
+        seen["predictions"], seen["labels"] = prediction.predictions, prediction.label_ids
+        hypotheses = tokenizer.batch_decode(prediction.predictions.clip(0), skip_special_tokens=True)
+        pairs = zip(hypotheses, PAIRS.values(), strict=True)
+        return {"exact": sum(found == target for found, target in pairs) / len(PAIRS)}
+
+    return Seq2SeqTrainer(
+        model,
+        arguments,
+        collator,
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer,
+        compute_metrics=exact,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
+def test_the_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path) -> None:
+    """Six pairs are learnt by heart, with two micro-batches a step; the loss is over real or over masked tokens."""
+    trainer = trainer_for(family, tmp_path, collates_masks, max_steps=150, generation_max_length=40)
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < before["eval_loss"] / 4
+    assert after["eval_exact"] == 1
+    assert trainer.evaluate()["eval_loss"] == after["eval_loss"]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_trainer_with_beams_is_told_at_once(family: str, tmp_path) -> None:
+    trainer = trainer_for(family, tmp_path, generation_num_beams=4)
+    with pytest.raises(ValueError, match=r"^num_beams: "):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_lora_learns_merges_and_saves(family: str, tmp_path) -> None:
+    model, source, labels = FAMILY[family](dropout=0.0), random_tokens(3, 6), targets(5, 3, 4)
+    model.save_pretrained(tmp_path / "base")
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
+    adapter = get_peft_model(model, config).train()
+    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        adapter(input_ids=source, labels=labels).loss.backward()
+        optimizer.step()
+    adapter.eval()
+    expected = adapter(input_ids=source, labels=labels)
+    tokens = adapter.generate(input_ids=source, length_beam_size=3)
+    with adapter.disable_adapter():
+        assert not torch.allclose(adapter(input_ids=source, labels=labels).logits, expected.logits)
+    adapter.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    ).eval()
+    assert torch.equal(again(input_ids=source, labels=labels).logits, expected.logits)
+    assert torch.equal(again.generate(input_ids=source, length_beam_size=3), tokens)
+    merged = adapter.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=source, labels=labels).logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_prepared_copy_gives_the_same_tokens(family: str) -> None:
+    model, source = FAMILY[family](), random_tokens(3, 6)
+    settings = {"length_beam_size": 3, "num_iterations": 3 if family == "cmlm" else 1}
+    prepared = prepare_for_inference(model)
+    assert torch.equal(prepared.generate(source, **settings), model.generate(source, **settings))
+    labels = targets(5, 3, 4)
+    expected = model(input_ids=source, labels=labels).loss
+    torch.testing.assert_close(prepared(input_ids=source, labels=labels).loss, expected, rtol=1e-4, atol=1e-4)
+    for dtype in ("bfloat16", "int8"):
+        assert prepare_for_inference(model, dtype).generate(source, **settings).shape[0] == 3
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
+    source, labels = random_tokens(3, 6), targets(5, 3, 4)
+    gradients = []
+    for checkpoints in (False, True):
+        model = FAMILY[family](dropout=0.0).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(input_ids=source, labels=labels).loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_the_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
+    for model in (tiny_nat(), tiny_cmlm()):
+        model.save_pretrained(tmp_path)
+        tokenizer_with_mask().save_pretrained(tmp_path)
+        assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
+        assert AutoTokenizer.from_pretrained(tmp_path).mask_token == "<mask>"
+
+
+def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "non-autoregressive.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(block, {})
+    assert "torch.Size([4, 2, " in capsys.readouterr().out

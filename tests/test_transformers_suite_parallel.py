@@ -1,0 +1,117 @@
+"""The tests that Transformers puts to each of its own models, put to NAT and CMLM.
+
+Those of `generate()` decode from left to right and cannot apply.
+"""
+
+import unittest
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.auto import modeling_auto
+
+from tests.helpers import TINY
+from tests.transformers_suite import SETUP, is_there, load, suite_folder
+from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniNatConfig,
+    VaswaniNatForConditionalGeneration,
+)
+
+if not is_there(suite_folder()):
+    pytest.skip(f"Transformers' own tests are not in {suite_folder()}; run `{SETUP}`.", allow_module_level=True)
+
+suite = load()
+
+
+class TinyParallelModels:
+    """The sizes and inputs that the suite asks a model's tester for; the mask gives the target's length."""
+
+    batch_size = 13
+    seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
+    is_training = True
+    vocab_size = 99
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
+
+    def __init__(self, config: VaswaniNatConfig | VaswaniCmlmConfig) -> None:
+        self.config = config
+
+    def get_config(self) -> VaswaniNatConfig | VaswaniCmlmConfig:
+        return type(self.config).from_dict(self.config.to_dict())
+
+    def prepare_config_and_inputs_for_common(
+        self,
+    ) -> tuple[VaswaniNatConfig | VaswaniCmlmConfig, dict[str, Tensor]]:
+        source = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(min=4)
+        source[:, -1] = self.eos_token_id
+        ones = torch.ones_like(source)
+        return self.get_config(), {"input_ids": source, "attention_mask": ones, "decoder_attention_mask": ones}
+
+    prepare_config_and_inputs = prepare_config_and_inputs_for_common
+
+
+class ParallelSuite(suite.ModelTesterMixin):
+    """The suite for one head, whose name tells it which model takes labels."""
+
+    config: VaswaniNatConfig | VaswaniCmlmConfig
+    all_generative_model_classes = ()
+    is_encoder_decoder = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        names = patch.dict(
+            modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            {cls.config.model_type: cls.all_model_classes[0].__name__},
+        )
+        names.start()
+        cls.addClassCleanup(names.stop)
+
+    def setUp(self) -> None:
+        self.model_tester = TinyParallelModels(self.config)
+        self.config_tester = suite.ConfigTester(self, config_class=type(self.config))
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+    def test_labels_reach_the_head_and_generate_ignores_them(self) -> None:
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        model = self.all_model_classes[0](config).eval()
+        labels = torch.full((13, 7), 5)
+        assert model(**inputs, labels=labels).loss is not None
+        assert torch.equal(model.generate(**inputs, labels=labels), model.generate(inputs["input_ids"]))
+
+
+class TestNatSuite(ParallelSuite, unittest.TestCase):
+    config = VaswaniNatConfig(**TINY, max_position_embeddings=50)
+    all_model_classes = (VaswaniNatForConditionalGeneration,)
+
+
+class TestCmlmSuite(ParallelSuite, unittest.TestCase):
+    config = VaswaniCmlmConfig(**TINY, max_position_embeddings=50, mask_token_id=3, max_target_length=20)
+    all_model_classes = (VaswaniCmlmForConditionalGeneration,)
+
+    def count_states(self) -> None:
+        """The encoder's states have a row for the length token before those of the source."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        config._attn_implementation = "eager"
+        model = self.all_model_classes[0](config).eval()
+        outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
+        assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(13, 8, 32)] * 3
+        assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(13, 7, 32)] * 3
+        assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(13, 4, 8, 8)] * 2
+        assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(13, 4, 7, 7)] * 2
+        assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(13, 4, 7, 7)] * 2
+
+    def test_attention_outputs(self) -> None:
+        self.count_states()
+
+    def test_hidden_states_output(self) -> None:
+        self.count_states()
+
+
+del ParallelSuite

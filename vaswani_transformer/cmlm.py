@@ -1,0 +1,306 @@
+"""CMLM: a decoder that fills in masked words, and Mask-Predict, which decodes with it (Ghazvininejad et al. 2019).
+
+B batch, S source, T target, k target rows of one source row, l lengths of a length beam, R iterations, V vocabulary.
+The decoder is the paper's without its causal mask. A token before the source predicts the target's length m.
+"""
+
+from typing import Any, cast
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple, logging
+
+from .body import EncoderDecoder
+from .config import VaswaniTransformerConfig, positive_int
+from .embeddings import count_positions
+from .lengths import LengthToken, canvas, real_tokens
+from .masking import draw_masks
+from .parallel import ParallelDecoder
+from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
+from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, loss_weight
+from .pretrained import check_single_input
+
+logger = logging.get_logger(__name__)
+
+
+@strict
+class VaswaniCmlmConfig(VaswaniTransformerConfig):
+    """The hyperparameters of CMLM, beside those of `VaswaniTransformerConfig`.
+
+    Args:
+        mask_token_id: the id of `<mask>`; a model needs one.
+        max_target_length: C, the longest target that the model can predict; longer ones count as this.
+        length_loss_weight: w, the weight of the length's cross-entropy beside a token's.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
+    """
+
+    model_type = "vaswani_cmlm"
+    keys_to_ignore_at_inference = [
+        *VaswaniTransformerConfig.keys_to_ignore_at_inference,
+        "token_loss",
+        "length_loss",
+    ]
+
+    mask_token_id: int | None = None
+    max_target_length: int = positive_int(default=256)
+    length_loss_weight: float | int = loss_weight(default=1.0)
+    use_cache: bool = False
+
+    def validate_mask_token_id(self) -> None:
+        """Check that `<mask>` is a token of its own inside the vocabulary."""
+        if self.mask_token_id is None:
+            return
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(
+                f"mask_token_id ({self.mask_token_id}) is outside the vocabulary of {self.vocab_size} entries; give an "
+                f"id from 0 to {self.vocab_size - 1} or a larger vocab_size."
+            )
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        if self.mask_token_id in (self.bos_token_id, self.pad_token_id, self.decoder_start_token_id, *ends):
+            raise ValueError(
+                f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a token of its "
+                'own: tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
+            )
+
+
+class VaswaniCmlmModel(EncoderDecoder):
+    """Encoder and parallel decoder over one embedding matrix, without the prediction of length and of tokens."""
+
+    config_class = VaswaniCmlmConfig
+    decoder_class = ParallelDecoder
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "ParallelDecoderLayer"]
+
+
+class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, GenerationMixin):
+    """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
+
+    Raises:
+        ValueError: the configuration has no `mask_token_id`.
+    """
+
+    config_class = VaswaniCmlmConfig
+    body_class = VaswaniCmlmModel
+    refines = True
+    _no_split_modules = VaswaniCmlmModel._no_split_modules
+
+    def __init__(self, config: VaswaniCmlmConfig) -> None:
+        if config.mask_token_id is None or config.pad_token_id is None:
+            raise ValueError(
+                f"mask_token_id, pad_token_id: a CMLM needs both; got {config.mask_token_id}, {config.pad_token_id}. "
+                'Add the first to the tokenizer by add_special_tokens({"mask_token": "<mask>"}) and set it.'
+            )
+        super().__init__(config)
+        scale = self.model.encoder.embed_tokens.embed_scale
+        self.length_token = LengthToken(config.d_model, config.max_target_length, scale)
+        self.post_init()
+
+    def use_mask_predict(self, iterations: int = 10, length_beam_size: int = 5) -> None:
+        """Decode as Ghazvininejad et al. do from now on: 10 iterations, 5 lengths."""
+        self.generation_config = GenerationConfig(
+            bos_token_id=self.config.bos_token_id,
+            pad_token_id=self.config.pad_token_id,
+            eos_token_id=self.config.eos_token_id,
+            decoder_start_token_id=self.config.decoder_start_token_id,
+            num_iterations=iterations,
+            length_beam_size=length_beam_size,
+        )
+
+    @property
+    def num_length_classes(self) -> int:
+        """Return C, the lengths that a length beam can try."""
+        return self.config.max_target_length
+
+    def run_encoder(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        position_ids: Tensor | None,
+        **kwargs: object,
+    ) -> BaseModelOutput:
+        """Return the encoder's output (B, S + 1, d_model), at index 0 that of the length token.
+
+        The length token has the position of the first word, so that the words keep theirs.
+        """
+        check_single_input(input_ids, inputs_embeds)
+        if inputs_embeds is None:
+            inputs_embeds = cast(Tensor, self.model.encoder.embed_tokens(input_ids))  # (B, S, d_model)
+        if position_ids is None and attention_mask is not None:
+            position_ids = count_positions(attention_mask)  # (B, S)
+        elif position_ids is None:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)  # (1, S)
+        if attention_mask is not None:
+            attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask], dim=1)  # (B, S + 1)
+        return self.model.encoder(
+            attention_mask=attention_mask,
+            position_ids=torch.nn.functional.pad(position_ids, (1, 0)),  # (B or 1, S + 1)
+            inputs_embeds=self.length_token.before(inputs_embeds),
+            **kwargs,
+        )
+
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
+        """Return the states of the words (B, S, d_model), and the logits of the length from the token before them."""
+        memory = states[:, 1:]
+        return EncodedSource(
+            memory, attention_mask, real_tokens(attention_mask, memory), self.length_token.logits(states[:, 0])
+        )
+
+    def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
+        """Return the class (k B,) of `lengths` (k B,)."""
+        return self.length_token.classes(lengths)
+
+    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
+        """Return the `count` best target lengths (B, l) of each source, the best first."""
+        return source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        skip_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> ParallelLMOutput:
+        """Compute the logits of every target token given some of them, or the loss of the masked ones.
+
+        Args:
+            input_ids: (B, S) source token ids.
+            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
+            decoder_input_ids: (k B, T) target token ids with `<mask>`, and `<pad>` on the right; None: all are masked,
+                or in training mode with `labels` as many as `draw_masks` draws. Row i belongs to source i // k.
+            decoder_attention_mask: (k B, T), 1 at the positions of a target.
+            encoder_outputs: the encoder's output for the source with its length token, (B, S + 1, d_model).
+            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
+            decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
+            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which stands on the
+                right. With `decoder_input_ids` also -100 where nothing is to learn.
+            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`.
+            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
+            num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
+            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
+
+        Returns:
+            With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over masked tokens in
+            nats, the tokens' label-smoothed in training mode. In evaluation mode it is the plain negative
+            log-likelihood with every token masked, also where `decoder_input_ids` show some. `logits` (k B, T, V), and
+            on request the hidden states and attentions of both stacks. The encoder's have S + 1 rows.
+
+        Raises:
+            ValueError: the stacks' errors; whole labels with a token after padding.
+        """
+        kwargs.pop("use_cache", None)
+        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
+        kwargs.pop("position_ids", None)
+        source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
+        lengths, mask = self.target_mask(
+            source, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, labels, target_lengths
+        )
+        if labels is not None and not self.training:
+            decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, mask)
+        elif decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids, labels = self.mask_some(labels, mask, num_items_in_batch)
+        outputs = self.run_decoder(
+            source, mask, input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, **kwargs
+        )
+        states = cast(Tensor, outputs.last_hidden_state)
+        token_loss, logits = self.loss_and_logits(states, labels, 0, skip_logits, num_items_in_batch)
+        length_loss = None if labels is None else self.length_loss(source, lengths, labels, num_items_in_batch)
+        return self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
+
+    def target_mask(
+        self,
+        source: EncodedSource,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        target_lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the target lengths (k B,) and the target's mask (k B, T); the arguments are those of `forward`."""
+        device = source.memory.device
+        shaped = next((given for given in (input_ids, inputs_embeds, labels) if given is not None), None)
+        if target_lengths is not None:
+            lengths = target_lengths.to(device)
+            return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
+        has_words = input_ids is not None or inputs_embeds is not None
+        if has_words and attention_mask is not None:
+            mask = attention_mask.to(device).ne(0)
+            return mask.sum(1), mask.long()
+        if has_words:
+            rows, width = cast(Tensor, shaped).shape[:2]
+            return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
+        lengths, width = self.target_shape(source, labels, attention_mask)
+        return lengths, canvas(lengths, width)
+
+    def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return decoder inputs (k B, T) with every token masked, and the whole target as labels.
+
+        A batch with masks has the words that it shows in its decoder inputs.
+        """
+        is_real = mask.bool()  # (k B, T)
+        if input_ids is not None:
+            shown = is_real & labels.eq(-100) & input_ids.ne(cast(int, self.config.mask_token_id))
+            labels = torch.where(shown, input_ids, labels)
+        masks = torch.full_like(labels, cast(int, self.config.mask_token_id))
+        return masks.masked_fill(~is_real, cast(int, self.config.pad_token_id)), labels
+
+    def mask_some(
+        self, labels: Tensor | None, mask: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return decoder inputs (k B, T) and labels of masked tokens: random ones, or all where there are no labels."""
+        is_real = mask.bool()  # (k B, T)
+        tokens = torch.full_like(is_real, cast(int, self.config.pad_token_id), dtype=torch.long)
+        if labels is None:
+            return tokens.masked_fill(is_real, cast(int, self.config.mask_token_id)), None
+        if num_items_in_batch is not None:
+            logger.warning_once(
+                "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
+                "some: give the Trainer a MaskingCollator, which masks before it counts."
+            )
+        is_masked = draw_masks(is_real)
+        tokens = torch.where(is_real, labels, tokens).masked_fill(is_masked, cast(int, self.config.mask_token_id))
+        return tokens, labels.masked_fill(~is_masked, -100)
+
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+        """Predict a target for each of `lengths` (l B,) by Mask-Predict (3.2): R iterations over one encoding.
+
+        Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them anew; the others
+        keep their probabilities. The source's keys and values are computed once.
+        """
+        is_real = canvas(lengths).bool()  # (l B, T)
+        width, mask_token_id = is_real.shape[1], cast(int, self.config.mask_token_id)
+        is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
+        tokens = torch.full_like(is_real, cast(int, self.config.pad_token_id), dtype=torch.long)
+        log_probs = torch.zeros(is_real.shape, device=lengths.device)
+        cache, history, rounds = EncoderDecoderCache(DynamicCache(), DynamicCache()), [], settings.num_iterations
+        for iteration in range(rounds):
+            counts = (lengths * (rounds - iteration) // rounds).clamp(min=1)  # (l B,), k_t
+            is_masked = is_real
+            if iteration:
+                order = log_probs.masked_fill(~is_real, float("inf")).sort(dim=1, stable=True).indices
+                is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
+            tokens = tokens.masked_fill(is_masked, mask_token_id)
+            outputs = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)
+            states = cast(Tensor, outputs.last_hidden_state)[is_masked]  # (N, d_model)
+            chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_masked], settings.suppressed)
+            tokens = tokens.masked_scatter(is_masked, chosen)
+            log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)
+            history.append(tokens)
+        return ParallelTargets(tokens, log_probs, history)
+
+
+__all__ = ["VaswaniCmlmConfig", "VaswaniCmlmForConditionalGeneration", "VaswaniCmlmModel"]

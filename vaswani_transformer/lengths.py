@@ -1,0 +1,146 @@
+"""Real lengths, the target's canvas, the predicted length, and the copy of the source onto the canvas.
+
+B batch, S source, T target, k target rows of one source row, C length classes, l lengths of a length beam. n and m are
+a sentence's real source and target tokens, `</s>` counted on both sides. A model that predicts all words at once needs
+m before it has any word.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .loss import accumulation_dtype
+
+
+def check_right_padded(mask: Tensor, name: str) -> None:
+    """Raise ValueError where a row of `mask` (B, T) has a token after padding; a compiled graph cannot ask."""
+    if torch.compiler.is_compiling() or mask.shape[1] < 2:
+        return
+    is_late = (mask[:, 1:] & ~mask[:, :-1]).any(1)  # (B,)
+    if bool(is_late.any()):
+        raise ValueError(
+            f"{name}: a target must begin at the first position; got row {int(is_late.nonzero()[0])} with a token "
+            "after padding. Pad targets on the right."
+        )
+
+
+def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
+    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; a source without any counts whole.
+
+    Raises:
+        ValueError: the mask is not (B, S).
+    """
+    if attention_mask is None:
+        return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
+    if attention_mask.dim() != 2:
+        shape = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask: lengths are counted from it; got shape {shape}, expected (batch, source).")
+    is_real = attention_mask.to(memory.device).ne(0)
+    return is_real | ~is_real.any(1, keepdim=True)
+
+
+def canvas(lengths: Tensor, width: int | None = None) -> Tensor:
+    """Return the target's mask (k B, T), 1 at positions 0..m-1, for `lengths` (k B,); T is `width` or the longest."""
+    width = int(lengths.max()) if width is None else width
+    return (torch.arange(width, device=lengths.device) < lengths[:, None]).long()
+
+
+def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> Tensor:
+    """Return the decoder's input (k B, T, d_model): row i of a target is real row floor(i n / m) of its source.
+
+    Gu et al. 2018 copy embeddings so; here the encoder's output is copied. Gradient flows into `memory`.
+
+    Args:
+        memory: (B, S, d_model), the encoder's output.
+        is_real: (B, S), which of its rows are tokens, wherever padding stands.
+        lengths: (k B,), m of each target row; row i belongs to source i // k.
+        width: T; beyond m a row repeats the source's last token.
+    """
+    counts = is_real.sum(1)  # (B,), n
+    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S): indices of real rows, in order
+    by_source = lengths.clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1)
+    ranks = torch.arange(width, device=memory.device) * counts[:, None, None] // by_source  # (B, k, T)
+    ranks = torch.minimum(ranks, counts[:, None, None] - 1).flatten(1)  # (B, k T)
+    index = order.gather(1, ranks).unsqueeze(-1).expand(-1, -1, memory.shape[-1])  # (B, k T, d_model)
+    return memory.gather(1, index).view(-1, width, memory.shape[-1])  # (k B, T, d_model)
+
+
+def choose_positions(is_candidate: Tensor, counts: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return a random choice of `counts` (B,) of the candidates (B, T) in each row: (B, T), bool."""
+    draws = torch.rand(is_candidate.shape, generator=generator, device=is_candidate.device)
+    ranks = draws.masked_fill(~is_candidate, 2.0).argsort(1).argsort(1)  # candidates first
+    return is_candidate & (ranks < counts[:, None])
+
+
+def length_cross_entropy(logits: Tensor, classes: Tensor, is_target: Tensor) -> Tensor:
+    """Return the summed cross-entropy of `classes` (B,) under `logits` (B, C), in at least float32.
+
+    `is_target` (B,) is False where a row has no target at all.
+    """
+    wide = logits.to(accumulation_dtype(logits.dtype))
+    losses = nn.functional.cross_entropy(wide, classes, reduction="none")  # (B,)
+    return (losses * is_target).sum()
+
+
+class LengthDifference(nn.Module):
+    """Predicts m - n from the maximum over the encoder's real rows, by one linear layer over classes.
+
+    Args:
+        d_model: width of the encoder's output.
+        smallest, largest: the first and the last class; differences beyond them count as these.
+    """
+
+    def __init__(self, d_model: int, smallest: int, largest: int) -> None:
+        super().__init__()
+        self.smallest, self.largest = smallest, largest
+        self.proj = nn.Linear(d_model, largest - smallest + 1)
+
+    def forward(self, memory: Tensor, is_real: Tensor) -> Tensor:
+        """Return the logits (B, C) of the differences for `memory` (B, S, d_model)."""
+        lowest = torch.finfo(memory.dtype).min
+        return self.proj(memory.masked_fill(~is_real.unsqueeze(-1), lowest).amax(1))  # (B, C)
+
+    def classes(self, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        """Return the class (B,) of each pair of lengths."""
+        return (target_lengths - source_lengths).clamp(self.smallest, self.largest) - self.smallest
+
+    def lengths(self, classes: Tensor, source_lengths: Tensor) -> Tensor:
+        """Return the target lengths (B, l) of `classes` (B, l): n plus the difference, at least 1."""
+        return (source_lengths[:, None] + classes + self.smallest).clamp(min=1)
+
+
+class LengthToken(nn.Embedding):
+    """Predicts m at a token before the source: Mask-Predict's LENGTH (Ghazvininejad et al. 2019, 3.3).
+
+    Row 0 of the table is the token's own embedding, row c scores length c. The encoder's output at the token, x_0,
+    gives the logits x_0 L^T.
+    """
+
+    def __init__(self, d_model: int, longest: int, scale: float) -> None:
+        super().__init__(longest + 1, d_model)
+        self.scale = scale
+
+    def before(self, inputs_embeds: Tensor) -> Tensor:
+        """Return `inputs_embeds` (B, S, d_model) with the length token before them: (B, S + 1, d_model)."""
+        token = (self.weight[:1] * self.scale).to(inputs_embeds.dtype)  # (1, d_model)
+        return torch.cat([token.expand(inputs_embeds.shape[0], 1, -1), inputs_embeds], dim=1)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the logits (B, C) of lengths 0 to C - 1 for x_0 (B, d_model); length 0 is forbidden."""
+        logits = nn.functional.linear(state, self.weight.to(state.dtype))  # (B, C)
+        return logits.index_fill(1, torch.zeros(1, dtype=torch.long, device=logits.device), float("-inf"))
+
+    def classes(self, target_lengths: Tensor) -> Tensor:
+        """Return the class (B,) of each target length; longer ones than the table count as its last."""
+        return target_lengths.clamp(1, self.num_embeddings - 1)
+
+
+__all__ = [
+    "LengthDifference",
+    "LengthToken",
+    "canvas",
+    "check_right_padded",
+    "choose_positions",
+    "length_cross_entropy",
+    "real_tokens",
+    "soft_copy",
+]

@@ -1,0 +1,75 @@
+"""Which words of a target a conditional masked language model predicts in training (Ghazvininejad et al. 2019, 3.1).
+
+B batch, T target. With m real tokens, `</s>` among them, k is uniform on 1..m and k of the m positions are masked. The
+authors' code draws 1..m-1, and so never trains the all-masked start of decoding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from .lengths import choose_positions
+
+
+def draw_masks(is_real: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m."""
+    lengths = is_real.sum(1)  # (B,), m
+    draws = torch.rand(lengths.shape, generator=generator, device=is_real.device)
+    counts = torch.minimum((draws * lengths).long() + 1, lengths)  # (B,), k
+    return choose_positions(is_real, counts, generator)
+
+
+class MaskingCollator:
+    """Adds masks to the batches of another collator, for a stock Trainer that trains a CMLM.
+
+    The model draws masks itself where it gets whole labels, but then a Trainer has counted all labels before the model
+    masks some. With this collator it counts the masked ones, and the loss is exact under gradient accumulation and over
+    several processes. In evaluation mode the model masks every token, whatever a batch holds; the `labels` of a batch
+    are the masked ones only, so metrics over labels need a Trainer with the plain collator.
+
+    A batch has `decoder_input_ids` (B, T), the targets with `<mask>` at the masked positions; `labels` (B, T), -100
+    elsewhere; and `target_lengths` (B,). The masks come from a generator that nothing else draws from; a worker process
+    seeds it anew from its own seed.
+
+    Args:
+        collator: makes batches with `labels` padded on the right by -100, such as `DataCollatorForSeq2Seq`.
+        mask_token_id: the id of `<mask>`.
+        pad_token_id: the id of `<pad>`.
+        seed: of the masks.
+    """
+
+    def __init__(
+        self,
+        collator: Callable[[Sequence[Any]], dict[str, Any]],
+        mask_token_id: int,
+        pad_token_id: int,
+        seed: int = 0,
+    ) -> None:
+        self.collator = collator
+        self.mask_token_id, self.pad_token_id, self.seed = mask_token_id, pad_token_id, seed
+        self.generator: torch.Generator | None = None
+
+    def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
+        """Return the batch of `features` with masks."""
+        batch = self.collator(features)
+        labels: Tensor = batch["labels"]
+        is_real = labels.ne(-100)
+        is_masked = draw_masks(is_real, self.mask_generator())  # (B, T)
+        tokens = labels.masked_fill(~is_real, self.pad_token_id).masked_fill(is_masked, self.mask_token_id)
+        batch["decoder_input_ids"] = tokens
+        batch["labels"] = labels.masked_fill(~is_masked, -100)
+        batch["target_lengths"] = is_real.sum(1)
+        return batch
+
+    def mask_generator(self) -> torch.Generator:
+        """Return the generator of the masks, made at the first batch of a process."""
+        if self.generator is None:
+            worker = get_worker_info()
+            self.generator = torch.Generator().manual_seed(self.seed if worker is None else worker.seed + self.seed)
+        return self.generator
+
+
+__all__ = ["MaskingCollator", "draw_masks"]

@@ -1,0 +1,338 @@
+"""`generate()` for models that predict all words at once: the lengths first, then every word of each length.
+
+B sources, l lengths of a length beam, n returned targets of a source, T target, N positions, V vocabulary, R
+iterations.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Never, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
+
+from .config import VaswaniTransformerConfig
+from .lengths import canvas
+from .loss import accumulation_dtype
+from .parallel_head import EncodedSource
+
+CHUNK = 256  # positions whose logits are held at a time
+SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
+TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
+TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+# Settings of a search from left to right; None, False, 0 and 1 switch each of them off.
+LEFT_TO_RIGHT = (
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "do_sample",
+    "min_length",
+    "min_new_tokens",
+    "max_time",
+    "stop_strings",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "force_words_ids",
+    "constraints",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+    "watermarking_config",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "token_healing",
+)
+
+
+@dataclass
+class ParallelGenerateOutput(ModelOutput):
+    """The result of `generate(return_dict_in_generate=True)`; the n targets of a source are neighbors, best first.
+
+    Attributes:
+        sequences: (n B, T + 1), the start token, the target, padding.
+        sequences_scores: (n B,), the mean log-probability of a target's tokens.
+        token_scores: (n B, T), the log-probability of each token after the start; 0 at padding.
+        lengths: (n B,), m of each target, `</s>` counted.
+        history: (R, n B, T + 1), the sequences after each iteration; None unless `return_history`.
+    """
+
+    sequences: Tensor | None = None
+    sequences_scores: Tensor | None = None
+    token_scores: Tensor | None = None
+    lengths: Tensor | None = None
+    history: Tensor | None = None
+
+
+@dataclass
+class ParallelTargets:
+    """Targets as they are predicted, one row for each length of each source.
+
+    Attributes:
+        tokens: (l B, T).
+        log_probs: (l B, T), of `tokens`; 0 at padding.
+        history: `tokens` after each iteration.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    history: list[Tensor]
+
+
+@dataclass
+class ParallelSettings:
+    """The settings of one call of `generate()`; `max_tokens` bounds m, None: no bound."""
+
+    num_iterations: int
+    length_beam_size: int
+    num_return_sequences: int
+    max_tokens: int | None
+    suppressed: list[int]
+    return_dict: bool
+    return_history: bool
+
+
+def is_off(value: object) -> bool:
+    """Return whether a setting of a search has a value that changes nothing."""
+    return value is None or value is False or (value is not True and value in (0, 1))
+
+
+def fail(subject: str, problem: str, fix: str) -> Never:
+    """Raise ValueError with the three on one line."""
+    raise ValueError(f"{subject}: {problem}. {fix}")
+
+
+class ParallelGeneration(GenerationMixin):
+    """`generate()` with Transformers' signature, and three settings of a generation config or of the call.
+
+    num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
+    length_beam_size: l, the best lengths that are tried for each source; the target with the largest mean
+        log-probability wins. Default 1.
+    return_history: whether `return_dict_in_generate` also returns the tokens after each iteration. Default False.
+
+    Of Transformers' own settings `max_length` and `max_new_tokens` bound the lengths where the call or its
+    `generation_config` gives them, `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
+    keeps tokens such as `<unk>` out. Settings of a search from left to right raise ValueError.
+    """
+
+    config: VaswaniTransformerConfig
+    lm_head: nn.Module
+    refines: ClassVar[bool] = False
+
+    @property
+    def num_length_classes(self) -> int:
+        """Return C, the lengths that a length beam can try."""
+        raise NotImplementedError
+
+    def encode(self, *args: Any, **inputs: Any) -> BaseModelOutput:
+        """Return the encoder's output for a source."""
+        raise NotImplementedError
+
+    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
+        """Return what the head reads in the encoder's output."""
+        raise NotImplementedError
+
+    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
+        """Return the `count` best target lengths (B, l) of each source, the best first."""
+        raise NotImplementedError
+
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+        """Predict a target for each of `lengths` (l B,)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Sequence[Callable] | None = None,
+        stopping_criteria: Sequence[Callable] | None = None,
+        prefix_allowed_tokens_fn: Callable | None = None,
+        synced_gpus: bool | None = None,
+        assistant_model: object | None = None,
+        streamer: object | None = None,
+        negative_prompt_ids: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        custom_generate: object | None = None,
+        **kwargs: Any,
+    ) -> Tensor | ParallelGenerateOutput:
+        """Predict a target for each source.
+
+        Args:
+            inputs: (B, S) source token ids; `input_ids` is another name for it.
+            generation_config: settings that win over the model's own; arguments of the call win over both.
+            synced_gpus: ignored: every process makes the same number of passes.
+            attention_mask, inputs_embeds, encoder_outputs, position_ids: as in `forward`.
+            labels, decoder_input_ids, decoder_attention_mask, target_lengths: ignored, so that a trainer can pass a
+                whole batch.
+
+        Returns:
+            (n B, T + 1) tokens that begin with the start token, or a `ParallelGenerateOutput`.
+
+        Raises:
+            ValueError: an argument or a setting that this way of decoding does not have; the message names the way out.
+        """
+        given = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+            "assistant_model": assistant_model,
+            "streamer": streamer,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
+            "custom_generate": custom_generate,
+        }
+        self.check_arguments(given)
+        source_inputs = {name: kwargs.pop(name) for name in SOURCE_INPUTS if name in kwargs}
+        if inputs is not None:
+            source_inputs["input_ids"] = inputs
+        settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
+        states = cast(Tensor, self.encode(**source_inputs).last_hidden_state)
+        source = self.read_source(states, source_inputs.get("attention_mask"))
+        lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
+        lengths = lengths if settings.max_tokens is None else lengths.clamp(max=settings.max_tokens)
+        targets = self.decode_targets(source, lengths.flatten(), settings)
+        return self.best_targets(targets, lengths, settings)
+
+    def check_arguments(self, given: dict[str, Any]) -> None:
+        """Raise ValueError for an argument that needs a search from left to right."""
+        for name, value in given.items():
+            if value is not None and not (isinstance(value, Sequence) and len(value) == 0):
+                fail(name, f"{type(self).__name__} predicts all tokens at once; got {value!r}", "Leave it out.")
+
+    def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> ParallelSettings:
+        """Return the settings of a call: its own, then its configuration's, then the model's.
+
+        Raises:
+            ValueError: a setting that is unknown, out of range or made for a search from left to right.
+        """
+        saved = {name: value for name, value in vars(self.generation_config).items() if value is not None}
+        given = {} if generation_config is None else vars(generation_config)
+        given = {name: value for name, value in given.items() if value is not None}
+        given |= {name: value for name, value in call.items() if value is not None}
+        known = vars(GenerationConfig()).keys() | {"num_iterations", "length_beam_size", "return_history"}
+        for name in call.keys() - known:
+            fail(
+                name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."
+            )
+        values = saved | given
+        for name in LEFT_TO_RIGHT:
+            if not is_off(value := values.get(name)):
+                problem = f"{type(self).__name__} predicts all tokens at once; got {value!r}"
+                fail(name, problem, "Leave it out, or set it to None in the generation config.")
+        for name in TOKEN_IDS:
+            if name in given and given[name] != (own := getattr(self.config, name)):
+                fail(name, f"got {given[name]!r}, the model's configuration has {own!r}", "Set it there.")
+        settings = ParallelSettings(
+            num_iterations=values.get("num_iterations", 1),
+            length_beam_size=values.get("length_beam_size", 1),
+            num_return_sequences=values.get("num_return_sequences", 1),
+            max_tokens=self.max_tokens(given),
+            suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
+            return_dict=bool(values.get("return_dict_in_generate")),
+            return_history=bool(values.get("return_history")),
+        )
+        self.check_settings(settings)
+        return settings
+
+    def check_settings(self, settings: ParallelSettings) -> None:
+        """Raise ValueError where counts lie outside their range."""
+        name, iterations, beam = type(self).__name__, settings.num_iterations, settings.length_beam_size
+        if iterations < 1:
+            fail("num_iterations", f"got {iterations}, expected at least 1", "Give 1 for a single pass.")
+        if iterations > 1 and not self.refines:
+            fail("num_iterations", f"{name} has one pass; got {iterations}", "Give 1, or use a CMLM to refine.")
+        if not 1 <= beam <= self.num_length_classes:
+            allowed = f"expected 1 to {self.num_length_classes}, the model's length classes"
+            fail("length_beam_size", f"got {beam}, {allowed}", "Give a smaller one.")
+        if not 1 <= settings.num_return_sequences <= beam:
+            problem = f"got {settings.num_return_sequences}, expected 1 to length_beam_size ({beam})"
+            fail("num_return_sequences", problem, "Give a larger length_beam_size.")
+
+    def max_tokens(self, given: dict[str, Any]) -> int | None:
+        """Return the largest m that a call and a table of learned positions allow; None: no bound."""
+        bounds = [given["max_new_tokens"]] if "max_new_tokens" in given else []
+        bounds += [given["max_length"] - 1] if "max_length" in given and not bounds else []  # the start token counts
+        if bounds and bounds[0] < 1:
+            fail(
+                "max_new_tokens",
+                f"a target has at least `</s>`; got {bounds[0]}",
+                "Give 1 or more, max_length 2 or more.",
+            )
+        bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
+        return min(bounds, default=None)
+
+    def suppressed_tokens(self, extra: list[int]) -> list[int]:
+        """Return the ids that stand nowhere but where they must: start, padding, end, `<mask>` and `extra` ones."""
+        config = self.config
+        own = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
+        own += [getattr(config, "mask_token_id", None), *extra]
+        ends = config.eos_token_id
+        return sorted({token for token in own + (ends if isinstance(ends, list) else []) if token is not None})
+
+    @property
+    def end_token_id(self) -> int | None:
+        """Return the token that stands at position m - 1; None where the configuration has none."""
+        ends = self.config.eos_token_id
+        return (ends[0] if ends else None) if isinstance(ends, list) else ends
+
+    def choose_tokens(self, states: Tensor, is_last: Tensor, suppressed: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the likeliest tokens (N,) of `states` (N, d_model), and their log-probabilities (N,).
+
+        The end token stands where `is_last` (N,) is True, whatever the logits are; `suppressed` ids stand nowhere else.
+        All of them keep their share of the probability.
+        """
+        tokens, log_probs = [], []
+        banned = torch.tensor(suppressed, dtype=torch.long, device=states.device)
+        for chunk, ends in zip(states.split(CHUNK), is_last.split(CHUNK), strict=True):
+            logits = self.lm_head(chunk)  # (N', V)
+            logits = logits.to(accumulation_dtype(logits.dtype))
+            best = logits.index_fill(1, banned, float("-inf")).argmax(1)
+            if self.end_token_id is not None:
+                best = best.masked_fill(ends, self.end_token_id)
+            tokens.append(best)
+            log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
+        return torch.cat(tokens), torch.cat(log_probs)
+
+    def best_targets(
+        self, targets: ParallelTargets, lengths: Tensor, settings: ParallelSettings
+    ) -> Tensor | ParallelGenerateOutput:
+        """Return the n targets of each source with the largest mean log-probability; `lengths` is (B, l)."""
+        start, pad = self.config.target_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            problem = f"got start {start} and padding {pad}, and a sequence needs both"
+            fail("decoder_start_token_id, pad_token_id", problem, "Set them in the configuration.")
+        scores = targets.log_probs.sum(1).view_as(lengths) / lengths  # (B, l)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        order, scores = order[:, : settings.num_return_sequences], scores[:, : settings.num_return_sequences]
+        rows = order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]  # (B, n)
+        rows = rows.flatten()
+        lengths = lengths.flatten()[rows]  # (n B,)
+        is_real = canvas(lengths).bool()  # (n B, T)
+
+        def sequences(tokens: Tensor) -> Tensor:
+            kept = tokens[rows, : is_real.shape[1]].masked_fill(~is_real, pad)  # (n B, T)
+            return nn.functional.pad(kept, (1, 0), value=start)  # (n B, T + 1)
+
+        if not settings.return_dict:
+            return sequences(targets.tokens)
+        history = torch.stack([sequences(tokens) for tokens in targets.history]) if settings.return_history else None
+        return ParallelGenerateOutput(
+            sequences=sequences(targets.tokens),
+            sequences_scores=scores.flatten(),
+            token_scores=targets.log_probs[rows, : is_real.shape[1]],
+            lengths=lengths,
+            history=history,
+        )
+
+
+__all__ = ["ParallelGenerateOutput", "ParallelGeneration", "ParallelSettings", "ParallelTargets"]
