@@ -75,8 +75,8 @@ class SearchSettings:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether something reads rows by their number, or draws as many random numbers as there are rows."""
-        return self.do_sample or self.process is not None or self.ends is not None
+        """Whether something reads the vocabulary's rows by number, or draws as many random numbers as there are."""
+        return self.do_sample or self.process is not None
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """Whether each of `tokens` is an end token."""
@@ -240,9 +240,11 @@ def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, set
     is_end = settings.is_end(tokens)
     if new_tokens >= settings.shortest:
         is_end = is_end | (state.limits <= new_tokens)
-    if settings.ends is not None:
-        sequences = extend(state, rows.flatten(), tokens.flatten())[0]  # (A C, T + 1)
-        is_end = is_end | settings.ends(sequences).view_as(is_end)
+    if settings.ends is not None:  # it sees candidates of all B sources, those that have left as zeros
+        sequences = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
+        everyone = sequences.new_zeros(state.hypotheses.shape[1], *sequences.shape[1:])
+        everyone[state.active] = sequences
+        is_end = is_end | settings.ends(everyone.flatten(0, 1)).view(everyone.shape[:2])[state.active]
     return is_end
 
 
@@ -289,12 +291,19 @@ class AllRowsDecoder:
         self.active: Tensor | None = None
         self.rows: Tensor | None = None
 
+    def step_active(self, tokens: Tensor) -> Tensor:
+        """Return logits of the rows that are decoded, given the tokens of all."""
+        return self.decoder.step(tokens if self.rows is None else tokens[self.rows])
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values of the rows that are decoded in their places among all rows, zeros elsewhere."""
+        if self.rows is None:
+            return values
+        return values.new_zeros(self.num_rows, *values.shape[1:]).index_copy_(0, self.rows, values)
+
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits of all rows (k B, V)."""
-        if self.rows is None:
-            return self.decoder.step(tokens)
-        logits = self.decoder.step(tokens[self.rows])
-        return logits.new_zeros(self.num_rows, logits.shape[1]).index_copy_(0, self.rows, logits)
+        return self.spread(self.step_active(tokens))
 
     def reorder(self, beams: Tensor) -> None:
         """Continue each row (k B,) from another of its source."""
@@ -392,10 +401,12 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
     is_over = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     has_over = False
     while True:
-        scores = decoder.step(tokens)
-        if settings.process is not None:
-            scores = settings.process(tokens, scores.float())
-        chosen = torch.multinomial(scores.float().softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
+        if settings.process is None and not settings.do_sample:
+            chosen = decoder.spread(decoder.step_active(tokens).argmax(-1))  # (n B,)
+        else:
+            scores = decoder.step(tokens).float()
+            scores = scores if settings.process is None else settings.process(tokens, scores)
+            chosen = torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
         if has_over and len(settings.end_tokens):
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
