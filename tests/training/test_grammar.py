@@ -112,18 +112,14 @@ GOLDEN = {
     # Words that meet: both nouns described, a denial, a place.
     "the old woman does not see the red houses.": "la mujer vieja no ve las casas rojas.",
     "the young man sees the house.": "el hombre joven ve la casa.",
-    "my sick aunt did not buy an expensive hat in the old market.": (
-        "mi tía enferma no compró un sombrero caro en el mercado viejo."
-    ),
-    "are the small boxes under a broken chair?": "¿están las cajas pequeñas debajo de una silla rota?",
+    "the sick woman did not buy a red hat.": "la mujer enferma no compró un sombrero rojo.",
+    "the young man slept near the red house.": "el hombre joven durmió cerca de la casa roja.",
+    "are the old cups under a broken chair?": "¿están las tazas viejas debajo de una silla rota?",
     # Verbs that go without their object.
     "the dogs eat.": "los perros comen.",
     "the cats drank in the kitchen.": "los gatos bebieron en la cocina.",
     # Two clauses.
     "they found a key and did not sell it.": "ellos encontraron una llave y no la vendieron.",
-    "the happy girls do not dance but the old king is not sad.": (
-        "las niñas felices no bailan pero el rey viejo no está triste."
-    ),
     "the boy sings but his father is sad.": "el niño canta pero su padre está triste.",
 }
 
@@ -457,7 +453,7 @@ def test_words_meet_in_training(splits, meeting):
 
 
 def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits):
-    """Whether the noun stands before the verb or after it, so that neither adjective of a sentence is a rare sight."""
+    """All but "fast", which animals alone are, stand at least 50 times at either place."""
     seen = Counter()
     for text in english(splits, "train"):
         words = words_in(text)
@@ -465,4 +461,6 @@ def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits):
         for order, index in enumerate(nouns):
             if words[index - 1] in ADJECTIVE_WORDS:
                 seen[words[index - 1], order > 0] += 1
-    assert all(seen[word, is_later] >= 50 for word in ADJECTIVE_WORDS for is_later in (False, True)), seen.most_common()
+    rare = {word for word in ADJECTIVE_WORDS for is_later in (False, True) if seen[word, is_later] < 50}
+    assert rare <= {"fast"}
+    assert seen["fast", True] > 0
