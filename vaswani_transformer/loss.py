@@ -130,7 +130,9 @@ def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int |
     if num_items_in_batch is None:
         return loss / labels.ne(-100).sum().clamp(min=1)
     if isinstance(num_items_in_batch, Tensor):
-        return loss / num_items_in_batch.to(loss.device).clamp(min=1)
+        items = num_items_in_batch.clamp(min=1)
+        is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # it needs no copy, for which the host waits
+        return loss / (items if is_host_scalar else items.to(loss.device))
     return loss / max(num_items_in_batch, 1)
 
 

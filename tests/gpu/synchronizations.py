@@ -122,7 +122,8 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif name == "aten::repeat_interleave" and is_on_device and host_kwargs.get("output_size") is None:
         record("repeat_interleave")
     elif name == "aten::_to_copy" and is_on_device != goes_to_device:
-        record("copy to the device" if goes_to_device else "copy to the host")
+        if not goes_to_device or not host_kwargs.get("non_blocking"):
+            record("copy to the device" if goes_to_device else "copy to the host")
     elif name == "aten::copy_" and isinstance(args[0], DeviceTensor) != isinstance(args[1], DeviceTensor):
         record("copy to the device" if isinstance(args[0], DeviceTensor) else "copy to the host")
     result = function(*host_args, **host_kwargs)

@@ -1,11 +1,13 @@
 """The host waits for an accelerator as rarely as is written here, and the counter of it counts what it should."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import TrainerCallback, TrainingArguments
 
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
@@ -57,6 +59,12 @@ def test_a_device_answers_with_the_numbers_of_the_cpu() -> None:
         assert values.tolist() == [0, 1, 2]
         assert values.cpu().device.type == "cpu"
     assert torch.is_autocast_enabled("cpu") is False
+
+
+def test_only_a_copy_that_the_host_waits_for_is_counted() -> None:
+    with pretended_device() as device, SynchronizationCounter() as counter:
+        torch.arange(3).to(device, non_blocking=True).to("cpu", non_blocking=True)
+    assert counter.counts == {"copy to the host": 1}  # its numbers are there only after a wait
 
 
 def batch() -> dict[str, Tensor]:
@@ -114,3 +122,46 @@ def test_a_decoded_token_waits_at_most_so_often(num_beams: int, most: int, kind:
             found.append(counter)
         assert torch.equal(tokens.cpu(), expected)
     assert found[1].total - found[0].total <= 4 * most, found[1].places - found[0].places
+
+
+class Totals(TrainerCallback):
+    """Keeps what had been counted at the end of each step."""
+
+    def __init__(self, counter: SynchronizationCounter) -> None:
+        self.counter, self.steps = counter, []
+
+    def on_step_end(self, *arguments: Any, **kwargs: Any) -> None:
+        self.steps.append(self.counter.counts.copy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch, the number of its tokens, clipping, the optimizer, the schedule and the callbacks add nothing."""
+    pytest.importorskip("datasets")
+    from tests.training.runs import make_arguments
+    from training.engines import join_processes
+    from training.recipe import load_recipe
+    from training.train import make_trainer, prepare, prepare_folder
+
+    tokens = max(1, 300 // passes)
+    more = ["--training.steps=4", "--training.log_steps=100", "--training.attention=sdpa"]
+    more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
+    recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
+    join_processes()
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    trainer.args.eval_strategy = trainer.args.save_strategy = "no"
+    trainer.args.load_best_model_at_end = trainer.accelerator.device_placement = False
+    with pretended_device() as device, SynchronizationCounter() as counter:
+        monkeypatch.setattr(TrainingArguments, "device", device)
+        totals = Totals(counter)
+        trainer.add_callback(totals)
+        move(trainer.model)
+        trainer.train()
+    assert trainer.args.gradient_accumulation_steps == passes
+    assert totals.steps[3] - totals.steps[1] == {"nonzero": 2 * passes}, counter.places
+
+
+def split(arguments: list[str], more: list[str]) -> tuple[str, list[str]]:
+    return arguments[0], [*arguments[1:], *more]
