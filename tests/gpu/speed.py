@@ -310,6 +310,8 @@ def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Ca
     with tempfile.TemporaryDirectory() as folder:
         to_ctranslate2(model, None, folder, force=True)
         kind = "float32" if dtype == torch.float32 else "bfloat16"
+        if kind not in ctranslate2.get_supported_compute_types(setting.device.type):
+            raise SkipPart(f"ctranslate2 has no {kind} on this {setting.device.type}")
         translator = ctranslate2.Translator(folder, device=setting.device.type, compute_type=kind)
 
     def prepared(num_beams: int, count: int) -> Callable[[], int]:

@@ -155,7 +155,7 @@ class ReadingMode(TorchFunctionMode):
         if function in MAKING and device is not None and torch.device(device).type == DEVICE.type:
             is_moved = not isinstance(args[0], DeviceTensor)
             made = function(args[0].host if not is_moved else args[0], *args[1:], **{**kwargs, "device": HOST})
-            if is_moved:
+            if is_moved and made.numel():
                 record("copy to the device")
             return DeviceTensor(made)
         return function(*args, **(kwargs or {}))
