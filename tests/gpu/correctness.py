@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ def measure(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @functools.cache
-def reference(setting: Setting) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+def reference(is_tiny: bool) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
     """Return the model on the CPU, a batch, and what it makes of it in float32."""
+    setting = Setting(torch.device("cpu"), is_tiny, Path())
     model = make_model("base", setting, dropout=0.0, attn_implementation="eager")
     batch = collate(make_pairs(6, model.config.vocab_size))
     return model, batch, measure(copy.deepcopy(model), batch)
@@ -64,7 +66,7 @@ def on_device(setting: Setting, attention: str) -> tuple[Any, dict[str, Tensor]]
     Raises:
         SkipPart: there is no such attention here.
     """
-    model, batch, _ = reference(setting)
+    model, batch, _ = reference(setting.is_tiny)
     model = copy.deepcopy(model)
     try:
         model.set_attn_implementation(attention)
@@ -81,7 +83,7 @@ def model_part(setting: Setting, attention: str, dtype: torch.dtype, compiles: b
     """Compare one implementation with the CPU's float32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     model, batch = on_device(setting, attention)
-    expected = reference(setting)[2]
+    expected = reference(setting.is_tiny)[2]
     called = torch.compile(model, fullgraph=True, backend=setting.compiler) if compiles else model
     with autocast(setting, dtype):
         found = measure(called, batch)
@@ -134,7 +136,7 @@ def trained_tokens(setting: Setting, dtype: torch.dtype, compiles: bool) -> Iter
 def random_tokens(setting: Setting) -> Iterator[Row]:
     """Compare the tokens of searches with the CPU's by the reference's model, whose logits lie close together."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    model = reference(setting)[0].eval()
+    model = reference(setting.is_tiny)[0].eval()
     moved, _ = on_device(setting, "sdpa")
     batch = sources(4, model.config.vocab_size, torch.device("cpu"))
     on_it = {name: tensor.to(setting.device) for name, tensor in batch.items()}

@@ -35,6 +35,7 @@ from vaswani_transformer.schedule import paper_adam
 
 TRAINING, TIME, DECODING, LOSS = "Training", "Where the time of a step goes", "Decoding", "Loss"
 WARM_UP = 3  # steps
+COMPILER_WARM_UP = 8  # steps, in which the compiler meets enough lengths to make a graph for all
 TARGET_LENGTH = 27  # tokens that every search writes
 GIB = 2**30
 
@@ -86,7 +87,8 @@ def flops_of(config: Any, pairs: Pairs) -> int:
 def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool, accumulation: int) -> Row:
     """Return the figures of some paper steps of an arm in the Trainer."""
     ours = make_model(shape, setting, attn_implementation="eager")
-    config, tokens, count = ours.config, paper_tokens(setting), WARM_UP + timed_steps(setting)
+    warm_up = COMPILER_WARM_UP if compiles and not setting.is_tiny else WARM_UP
+    config, tokens, count = ours.config, paper_tokens(setting), warm_up + timed_steps(setting)
     pairs = make_pairs(200 if setting.is_tiny else 40_000, config.vocab_size)
     sampler: Any = sampler_of(pairs, tokens, accumulation)
     if arm == "marian, random batches":
@@ -105,11 +107,11 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     collator = collate if arm == "ours" else collate_for_marian
     args = arguments(setting.folder, count, **settings)
     trainer = TokenBudgetTrainer(model, args, pairs, batches, collate=collator)
-    clock = Clock(setting, WARM_UP)
+    clock = Clock(setting, warm_up)
     trainer.add_callback(clock)
     reset_peak(setting)
     trainer.train()
-    timed = batches.batches[WARM_UP * accumulation :]
+    timed = batches.batches[warm_up * accumulation :]
     seconds = clock.seconds / timed_steps(setting)
     learned = [pairs[index] for batch in timed for index in batch]
     targets = sum(len(pair["labels"]) for pair in learned)

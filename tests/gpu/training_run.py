@@ -66,7 +66,9 @@ def arguments(folder: Path, steps: int, **settings: Any) -> Seq2SeqTrainingArgum
         "remove_unused_columns": False,
         "seed": 0,
     }
-    return Seq2SeqTrainingArguments(output_dir=str(folder), max_steps=steps, **(defaults | settings))
+    made = Seq2SeqTrainingArguments(output_dir=str(folder), max_steps=steps, **(defaults | settings))
+    made._n_gpu = min(1, made.n_gpu)  # the Trainer would spread a batch over all devices by DataParallel
+    return made
 
 
 class TokenBudgetTrainer(Seq2SeqTrainer):
