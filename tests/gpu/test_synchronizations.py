@@ -74,14 +74,12 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(is_target == 0, -100)}
 
 
-# One for the number of target tokens, without which the loss would project padding too. In the "eager" attention, which
-# no accelerator trains with, Transformers asks in each stack whether there is padding.
+# One for the number of target tokens, without which the loss would project padding too.
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({"attn_implementation": "sdpa"}, {"nonzero": 1}),
         ({"attn_implementation": "sdpa", "position_embedding": "learned"}, {"nonzero": 1}),
-        ({"attn_implementation": "eager"}, {"nonzero": 1, "item": 2}),
     ],
 )
 def test_a_training_step_waits_once_for_the_device(settings: dict[str, Any], expected: dict[str, int]) -> None:
