@@ -6,7 +6,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -331,6 +331,17 @@ class TranslationTrainer(WatchedTrainer):
         norm = super()._get_grad_norm(model, grad_norm)
         self.guard.inspect(norm)
         return norm
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Count a step's target tokens on the host where one device has them all: no step waits for their copy."""
+        has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
+        return super().get_batch_samples(epoch_iterator, num_batches, torch.device("cpu") if has_all else device)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""

@@ -9,7 +9,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
@@ -46,6 +48,30 @@ def scaled_dot_product_attention(
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     attended = weights @ value  # (B, H, Q, d_v)
     return attended.transpose(1, 2).contiguous(), weights  # (B, Q, H, d_v)
+
+
+def padding_mask(
+    config: VaswaniTransformerConfig,
+    queries: Tensor,
+    attention_mask: Tensor | None,
+    memory: Tensor | None = None,
+) -> Tensor | BlockMask | None:
+    """Return the mask of attention to all tokens of a text, in the form that the attention implementation takes.
+
+    Transformers leaves the mask of "sdpa" out where no token is padding. To find that out the host would wait for an
+    accelerator, in each stack of a training step and at each decoded token, so there the mask is always made.
+
+    Args:
+        queries: (B, Q, d_model), the embeddings that attend.
+        attention_mask: (B, K), 0 where a token is padding; None: every token counts.
+        memory: (B, K, d_model), what they attend to; None: the queries themselves.
+    """
+    keys = queries if memory is None else memory
+    is_on_accelerator = queries.device.type != "cpu" and config._attn_implementation == "sdpa"
+    if is_on_accelerator and attention_mask is not None and attention_mask.shape == keys.shape[:2]:
+        is_token = attention_mask.to(queries.device, torch.bool)[:, None, None]  # (B, 1, 1, K)
+        return is_token.expand(-1, -1, queries.shape[1], -1)
+    return create_bidirectional_mask(config, queries, attention_mask, memory)
 
 
 def pad_last_dim(heads: Tensor, width: int) -> Tensor:
@@ -175,9 +201,11 @@ class CrossAttention(MultiHeadAttention):
         batch, _, length, _ = query.shape
         is_token = attention_mask[:, : key.shape[2]].bool()  # (B, K)
         counts = is_token.sum(-1, dtype=torch.int32)  # (B,)
+        tokens = is_token.flatten().nonzero()[:, 0]  # their number is all that the host waits for
 
         def without_padding(heads: Tensor) -> Tensor:
-            return heads.transpose(1, 2)[is_token[:, : heads.shape[2]]].transpose(0, 1)[None]  # (1, H, tokens, width)
+            rows = heads.transpose(1, 2).flatten(0, 1)  # (B K, H, width)
+            return rows.index_select(0, tokens).transpose(0, 1)[None]  # (1, H, tokens, width)
 
         attended, weights = super().attend(
             query.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None],  # (1, H, B Q, d_k)
@@ -187,7 +215,7 @@ class CrossAttention(MultiHeadAttention):
             cu_seq_lens_q=torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device),
             cu_seq_lens_k=nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)),
             max_length_q=length,
-            max_length_k=int(counts.max()),
+            max_length_k=key.shape[2],
             **kwargs,
         )  # (1, B Q, H, d_v)
         return attended.unflatten(1, (batch, length)).squeeze(0), weights
@@ -219,5 +247,6 @@ __all__ = [
     "CrossAttention",
     "MultiHeadAttention",
     "SelfAttention",
+    "padding_mask",
     "scaled_dot_product_attention",
 ]

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import CausalSelfAttention, CrossAttention
+from .attention import CausalSelfAttention, CrossAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerDecoderLayer
@@ -121,7 +121,10 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         if attention_mask is not None and attention_mask.dim() == 2:
             return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
         positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
-        return (positions, length) if cache is None else (positions + cache.get_seq_length(), None)
+        if cache is None:
+            return positions, length
+        past = cache.get_seq_length()  # a tensor in a static cache
+        return positions + past, past + length if isinstance(past, int) else None
 
     def source_mask(
         self, inputs_embeds: Tensor, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None
@@ -137,7 +140,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
                     "target rows, or one row each."
                 )
             inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)
-        return create_bidirectional_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
+        return padding_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
 
 
 __all__ = ["VaswaniTransformerDecoder"]

@@ -5,12 +5,11 @@ B batch, S source.
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import SelfAttention
+from .attention import SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerEncoderLayer
@@ -67,7 +66,7 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             position_ids = count_positions(attention_mask)  # (B, S)
         elif position_ids is None:
             position_ids = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, S)
-        mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        mask = padding_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.input_embedding(inputs_embeds, position_ids, max_position)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)

@@ -130,7 +130,9 @@ def reduce_loss(loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int |
     if num_items_in_batch is None:
         return loss / labels.ne(-100).sum().clamp(min=1)
     if isinstance(num_items_in_batch, Tensor):
-        return loss / num_items_in_batch.to(loss.device).clamp(min=1)
+        items = num_items_in_batch.clamp(min=1)
+        is_host_scalar = items.dim() == 0 and items.device.type == "cpu"  # it needs no copy, for which the host waits
+        return loss / (items if is_host_scalar else items.to(loss.device))
     return loss / max(num_items_in_batch, 1)
 
 
@@ -164,8 +166,9 @@ def projected_cross_entropy(
     is_target = flat_labels.ne(-100)  # (N,)
     if torch.compiler.is_compiling():  # a graph has no shapes that depend on the labels
         flat_labels = flat_labels.masked_fill(~is_target, 0)
-    else:
-        hidden, flat_labels, is_target = hidden[is_target], flat_labels[is_target], None
+    else:  # an accelerator's host waits here once, for the number of target tokens
+        targets = is_target.nonzero()[:, 0]
+        hidden, flat_labels, is_target = hidden.index_select(0, targets), flat_labels.index_select(0, targets), None
     with torch.autocast(device_type, enabled=False):
         loss = FusedLinearCrossEntropy.apply(hidden, weight, flat_labels, is_target, smoothing)
     return reduce_loss(loss, labels, num_items_in_batch)

@@ -1,0 +1,74 @@
+"""`python -m tests.gpu`: correctness on an accelerator against the CPU, then speed; see docs/gpu.md."""
+
+import argparse
+import fnmatch
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.gpu.parts import parts
+from tests.gpu.runner import TABLES, Report, run_parts, summary
+from tests.helpers import ROOT
+
+
+def commit() -> str:
+    """Return the commit of the checkout, with "-dirty" where files differ from it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def about(device: str) -> dict[str, Any]:
+    """Return what results hold for."""
+    index = torch.device(device)
+    name = torch.cuda.get_device_name(index) if index.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": f"{device} ({name})",
+        "commit": commit(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def default_device() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return 0 where nothing failed, 1 where a part did or was too slow, 2 where it cannot run."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=9.0, help="after which no part starts")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results; continues there")
+    parser.add_argument("--device", default=None, help="cuda, cpu, ...; the accelerator where there is one")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="of parts' names, such as 'speed*'")
+    options = parser.parse_args(arguments)
+    device = options.device or default_device()
+    chosen = [part for part in parts() if fnmatch.fnmatch(part.name, options.only)]
+    if not chosen:
+        names = ", ".join(part.name for part in parts())
+        print(f"--only: no part has such a name; got {options.only!r}. The parts are {names}.", file=sys.stderr)
+        return 2
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        report = Report(options.out, about(device), ["python", "-m", "tests.gpu", *arguments])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    is_good = run_parts(chosen, "tests.gpu.parts", device, report, options.minutes)
+    print(f"\n{summary(report.results.values())}\nThe tables are in {options.out / TABLES}.")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""A device against the CPU: logits, loss, gradients, tokens, training, distribution and checkpoints."""
+
+import contextlib
+import copy
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.gpu.models import collate, make_model, make_pairs, sources
+from tests.gpu.runner import Part, Row, Setting, SkipPart
+from tests.gpu.training_run import Run
+from tests.helpers import PAIRS, ROOT, model_of_pairs
+from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
+
+TABLE = "Correctness"
+ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+# Differences are norms relative to the CPU's float32. float32 sums in another order differ by some 1e-6 after twelve
+# layers; bfloat16 rounds to 2^-9, some hundred times one after another, which adds up as a random walk does.
+BOUNDS = {
+    torch.float32: {"logits": 1e-4, "loss": 1e-5, "gradients": 1e-3},
+    torch.bfloat16: {"logits": 5e-2, "loss": 1e-2, "gradients": 1e-1},
+}
+SHORT = {torch.float32: "float32", torch.bfloat16: "bf16"}
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference relative to the norm of what is expected."""
+    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+def compare(what: str, difference: float, bound: float) -> Row:
+    return {"compared": what, "difference": difference, "bound": bound}
+
+
+def measure(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return logits in evaluation mode, and loss and all gradients in training mode without dropout, on the CPU."""
+    with torch.no_grad():
+        logits = model.eval()(**inputs).logits[inputs["labels"].ne(-100)]
+    loss = model.train()(**inputs).loss
+    loss.backward()
+    gradients = torch.cat([parameter.grad.flatten().float().cpu() for parameter in model.parameters()])
+    return {"logits": logits.float().cpu(), "loss": loss.detach().float().cpu(), "gradients": gradients}
+
+
+@functools.cache
+def reference(is_tiny: bool) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the model on the CPU, a batch, and what it makes of it in float32."""
+    setting = Setting(torch.device("cpu"), is_tiny, Path())
+    model = make_model("base", setting, dropout=0.0, attn_implementation="eager")
+    batch = collate(make_pairs(6, model.config.vocab_size))
+    return model, batch, measure(copy.deepcopy(model), batch)
+
+
+def on_device(setting: Setting, attention: str) -> tuple[Any, dict[str, Tensor]]:
+    """Return the reference's model and batch on the device.
+
+    Raises:
+        SkipPart: there is no such attention here.
+    """
+    model, batch, _ = reference(setting.is_tiny)
+    model = copy.deepcopy(model)
+    try:
+        model.set_attn_implementation(attention)
+    except (ImportError, ValueError) as error:
+        raise SkipPart(f"{attention}: {' '.join(str(error).split())}") from error
+    return model.to(setting.device), {name: tensor.to(setting.device) for name, tensor in batch.items()}
+
+
+def autocast(setting: Setting, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+    return torch.autocast(setting.device.type, dtype, enabled=dtype != torch.float32)
+
+
+def model_part(setting: Setting, attention: str, dtype: torch.dtype, compiles: bool = False) -> Iterator[Row]:
+    """Compare one implementation with the CPU's float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model, batch = on_device(setting, attention)
+    expected = reference(setting.is_tiny)[2]
+    called = torch.compile(model, fullgraph=True, backend=setting.compiler) if compiles else model
+    with autocast(setting, dtype):
+        found = measure(called, batch)
+    for name, bound in BOUNDS[dtype].items():
+        yield compare(name, relative(found[name], expected[name]), bound)
+
+
+def needs_flash(setting: Setting) -> str | None:
+    return None if setting.is_cuda else "flash attention needs CUDA"
+
+
+def needs_flex(setting: Setting) -> str | None:
+    return "flex_attention has no backward pass on a CPU" if setting.device.type == "cpu" else None
+
+
+NEEDS = {"flash_attention_2": needs_flash, "flash_attention_3": needs_flash, "flex_attention": needs_flex}
+
+
+def differing(found: Tensor, expected: Tensor) -> float:
+    """Return the share of tokens that differ."""
+    if found.shape != expected.shape:
+        return 1.0
+    return float(found.cpu().ne(expected).double().mean())
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"num_beams": 1},
+    "beam 4": {"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt"},
+}
+
+
+def trained_tokens(setting: Setting, dtype: torch.dtype, compiles: bool) -> Iterator[Row]:
+    """Compare the tokens of searches with the CPU's float32, by a trained model, whose choices are clear."""
+    trained, tokenizer = model_of_pairs()
+    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    model = copy.deepcopy(trained).to(setting.device, dtype)
+    moved = {name: tensor.to(setting.device) for name, tensor in batch.items()}
+    cached = {}
+    if compiles:
+        cached = {"cache_implementation": "static"}
+        mode = {"mode": "reduce-overhead"} if setting.is_cuda else {}
+        model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
+    for name, search in SEARCHES.items():
+        expected = trained.generate(**batch, max_new_tokens=16, **search)
+        found = model.generate(**moved, max_new_tokens=16, **search, **cached)
+        yield compare(f"tokens, {name}", differing(found, expected), 0.0)
+
+
+def random_tokens(setting: Setting) -> Iterator[Row]:
+    """Compare the tokens of searches with the CPU's by the reference's model, whose logits lie close together."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = reference(setting.is_tiny)[0].eval()
+    moved, _ = on_device(setting, "sdpa")
+    batch = sources(4, model.config.vocab_size, torch.device("cpu"))
+    on_it = {name: tensor.to(setting.device) for name, tensor in batch.items()}
+    for name, search in SEARCHES.items():
+        expected = model.generate(**batch, max_new_tokens=20, **search)
+        found = moved.eval().generate(**on_it, max_new_tokens=20, **search)
+        yield compare(f"tokens, {name}", differing(found, expected), 0.0)
+
+
+def loss_part(setting: Setting) -> Iterator[Row]:
+    """Compare the loss, whose softmax works in place, with torch's own in float64, over several chunks."""
+    tokens, vocab_size, d_model = (600, 99, 32) if setting.is_tiny else (5000, 37_000, 512)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, d_model, generator=generator)
+    weight = torch.randn(vocab_size, d_model, generator=generator) * d_model**-0.5
+    labels = torch.randint(vocab_size, (tokens,), generator=generator)
+    labels[::7] = -100
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        results = []
+        for device, kind in ((setting.device, dtype), (torch.device("cpu"), torch.float64)):
+            # Both start from the same rounded numbers, so that only sums and roundings on the way differ.
+            sides = [side.to(dtype).to(device, kind).requires_grad_() for side in (hidden, weight)]
+            if kind == torch.float64:
+                logits = sides[0] @ sides[1].T
+                loss = cross_entropy(logits, labels, 0.1)
+            else:
+                loss = projected_cross_entropy(*sides, labels.to(device), 0.1)
+            results.append([loss, *torch.autograd.grad(loss, sides)])
+        for name, found, expected in zip(("loss", "gradient of states", "gradient of weights"), *results, strict=True):
+            yield compare(f"{name}, {SHORT[dtype]}", relative(found, expected), bound)
+
+
+def training_part(setting: Setting) -> Iterator[Row]:
+    """Compare the losses of a run with those of the same run on the CPU, step by step."""
+    steps = 6 if setting.is_tiny else 50
+    folder = str(setting.folder)
+    found = Run(folder, steps, str(setting.device), setting.is_tiny).losses()
+    expected = Run(folder, steps, "cpu", setting.is_tiny).in_a_process()
+    furthest = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
+    yield compare(f"losses of {steps} steps", furthest, 1e-3) | {"first": expected[0], "last": expected[-1]}
+
+
+def checkpoint_part(setting: Setting) -> Iterator[Row]:
+    """Train on the device, resume on the CPU, and resume on the device again; compare with a run without a break."""
+    steps = 2 if setting.is_tiny else 5
+    device, whole = str(setting.device), str(setting.folder / "whole")
+    expected = Run(whole, 3 * steps, device, setting.is_tiny).in_a_process()
+    losses, resume, folder = [], None, str(setting.folder / "legs")
+    for leg, place in enumerate((device, "cpu", device), 1):
+        run = Run(folder, leg * steps, place, setting.is_tiny, resume, saves=True)
+        losses += run.in_a_process() if device != "cpu" else run.losses()
+        resume = f"{folder}/checkpoint-{leg * steps}"
+    furthest = max(abs(one - other) / other for one, other in zip(losses, expected, strict=True))
+    yield compare(f"losses of {3 * steps} steps in three legs", furthest, 1e-3)
+
+
+def distributed_part(setting: Setting, kind: str) -> Iterator[Row]:
+    """Compare a step that all devices share with the same step in one process."""
+    count = torch.accelerator.device_count() if setting.device.type != "cpu" else 2
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    done = subprocess.run(
+        [*command, "-m", "tests.gpu.distributed_worker", kind, setting.device.type],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    for name, difference in json.loads(done.stdout.splitlines()[-1]).items():
+        yield compare(f"{name}, {count} processes", difference, 1e-4)
+
+
+def parts() -> list[Part]:
+    """Return the parts in the order in which they run."""
+    made = []
+    for attention in ATTENTIONS:
+        for dtype in (torch.float32, torch.bfloat16):
+            if "flash" not in attention or dtype == torch.bfloat16:
+                run = functools.partial(model_part, attention=attention, dtype=dtype)
+                name = f"correct: {attention}, {SHORT[dtype]}"
+                made.append(Part(name, TABLE, run, 90, NEEDS.get(attention, lambda setting: None)))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = functools.partial(model_part, attention="sdpa", dtype=dtype, compiles=True)
+        made.append(Part(f"correct: compiled, {SHORT[dtype]}", TABLE, run, 120))
+    made.append(Part("correct: search, base", TABLE, random_tokens, 60))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = functools.partial(trained_tokens, dtype=dtype, compiles=False)
+        made.append(Part(f"correct: search, {SHORT[dtype]}", TABLE, run, 60))
+    run = functools.partial(trained_tokens, dtype=torch.float32, compiles=True)
+    made.append(Part("correct: search, static cache and CUDA graphs", TABLE, run, 120))
+    made.append(Part("correct: loss in place", TABLE, loss_part))
+    made.append(Part("correct: training", TABLE, training_part, 120))
+    made.append(Part("correct: checkpoints", TABLE, checkpoint_part, 150))
+    for kind in ("ddp", "fsdp2"):
+        made.append(Part(f"correct: {kind}", TABLE, functools.partial(distributed_part, kind=kind), 120))
+    return made

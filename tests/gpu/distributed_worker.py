@@ -1,0 +1,73 @@
+"""One process of a step that all devices share; prints how far it is from the same step in one process.
+
+Usage: python -m torch.distributed.run --nproc_per_node=N -m tests.gpu.distributed_worker ddp|fsdp2 DEVICE_TYPE
+"""
+
+import copy
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.helpers import random_batch, tiny_model
+from vaswani_transformer.schedule import paper_adam, paper_schedule
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def distribute(model: Any, kind: str, device: torch.device) -> Any:
+    """Return the model as DDP has it, or with its layers, and the rest, sharded in place."""
+    if kind == "ddp":
+        return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def main(kind: str, device_type: str) -> None:
+    dist.init_process_group()
+    rank, count = dist.get_rank(), dist.get_world_size()
+    device = torch.device(device_type)
+    if device_type != "cpu":
+        device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device)
+    torch.set_num_threads(1)
+    plain = tiny_model(dropout=0.0).to(device).train()
+    model = copy.deepcopy(plain)
+    shared = distribute(model, kind, device)
+    torch.manual_seed(0)
+    batch = random_batch(batch=2 * count)
+    batch = {"input_ids": batch["input_ids"].to(device), "labels": batch["decoder_input_ids"].to(device)}
+    own = {name: tensor[rank::count] for name, tensor in batch.items()}
+    loss = shared(**own).loss
+    loss.backward()
+    plain_loss = plain(**batch).loss
+    plain_loss.backward()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    expected = dict(plain.named_parameters())
+    found: dict[str, float] = {"loss": abs(float(mean / count - plain_loss.detach()))}
+    gradients = {name: whole(weight.grad) - expected[name].grad for name, weight in model.named_parameters()}
+    found["gradients"] = max(float(difference.abs().max()) for difference in gradients.values())
+    for parameters in (model.parameters(), plain.parameters()):
+        optimizer = paper_adam(parameters)
+        paper_schedule(optimizer, d_model=32, warmup_steps=4000)
+        optimizer.step()
+    weights = {name: whole(weight.detach()) - expected[name].detach() for name, weight in model.named_parameters()}
+    found["weights after a step"] = max(float(difference.abs().max()) for difference in weights.values())
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,337 @@
+"""Runs parts in a process of their own, each within its time, and writes what they find as they find it."""
+
+import dataclasses
+import json
+import math
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.helpers import ROOT
+
+Row = dict[str, Any]
+RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"
+PASSED, FAILED, TOO_SLOW, SKIPPED, NOT_RUN = "passed", "failed", "too slow", "skipped", "not run"
+START_LIMIT = 180.0  # seconds for a process to import everything
+CPU_PATIENCE = 5  # times a part's limit, where a CPU does other work too
+LEAST_TIME = 1.0  # seconds, below which no part starts
+NO_TIME = "the minutes were over; the same command with the same --out continues here"
+
+
+class SkipPart(Exception):  # noqa: N818 - it is no error
+    """A part cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large parts run.
+
+    Attributes:
+        device: the device under test.
+        is_tiny: whether shapes are tiny, as on a CPU.
+        folder: an empty folder for what a part writes.
+    """
+
+    device: torch.device
+    is_tiny: bool
+    folder: Path
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def compiler(self) -> str:
+        """The backend of torch.compile; a CPU checks only that there is one graph and that it is right."""
+        return "eager" if self.device.type == "cpu" else "inductor"
+
+    def synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+def nothing(setting: Setting) -> None:
+    """What a part needs that runs anywhere."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to find out.
+
+    Attributes:
+        name: how results call it.
+        table: the heading of the table that its rows stand in.
+        run: yields rows; one with a `difference` above its `bound` fails the part.
+        limit: seconds, after which its process is ended; `CPU_PATIENCE` times as many on a CPU.
+        needs: returns why it cannot run here, or None.
+    """
+
+    name: str
+    table: str
+    run: Callable[[Setting], Iterator[Row]]
+    limit: float = 60.0
+    needs: Callable[[Setting], str | None] = nothing
+
+
+@dataclass
+class Result:
+    """What a part found, as `results.json` holds it."""
+
+    name: str
+    table: str
+    status: str = NOT_RUN
+    reason: str | None = None
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+
+def is_within(row: Row) -> bool:
+    """Return whether a row keeps to its bound; a difference that is not a number does not."""
+    return "bound" not in row or row["difference"] <= row["bound"]
+
+
+def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[str, str | None]:
+    """Run a part in this process; return its status and the reason for it."""
+    try:
+        if (reason := part.needs(setting)) is not None:
+            return SKIPPED, reason
+        outside = []
+        for row in part.run(setting):
+            tell(row)
+            if not is_within(row):
+                outside.append(row)
+    except (SkipPart, ImportError) as error:
+        return SKIPPED, " ".join(str(error).split())
+    except torch.OutOfMemoryError as error:
+        return SKIPPED, f"out of memory: {str(error).splitlines()[0]}"
+    except Exception as error:
+        traceback.print_exc()
+        return FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if outside:
+        return FAILED, "; ".join(f"{row.get('compared', 'a row')} is off by {row['difference']:.3g}" for row in outside)
+    return PASSED, None
+
+
+class Worker:
+    """A process that runs parts of `catalog` one after another, and can be ended.
+
+    Args:
+        catalog: the module whose `parts()` names the parts.
+        device: the device under test.
+        log: the file for what the process prints.
+    """
+
+    def __init__(self, catalog: str, device: str, log: Path) -> None:
+        self.log = log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.worker", catalog, device],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            start_new_session=True,
+        )
+        self.events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.is_ready = self.next_event(time.monotonic() + START_LIMIT) == {"ready": True}
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.put(json.loads(line))
+        self.events.put(None)
+
+    def next_event(self, deadline: float) -> dict[str, Any] | None:
+        """Return the next event, or None where the process has ended.
+
+        Raises:
+            queue.Empty: there is none until `deadline`, by `time.monotonic`.
+        """
+        return self.events.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def run(self, part: Part, limit: float, tell: Callable[[Row], None]) -> tuple[str, str | None]:
+        """Run a part; return its status and the reason for it."""
+        assert self.process.stdin is not None
+        deadline = time.monotonic() + limit
+        try:
+            self.process.stdin.write(f"{part.name}\n".encode())
+            self.process.stdin.flush()
+            while (event := self.next_event(deadline)) is not None:
+                if "row" not in event:
+                    return event["status"], event["reason"]
+                tell(event["row"])
+        except queue.Empty:
+            return TOO_SLOW, f"not done after {limit:.0f} s"
+        except BrokenPipeError:
+            pass
+        return FAILED, f"the process ended with status {self.process.wait(10)}"
+
+    def close(self) -> None:
+        """End the process and those that it started, without waiting for one that hangs in a driver."""
+        try:
+            # The process leads a session of its own, so its group holds it and what it started.
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+        self.log.close()
+
+
+class Report:
+    """The results of a run in a folder, written after every row.
+
+    Args:
+        folder: where `results.json`, `results.md` and the log go.
+        about: what the results hold for: device, commit, versions.
+        command: the command line.
+
+    Raises:
+        ValueError: the folder holds results of something else.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], command: list[str]) -> None:
+        self.folder, self.about, self.command = folder, about, shlex.join(command)
+        self.results: dict[str, Result] = {}
+        if (folder / RESULTS).exists():
+            found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+            for name, value in about.items():
+                if found["about"].get(name) != value:
+                    raise ValueError(
+                        f"--out: {folder} holds results with another {name}; got {found['about'].get(name)!r}, "
+                        f"expected {value!r}. Name an empty folder."
+                    )
+            self.results = {one["name"]: Result(**one) for one in found["parts"]}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def is_settled(self, part: Part) -> bool:
+        """Return whether an earlier call has brought the part to its end."""
+        return part.name in self.results and self.results[part.name].status != NOT_RUN
+
+    def add(self, result: Result) -> None:
+        self.results[result.name] = result
+        self.write()
+
+    def write(self) -> None:
+        parts = [dataclasses.asdict(result) for result in self.results.values()]
+        tree = {"about": self.about, "command": self.command, "parts": parts}
+        replace(self.folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+        replace(self.folder / TABLES, render(self.about, self.command, list(self.results.values())))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that it is never half there."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def spell(value: Any) -> str:
+    """Return a value as a cell of a table."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value).replace("|", "\\|").replace("\n", " ")
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def render_table(results: Iterable[Result]) -> list[str]:
+    """Return the rows of parts as a Markdown table, whose columns are those of all rows in order of appearance."""
+    rows = [{"part": result.name} | row for result in results for row in result.rows]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
+    return lines + [f"| {' | '.join(spell(row.get(column)) for column in columns)} |" for row in rows]
+
+
+def render(about: dict[str, Any], command: str, results: list[Result]) -> str:
+    """Return all tables as Markdown, then what did not pass and why."""
+    lines = [f"`{command}`", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
+    for table in dict.fromkeys(result.table for result in results if result.rows):
+        lines += [f"### {table}", "", *render_table(result for result in results if result.table == table), ""]
+    if others := [result for result in results if result.status != PASSED]:
+        lines += ["### Not passed", "", "| part | status | reason |", "| --- | --- | --- |"]
+        lines += [f"| {one.name} | {one.status} | {spell(one.reason)} |" for one in others]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minutes: float) -> bool:
+    """Run every part that has no result yet, and return whether none failed or was too slow.
+
+    A process in which a part did not pass is not used again: a kernel may hang in it, or memory be lost.
+    """
+    end, worker = time.monotonic() + 60 * minutes, None
+    try:
+        for part in parts:
+            if report.is_settled(part):
+                continue
+            result = Result(part.name, part.table)
+            report.add(result)
+            if end - time.monotonic() < LEAST_TIME:
+                result.reason = NO_TIME
+                continue
+            if worker is None:
+                worker = start_worker(catalog, device, report.folder / LOG)
+
+            def tell(row: Row, result: Result = result) -> None:
+                result.rows.append(row)
+                report.write()
+
+            start, left = time.monotonic(), max(end - time.monotonic(), LEAST_TIME)
+            limit = part.limit * (CPU_PATIENCE if device == "cpu" else 1)
+            result.status, result.reason = worker.run(part, min(limit, left), tell)
+            result.seconds = round(time.monotonic() - start, 2)
+            if result.status == TOO_SLOW and left < limit:
+                result.status, result.reason = NOT_RUN, NO_TIME
+                result.rows.clear()
+            report.write()
+            print(f"{result.status:<8} {part.name} ({result.seconds:.1f} s){reason_of(result)}", flush=True)
+            if result.status not in (PASSED, SKIPPED):
+                worker.close()
+                worker = None
+    finally:
+        if worker is not None:
+            worker.close()
+        report.write()
+    return not any(report.results[part.name].status in (FAILED, TOO_SLOW) for part in parts)
+
+
+def start_worker(catalog: str, device: str, log: Path) -> Worker:
+    """Return a worker that is ready.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
+    worker = Worker(catalog, device, log)
+    if not worker.is_ready:
+        worker.close()
+        raise RuntimeError(f"The process for the parts does not start; {log} says why.")
+    return worker
+
+
+def reason_of(result: Result) -> str:
+    return "" if result.reason is None else f": {result.reason}"
+
+
+def summary(results: Iterable[Result]) -> str:
+    """Return how many parts have each status, and each one that failed with its reason."""
+    results = list(results)
+    statuses = (PASSED, SKIPPED, FAILED, TOO_SLOW, NOT_RUN)
+    counts = {status: sum(result.status == status for result in results) for status in statuses}
+    lines = [", ".join(f"{count} {status}" for status, count in counts.items() if count)]
+    lines += [f"{one.status}: {one.name}{reason_of(one)}" for one in results if one.status in (FAILED, TOO_SLOW)]
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""Counts, without a GPU, where the host would wait for one.
+
+A GPU works through a queue that the host fills. An operation whose result the host must know (`.item()`, `if tensor`,
+indexing with a boolean mask, `.tolist()`) empties that queue, and so does a copy between pageable memory and the
+device. `pretended_device` runs real code on tensors that report an accelerator's device and hold their numbers on the
+CPU: code takes its accelerator's path and gives real results, and `SynchronizationCounter` counts every such operation
+with the line that asks for it.
+"""
+
+import collections
+import contextlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_map, tree_map_only
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
+# The one device type beside the CPU that every build of torch knows and that needs no driver.
+DEVICE = torch.device("meta")
+HOST = torch.device("cpu")
+# Operations whose result, or its size, the host must know.
+WAITING = {
+    "aten::_local_scalar_dense": "item",
+    "aten::nonzero": "nonzero",
+    "aten::masked_select": "masked_select",
+    "aten::equal": "equal",
+    "aten::_unique2": "unique",
+    "aten::unique_dim": "unique",
+    "aten::unique_consecutive": "unique",
+    "aten::bincount": "bincount",
+}
+INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+# What reads a tensor's memory behind the dispatcher's back.
+READING = {Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
+MAKING = (torch.tensor, torch.as_tensor)
+
+
+class DeviceTensor(Tensor):
+    """A tensor of `DEVICE` whose numbers lie on the CPU in `host`."""
+
+    host: Tensor
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> "DeviceTensor":
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=DEVICE,
+            requires_grad=False,
+        )
+        made.host = host
+        return made
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({self.host!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(function, args, kwargs or {})
+
+
+COUNTERS: list["SynchronizationCounter"] = []
+
+
+def record(kind: str) -> None:
+    """Count a synchronization in every open counter, with the line that asks for it."""
+    for counter in COUNTERS:
+        counter.counts[kind] += 1
+        counter.places[f"{kind} at {asking_line()}"] += 1
+
+
+def asking_line() -> str:
+    """Return the innermost line of the stack outside of torch, and the line of the checkout that led there."""
+    frame, outer = sys._getframe(), None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path != __file__ and not path.startswith("<") and "/torch/" not in path and "contextlib" not in path:
+            name = os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else "/".join(path.split("/")[-2:])
+            line = f"{name}:{frame.f_lineno} ({frame.f_code.co_name})"
+            if path.startswith(str(ROOT)) and not path.startswith(INSTALLED):
+                return line if outer is None else f"{outer} from {line}"
+            outer = outer or line
+        frame = frame.f_back
+    return outer or "an unknown line"
+
+
+def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operation on the numbers of its tensors, and count it where a host would wait for it."""
+    is_on_device = False
+
+    def unwrap(tensor: Tensor) -> Tensor:
+        nonlocal is_on_device
+        if isinstance(tensor, DeviceTensor):
+            is_on_device = True
+            return tensor.host
+        return tensor
+
+    host_args, host_kwargs = tree_map_only(Tensor, unwrap, (args, kwargs))
+    goes_to_device = is_on_device
+    if host_kwargs.get("device") is not None:
+        goes_to_device = torch.device(host_kwargs["device"]).type == DEVICE.type
+        host_kwargs["device"] = HOST
+        host_kwargs.pop("pin_memory", None)
+    name = function._schema.name
+    if is_on_device and name in WAITING:
+        record(WAITING[name])
+    elif is_on_device and name in INDEXING and any(is_mask(index) for index in host_args[1]):
+        record("indexing with a mask")
+    elif name == "aten::repeat_interleave" and is_on_device and host_kwargs.get("output_size") is None:
+        record("repeat_interleave")
+    elif name == "aten::_to_copy" and is_on_device != goes_to_device:
+        if not goes_to_device or not host_kwargs.get("non_blocking"):
+            record("copy to the device" if goes_to_device else "copy to the host")
+    elif name == "aten::copy_" and isinstance(args[0], DeviceTensor) != isinstance(args[1], DeviceTensor):
+        record("copy to the device" if isinstance(args[0], DeviceTensor) else "copy to the host")
+    result = function(*host_args, **host_kwargs)
+    if not goes_to_device:
+        return result
+    wrapped = tree_map(lambda value: DeviceTensor(value) if isinstance(value, Tensor) else value, result)
+    return return_and_correct_aliasing(function, args, kwargs, wrapped) if is_on_device else wrapped
+
+
+def is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+class DeviceMode(TorchDispatchMode):
+    """Makes tensors that are created on `DEVICE`."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(function, args, kwargs or {})
+
+
+class ReadingMode(TorchFunctionMode):
+    """Handles what the dispatcher does not see: tensors made of Python numbers, and the reading of whole tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in READING and isinstance(args[0], DeviceTensor):
+            record(READING[function])
+            return function(args[0].host, *args[1:], **(kwargs or {}))
+        device = (kwargs or {}).get("device")
+        if function in MAKING and device is not None and torch.device(device).type == DEVICE.type:
+            is_moved = not isinstance(args[0], DeviceTensor)
+            made = function(args[0].host if not is_moved else args[0], *args[1:], **{**kwargs, "device": HOST})
+            if is_moved and made.numel():
+                record("copy to the device")
+            return DeviceTensor(made)
+        return function(*args, **(kwargs or {}))
+
+
+class SynchronizationCounter(contextlib.AbstractContextManager):
+    """Counts synchronizations between entering and leaving.
+
+    Attributes:
+        counts: how many of each kind.
+        places: how many of each kind at each line.
+    """
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.places: collections.Counter[str] = collections.Counter()
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def __enter__(self) -> "SynchronizationCounter":
+        COUNTERS.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        COUNTERS.remove(self)
+
+
+def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function of autocast that does not know `DEVICE`."""
+
+    def known(device_type: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if device_type == DEVICE.type:
+            return otherwise()
+        return function(*(() if device_type is None else (device_type,)), *args, **kwargs)
+
+    return known
+
+
+@contextlib.contextmanager
+def pretended_device() -> Iterator[torch.device]:
+    """Give a device that behaves as an accelerator without autocast; tensors and models are moved to it by `to`."""
+    autocast = mock.patch.multiple(
+        torch,
+        is_autocast_enabled=known_autocast(torch.is_autocast_enabled, lambda: False),
+        autocast=known_autocast(torch.autocast, contextlib.nullcontext),
+    )
+    with autocast, ReadingMode(), DeviceMode():
+        yield DEVICE
+
+
+def move(model: nn.Module) -> nn.Module:
+    """Move a model to the pretended device in place and return it; tied weights stay tied."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                weight = moved.setdefault(
+                    id(parameter), nn.Parameter(DeviceTensor(parameter.detach()), parameter.requires_grad)
+                )
+                module._parameters[name] = weight
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = DeviceTensor(buffer)
+    return model

@@ -1,0 +1,51 @@
+"""The whole command runs on a CPU with tiny shapes, so that it is in order whenever a GPU is at hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.__main__ import main
+from tests.gpu.parts import parts
+from tests.helpers import ROOT
+
+NEEDS_AN_ACCELERATOR = ("flash_attention", "flex_attention", "decode in parallel")
+
+
+@pytest.mark.slow
+def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu", "--device=cpu", "--minutes=30", f"--out={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-3000:]
+    found = {part["name"]: part for part in json.loads((tmp_path / "results.json").read_text())["parts"]}
+    assert list(found) == [part.name for part in parts()]
+    for name, part in found.items():
+        if part["status"] == "skipped":
+            assert any(word in name for word in NEEDS_AN_ACCELERATOR) or "ctranslate2" in part["reason"], part
+        else:
+            assert part["status"] == "passed"
+            assert part["rows"]
+    assert (tmp_path / "results.md").read_text().count("### ") == 6
+    assert "failed" not in done.stdout
+
+
+def test_parts_have_names_of_their_own_and_correctness_comes_first() -> None:
+    names = [part.name for part in parts()]
+    assert len(set(names)) == len(names)
+    kinds = [name.split(":")[0] for name in names]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {"correct", "speed"}
+
+
+def test_an_unknown_part_is_answered_with_the_list(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert main(["--device=cpu", "--only=nothing*", f"--out={tmp_path / 'out'}"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("--only: no part has such a name; got 'nothing*'. The parts are correct: eager, float32")
+    assert message.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,183 @@
+"""Parts that raise, hang, crash or lack something leave the others and their own rows as they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.runner import (
+    FAILED,
+    LOG,
+    NOT_RUN,
+    PASSED,
+    RESULTS,
+    SKIPPED,
+    TABLES,
+    TOO_SLOW,
+    Part,
+    Report,
+    Result,
+    Setting,
+    perform,
+    render,
+    run_parts,
+    spell,
+    summary,
+)
+from tests.gpu.sample_parts import parts
+
+SAMPLES = {part.name: part for part in parts()}
+ABOUT = {"device": "cpu (a processor)", "commit": "0123abc"}
+COMMAND = ["python", "-m", "tests.gpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "status", "reason"),
+    [
+        ("good", 2, PASSED, None),
+        ("far", 2, FAILED, "sums is off by 0.5; products is off by nan"),
+        ("raising", 1, FAILED, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("skipping", 0, SKIPPED, "there is no such kernel"),
+        ("lacking", 0, SKIPPED, "cpu is not enough"),
+        ("exhausting", 1, SKIPPED, "out of memory: CUDA out of memory. Tried to allocate 20 GiB"),
+    ],
+)
+def test_a_part_ends_with_a_status_and_one_line_of_reason(
+    name: str, rows: int, status: str, reason: str | None, tmp_path: Path
+) -> None:
+    found: list[dict[str, Any]] = []
+    setting = Setting(torch.device("cpu"), True, tmp_path)
+    assert perform(SAMPLES[name], setting, found.append) == (status, reason)
+    assert len(found) == rows
+
+
+class FakeWorker:
+    """Performs parts in this process, and counts how many there were of it."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        type(self).made += 1
+        self.is_ready = True
+
+    def run(self, part: Part, limit: float, tell: Any) -> tuple[str, str | None]:
+        if part.name == "hanging":
+            tell({"ms": 1.5})
+            return TOO_SLOW, f"not done after {limit:.0f} s"
+        return perform(part, Setting(torch.device("cpu"), True, Path()), tell)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_worker(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
+    monkeypatch.setattr("tests.gpu.runner.Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "made", 0)
+    return FakeWorker
+
+
+def test_the_run_continues_after_parts_that_do_not_pass(
+    fake_worker: type[FakeWorker], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    names = ["far", "raising", "hanging", "exhausting", "good"]
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert not run_parts([SAMPLES[name] for name in names], "", "cpu", report, minutes=1)
+    assert [one.status for one in report.results.values()] == [FAILED, FAILED, TOO_SLOW, SKIPPED, PASSED]
+    assert fake_worker.made == 4  # a process whose part did not pass is used no more
+    assert capsys.readouterr().out.splitlines()[-1].startswith("passed   good (")
+    written = json.loads((tmp_path / RESULTS).read_text())
+    assert written["about"] == ABOUT
+    assert [len(part["rows"]) for part in written["parts"]] == [2, 1, 1, 1, 2]
+    assert summary(report.results.values()).splitlines() == [
+        "1 passed, 1 skipped, 2 failed, 1 too slow",
+        "failed: far: sums is off by 0.5; products is off by nan",
+        "failed: raising: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "too slow: hanging: not done after 10 s",
+    ]
+
+
+def test_results_are_written_row_by_row(tmp_path: Path, fake_worker: type[FakeWorker]) -> None:
+    seen = []
+
+    def looking(setting: Setting) -> Any:
+        for number in range(2):
+            yield {"ms": float(number)}
+            seen.append([part["rows"] for part in json.loads((tmp_path / RESULTS).read_text())["parts"]])
+
+    run_parts([Part("looking", "Speed", looking)], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=1)
+    assert seen == [[[{"ms": 0.0}]], [[{"ms": 0.0}, {"ms": 1.0}]]]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_second_call_runs_only_what_the_first_had_no_time_for(tmp_path: Path, fake_worker: type[FakeWorker]) -> None:
+    chosen = [SAMPLES[name] for name in ("good", "raising")]
+    assert run_parts(chosen, "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=0)
+    assert [part["status"] for part in json.loads((tmp_path / RESULTS).read_text())["parts"]] == [NOT_RUN, NOT_RUN]
+    assert fake_worker.made == 0
+    assert run_parts(chosen[:1], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=1)
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert not run_parts(chosen, "", "cpu", report, minutes=1)
+    assert {name: one.status for name, one in report.results.items()} == {"good": PASSED, "raising": FAILED}
+    assert fake_worker.made == 2
+
+
+def test_results_of_another_device_or_commit_are_not_continued(tmp_path: Path) -> None:
+    Report(tmp_path, ABOUT, COMMAND).write()
+    with pytest.raises(
+        ValueError, match=r"^--out: .* with another commit; got '0123abc', expected 'fff'\. Name an"
+    ) as caught:
+        Report(tmp_path, ABOUT | {"commit": "fff"}, COMMAND)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_have_the_columns_of_all_their_rows() -> None:
+    results = [
+        Result("train", "Training", PASSED, None, 1.0, [{"model": "base", "ms a step": 41.25, "MFU": "38.1%"}]),
+        Result("train big", "Training", PASSED, None, 1.0, [{"model": "big", "peak GiB": 12.5, "tokens/s": 123456.7}]),
+        Result("flash", "Correctness", SKIPPED, "no kernel | here"),
+    ]
+    assert render(ABOUT, "python -m tests.gpu", results).splitlines() == [
+        "`python -m tests.gpu`",
+        "",
+        "device cpu (a processor), commit 0123abc",
+        "",
+        "### Training",
+        "",
+        "| part | model | ms a step | MFU | peak GiB | tokens/s |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| train | base | 41.2 | 38.1% |  |  |",
+        "| train big | big |  |  | 12.5 | 123,457 |",
+        "",
+        "### Not passed",
+        "",
+        "| part | status | reason |",
+        "| --- | --- | --- |",
+        "| flash | skipped | no kernel \\| here |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [(None, ""), (True, "yes"), (12345, "12,345"), (1234.5, "1,234"), (0.00012345, "0.000123"), (float("nan"), "nan")],
+)
+def test_a_cell_is_short(value: Any, cell: str) -> None:
+    assert spell(value) == cell
+
+
+@pytest.mark.slow
+def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path) -> None:
+    chosen = [SAMPLES[name] for name in ("hanging", "crashing", "writing", "good")]
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert not run_parts(chosen, "tests.gpu.sample_parts", "cpu", report, minutes=5)
+    found = {name: (one.status, one.reason, len(one.rows)) for name, one in report.results.items()}
+    assert found == {
+        "hanging": (TOO_SLOW, "not done after 10 s", 1),
+        "crashing": (FAILED, "the process ended with status 7", 0),
+        "writing": (PASSED, None, 1),
+        "good": (PASSED, None, 2),
+    }
+    assert "what a library prints" in (tmp_path / LOG).read_text()
+    assert "| good | products | 0 | 0.01 |" in (tmp_path / TABLES).read_text().replace("|  |  |", "|")

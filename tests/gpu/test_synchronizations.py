@@ -1,0 +1,165 @@
+"""The host waits for an accelerator as rarely as is written here, and the counter of it counts what it should."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import TrainerCallback, TrainingArguments
+
+from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
+from tests.helpers import FLOAT32, padded_batch, tiny_model
+from vaswani_transformer.schedule import paper_adam
+
+WAITING: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "item": (lambda values: values.sum().item(), "item"),
+    "int": (lambda values: int(values.sum()), "item"),
+    "if": (lambda values: bool((values > 0).any()), "item"),
+    "tolist": (lambda values: values.tolist(), "tolist"),
+    "cpu": (lambda values: values.cpu(), "copy to the host"),
+    "nonzero": (lambda values: values.nonzero(), "nonzero"),
+    "mask": (lambda values: values[values > 1], "indexing with a mask"),
+    "assignment": (
+        lambda values: values.index_put_((values > 1,), torch.zeros_like(values[:1])),
+        "indexing with a mask",
+    ),
+    "masked_select": (lambda values: values.masked_select(values > 1), "masked_select"),
+    "list": (lambda values: values + torch.tensor([1, 2, 3], device=values.device), "copy to the device"),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_an_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
+    function, kind = WAITING[name]
+    with pretended_device() as device:
+        values = torch.arange(3).to(device)
+        with SynchronizationCounter() as counter:
+            function(values)
+    assert counter.counts == {kind: 1}
+    assert all("test_synchronizations.py" in place for place in counter.places)
+
+
+def test_operations_that_stay_on_the_device_are_not_counted() -> None:
+    with pretended_device() as device, SynchronizationCounter() as counter:
+        values = torch.arange(6, device=device).view(2, 3).float()
+        result = torch.where(values > 2, values, 0.0).index_select(1, torch.arange(2, device=device)).softmax(-1)
+        result = result.masked_fill(result > 0.9, 0.0) @ torch.ones(2, 2, device=device)
+    assert isinstance(result, DeviceTensor)
+    assert counter.total == 0
+    expected = torch.where(torch.arange(6).view(2, 3) > 2, torch.arange(6.0).view(2, 3), 0.0)[:, :2].softmax(-1)
+    assert torch.equal(result.host, expected.masked_fill(expected > 0.9, 0.0) @ torch.ones(2, 2))
+
+
+def test_a_device_answers_with_the_numbers_of_the_cpu() -> None:
+    with pretended_device() as device:
+        values = torch.arange(3).to(device)
+        assert values.device == device
+        assert values.tolist() == [0, 1, 2]
+        assert values.cpu().device.type == "cpu"
+    assert torch.is_autocast_enabled("cpu") is False
+
+
+def test_only_a_copy_that_the_host_waits_for_is_counted() -> None:
+    with pretended_device() as device, SynchronizationCounter() as counter:
+        torch.arange(3).to(device, non_blocking=True).to("cpu", non_blocking=True)
+    assert counter.counts == {"copy to the host": 1}  # its numbers are there only after a wait
+
+
+def batch() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    source, mask = padded_batch([5, 3])
+    target, is_target = padded_batch([4, 6])
+    return {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(is_target == 0, -100)}
+
+
+# One for the number of target tokens, without which the loss would project padding too.
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"attn_implementation": "sdpa"}, {"nonzero": 1}),
+        ({"attn_implementation": "sdpa", "position_embedding": "learned"}, {"nonzero": 1}),
+    ],
+)
+def test_a_training_step_waits_once_for_the_device(settings: dict[str, Any], expected: dict[str, int]) -> None:
+    inputs, reference = batch(), tiny_model(dropout=0.0, **settings).train()
+    loss = reference(**inputs).loss
+    loss.backward()
+    with pretended_device() as device:
+        model = move(tiny_model(dropout=0.0, **settings)).train()
+        optimizer = paper_adam(model.parameters())
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        with SynchronizationCounter() as counter:
+            outputs = model(**inputs)
+            outputs.loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+            gradients = [parameter.grad for parameter in model.parameters()]
+            optimizer.step()
+        assert counter.counts == expected, counter.places
+        torch.testing.assert_close(outputs.loss.cpu(), loss)
+    for mine, parameter in zip(gradients, reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.host, parameter.grad, **FLOAT32)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+@pytest.mark.parametrize(("num_beams", "most"), [(1, 2), (4, 3)])
+def test_a_decoded_token_waits_at_most_so_often(num_beams: int, most: int, kind: str) -> None:
+    """The difference of two searches of different lengths, so that what a call does once does not count."""
+    inputs, found = batch(), []
+    del inputs["labels"]
+    model = tiny_model(attn_implementation="sdpa", position_embedding=kind)
+    expected = model.generate(**inputs, min_new_tokens=8, max_new_tokens=8, num_beams=num_beams)
+    with pretended_device() as device:
+        move(model)
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        for length in (4, 8):
+            lengths = {"min_new_tokens": length, "max_new_tokens": length}
+            with SynchronizationCounter() as counter:
+                tokens = model.generate(**inputs, **lengths, num_beams=num_beams)
+            found.append(counter)
+        assert torch.equal(tokens.cpu(), expected)
+    assert found[1].total - found[0].total <= 4 * most, found[1].places - found[0].places
+
+
+class Totals(TrainerCallback):
+    """Keeps what had been counted at the end of each step."""
+
+    def __init__(self, counter: SynchronizationCounter) -> None:
+        self.counter, self.steps = counter, []
+
+    def on_step_end(self, *arguments: Any, **kwargs: Any) -> None:
+        self.steps.append(self.counter.counts.copy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch, the number of its tokens, clipping, the optimizer, the schedule and the callbacks add nothing."""
+    pytest.importorskip("datasets")
+    from tests.training.runs import make_arguments
+    from training.engines import join_processes
+    from training.recipe import load_recipe
+    from training.train import make_trainer, prepare, prepare_folder
+
+    tokens = max(1, 300 // passes)
+    more = ["--training.steps=4", "--training.log_steps=100", "--training.attention=sdpa"]
+    more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
+    recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
+    join_processes()
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    trainer.args.eval_strategy = trainer.args.save_strategy = "no"
+    trainer.args.load_best_model_at_end = trainer.accelerator.device_placement = False
+    with pretended_device() as device, SynchronizationCounter() as counter:
+        monkeypatch.setattr(TrainingArguments, "device", device)
+        totals = Totals(counter)
+        trainer.add_callback(totals)
+        move(trainer.model)
+        trainer.train()
+    assert trainer.args.gradient_accumulation_steps == passes
+    assert totals.steps[3] - totals.steps[1] == {"nonzero": 2 * passes}, counter.places
+
+
+def split(arguments: list[str], more: list[str]) -> tuple[str, list[str]]:
+    return arguments[0], [*arguments[1:], *more]

@@ -1,0 +1,42 @@
+"""The process that parts run in: names of parts come in by lines, rows and statuses go out as JSON lines.
+
+Usage: python -m tests.gpu.worker CATALOG DEVICE
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from tests.gpu.runner import Setting, perform
+
+
+def main(catalog: str, device: str) -> None:
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is for the log
+
+    def tell(event: dict[str, Any]) -> None:
+        print(json.dumps(event), file=channel, flush=True)
+
+    logging.set_verbosity_error()
+    parts = {part.name: part for part in importlib.import_module(catalog).parts()}
+    tell({"ready": True})
+    for line in sys.stdin:
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        with tempfile.TemporaryDirectory() as folder:
+            setting = Setting(torch.device(device), device == "cpu", Path(folder))
+            status, reason = perform(parts[line.strip()], setting, lambda row: tell({"row": row}))
+        tell({"status": status, "reason": reason})
+        if setting.is_cuda:
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
