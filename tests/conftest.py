@@ -25,7 +25,7 @@ settings.load_profile("vaswani_transformer")
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """Before Transformers' own suite is imported: bring it here, and make its marks known."""
-    if file_path.name == "test_transformers_suite.py":
+    if file_path.name.startswith("test_transformers_suite"):
         fetch_once()
         for mark in marks():
             parent.config.addinivalue_line("markers", f"{mark}: set by Transformers' own test suite")

@@ -49,7 +49,7 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
     model = random_model()
     attention = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
     states, memory, _ = sources_of(attention, 1, 8, targets=3)
-    key_values = attention.project_memory(memory)
+    key_values = attention.project_key_values(memory)
     with torch.no_grad():
         absorbed = CachedCrossAttention(attention).over(key_values, None, 3)(states) - states
     layers = attention(states[:, None], memory)[0][:, 0]

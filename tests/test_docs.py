@@ -200,10 +200,11 @@ def parse_launch(arguments: list[str]) -> None:
 
 
 def parse_pip(arguments: list[str]) -> None:
-    """By pip's own parser; the extras that a command names exist."""
-    from pip._internal.commands import create_command
-
-    create_command(arguments[0]).parse_args(arguments[1:])
+    """By pip's own parser, in a process of its own: importing pip turns off setuptools' distutils, which torch needs."""
+    script = (
+        "import sys; from pip._internal.commands import create_command as c; c(sys.argv[1]).parse_args(sys.argv[2:])"
+    )
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for names in re.findall(r"\[([\w,]+)\]", " ".join(arguments)):
         assert set(names.split(",")) <= extras.keys()

@@ -18,7 +18,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
     pipeline,
 )
-from vaswani_transformer.inference import prepare_for_inference
+from vaswani_transformer import prepare_for_inference
 
 from tests.helpers import PAIRS, ROOT, random_tokens, run_python
 from tests.parallel_models import FAMILY, targets, tiny_cmlm, tiny_nat

@@ -206,7 +206,7 @@ def test_the_fast_paths_are_on(monkeypatch):
 
 def test_published_code_names_nothing_of_the_cpus_fast_path(tmp_path):
     model = tiny_model()
-    model.with_code().save_pretrained(tmp_path)
+    model.with_remote_code().save_pretrained(tmp_path)
     published = {path.name for path in tmp_path.glob("*.py")}
     assert {"model.py", "generation.py", "search.py"} <= published
     assert not published & {path.name for path in (PACKAGE / "cpu").glob("*.py")} - {"model.py", "layers.py"}

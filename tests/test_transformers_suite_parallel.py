@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 from tests.helpers import TINY
-from tests.transformers_suite import SETUP, is_there, load, suite_folder
+from tests.transformers_suite import is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
@@ -21,7 +21,7 @@ from vaswani_transformer import (
 )
 
 if not is_there(suite_folder()):
-    pytest.skip(f"Transformers' own tests are not in {suite_folder()}; run `{SETUP}`.", allow_module_level=True)
+    pytest.skip(why_missing(), allow_module_level=True)
 
 suite = load()
 
