@@ -15,7 +15,7 @@ from datasets import DatasetDict, Features, Translation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.grammar import (
+from training.toy_task.grammar import (
     ADJECTIVES,
     DETERMINERS,
     NOUNS,
@@ -39,7 +39,7 @@ from training.grammar import (
     split_of,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # Written by hand: what a speaker of both languages would say.
 GOLDEN = {
@@ -293,7 +293,7 @@ def test_every_sentence_is_written_as_it_should_be(seed):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_sentences_under_another_hash_seed():
-    script = "from tests.training.test_grammar import *; print(digest_of_sentences(2017))"
+    script = "from tests.training.toy_task.test_grammar import *; print(digest_of_sentences(2017))"
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]
     other = subprocess.run(
