@@ -1,5 +1,9 @@
-"""English-to-Spanish sentences that a small grammar makes, so that a first training run needs no download."""
+"""English-to-Spanish sentences that a small grammar makes, so that a first training run needs no download.
 
-from training.toy_task.grammar import make_splits
+`lexicon` and `function_words` hold the words, `verbs` and `phrases` make them agree, `grammar` builds sentences from
+them, and `splits` makes the data set.
+"""
+
+from training.toy_task.splits import make_splits
 
 __all__ = ["make_splits"]
