@@ -14,8 +14,8 @@ from accelerate import PartialState
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
-from training.grammar import make_splits
 from training.recipe import DataRecipe, RecipeError
+from training.toy_task import make_splits
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
