@@ -20,7 +20,6 @@ from vaswani_transformer.pretrained import PRIVATE_NAMES
 PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
 USED = {
     "attention.py": {"_attn_implementation"},
-    "attention_weights.py": {"_attn_implementation"},
     "cpu/encoder.py": {"_attn_implementation"},
     "cpu/layers.py": {"_modules"},
     "cpu/linear.py": {
@@ -32,6 +31,7 @@ USED = {
     },
     "cpu/model.py": {"_apply", "_attn_implementation"},
     "generation.py": {"_beam_search", "_sample"},
+    "modes.py": {"_attn_implementation"},
     "model.py": {
         "_forward_hooks",
         "_forward_pre_hooks",
