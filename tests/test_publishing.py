@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs, run_python, tiny_model
 from tests.hub_server import Hub, client_environment, serving
+from tests.published import PUBLISHED_FILES
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -22,10 +23,7 @@ from vaswani_transformer import (
 
 TOKEN = "hf_of_somebody"
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-CODE = {
-    "attention.py", "beam_cache.py", "config.py", "dropout.py", "embeddings.py", "generation.py", "layers.py",
-    "loss.py", "model.py", "pipeline.py", "stacks.py", "tokenizer.py",
-}  # fmt: skip
+CODE = PUBLISHED_FILES["transformer"]
 CLASSES = (
     VaswaniTransformerConfig,
     VaswaniTransformerModel,

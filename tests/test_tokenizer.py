@@ -189,7 +189,7 @@ print(json.dumps(tokenizer.convert_ids_to_tokens(tokenizer("<2es> the cat").inpu
 @pytest.mark.slow
 def test_a_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> None:
     tokenizer = tagged("bpe")
-    tokenizer.with_code().save_pretrained(tmp_path / "published")
+    tokenizer.with_remote_code().save_pretrained(tmp_path / "published")
     (tmp_path / "elsewhere").mkdir()
     arguments = {"folder": tmp_path / "elsewhere", "HF_HOME": str(tmp_path / "home")}
     found = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
