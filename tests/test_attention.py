@@ -60,7 +60,7 @@ def additive(visible: np.ndarray) -> Tensor:
 
 
 @given(st.integers(1, 6), st.data())
-def test_a_prediction_depends_on_the_past_alone(place: int, data: st.DataObject) -> None:
+def test_prediction_depends_only_on_the_past(place: int, data: st.DataObject) -> None:
     implementation = data.draw(st.sampled_from(IMPLEMENTATIONS))
     model = MODELS[implementation]
     batch = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.arange(8, 15)[None]}
@@ -72,7 +72,7 @@ def test_a_prediction_depends_on_the_past_alone(place: int, data: st.DataObject)
     torch.testing.assert_close(after, before, **FLOAT32)
 
 
-def test_every_place_of_the_source_sees_every_other() -> None:
+def test_source_positions_attend_to_all_source_positions() -> None:
     encoder = tiny_model().get_encoder()
     tokens = random_tokens(1, 6)
     states = encoder(tokens).last_hidden_state
@@ -83,7 +83,7 @@ def test_every_place_of_the_source_sees_every_other() -> None:
         assert (moved > 1e-4).all()
 
 
-def test_an_end_of_the_target_sees_its_whole_past() -> None:
+def test_last_target_position_attends_to_its_whole_past() -> None:
     model = tiny_model()
     batch = random_batch(1, 3, 6)
     logits = model(**batch).logits[:, -1]
@@ -118,7 +118,7 @@ def test_attention_equals_a_loop_over_equation_1(
     np.testing.assert_allclose(attended[0].detach().numpy(), expected, **FLOAT32)
 
 
-def test_self_attention_equals_the_loop_over_its_own_states() -> None:
+def test_self_attention_equals_a_loop_over_its_states() -> None:
     attention = SelfAttention(tiny_config(d_v=5, attn_implementation="eager"), layer_idx=0).eval()
     states, visible = torch.randn(1, 5, 32), np.tril(np.ones((5, 5), dtype=bool))
     attended, weights = attention(states, additive(visible))
@@ -139,14 +139,14 @@ def test_scores_are_divided_by_the_root_of_d_k() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_projections_have_biases_only_on_request(bias: bool) -> None:
+def test_projections_have_biases_only_on_request(bias: bool) -> None:
     names = [
         name for name, _ in SelfAttention(tiny_config(attention_bias=bias), 0).named_parameters() if "bias" in name
     ]
     assert names == (["q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"] if bias else [])
 
 
-def test_attention_weights_are_dropped_in_training_alone() -> None:
+def test_attention_weights_are_dropped_only_in_training() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
     module = nn.Module()
     _, weights = scaled_dot_product_attention(module.eval(), query, key, value, None, 0.3, dropout=0.5)
@@ -159,7 +159,7 @@ def test_attention_weights_are_dropped_in_training_alone() -> None:
     assert torch.equal(attention.eval()(states)[0], attention(states)[0])
 
 
-def compare_implementations(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
+def assert_implementation_equals_eager(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
     source, source_mask = padded_batch([7, 4, 1])
     target, target_mask = padded_batch([5, 2, 3])
     masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask} if is_padded else {}
@@ -176,16 +176,16 @@ def compare_implementations(implementation: str, is_padded: bool, d_k: int | Non
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize(("d_k", "d_v"), [(None, None), (4, 12), (12, 4)])
 def test_sdpa_equals_eager(is_padded: bool, d_k: int | None, d_v: int | None) -> None:
-    compare_implementations("sdpa", is_padded, d_k, d_v)
+    assert_implementation_equals_eager("sdpa", is_padded, d_k, d_v)
 
 
 @pytest.mark.slow
 def test_flex_attention_equals_eager() -> None:
-    compare_implementations("flex_attention", True, 16, 32)  # it takes powers of two from 16
+    assert_implementation_equals_eager("flex_attention", True, 16, 32)  # it takes powers of two from 16
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 12), (12, 4), (8, 8)])
-def test_flash_attention_is_given_one_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
+def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
     """Flash kernels take no d_v other than d_k; zeros behind the narrower heads change nothing."""
     widths = []
 
@@ -281,7 +281,7 @@ def test_flash_attention_equals_eager(
     side=st.sampled_from(["left", "right"]),
     implementation=st.sampled_from(IMPLEMENTATIONS),
 )
-def test_many_target_rows_of_a_source_equal_that_source_repeated(
+def test_several_target_rows_per_source_equal_repeated_sources(
     rows: int, lengths: list[int], target: int, side: str, implementation: str
 ) -> None:
     model = MODELS[implementation]
@@ -301,7 +301,7 @@ def test_many_target_rows_of_a_source_equal_that_source_repeated(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_many_target_rows_of_a_source_take_cached_steps_alike(implementation: str) -> None:
+def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -> None:
     model = MODELS[implementation]
     source, mask = padded_batch([6, 3])
     targets = random_tokens(6, 4)
@@ -320,20 +320,20 @@ def test_many_target_rows_of_a_source_take_cached_steps_alike(implementation: st
     assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row a source, not a row a target
 
 
-def test_target_rows_that_are_no_multiple_of_the_sources_are_refused() -> None:
+def test_target_rows_that_are_no_multiple_of_the_sources_are_an_error() -> None:
     model = tiny_model()
     with pytest.raises(ValueError, match=r"target has 5 rows and the source 2.*same number"):
         model(input_ids=random_tokens(2, 3), decoder_input_ids=random_tokens(5, 3))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_source_of_padding_alone_gives_numbers(implementation: str) -> None:
+def test_source_of_only_padding_gives_finite_numbers(implementation: str) -> None:
     model = MODELS[implementation]
     source, mask = random_tokens(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
     assert model(input_ids=source, attention_mask=mask, decoder_input_ids=random_tokens(2, 3)).logits.isfinite().all()
 
 
-def test_attention_of_two_queries_and_two_keys_is_this() -> None:
+def test_attention_of_two_queries_and_two_keys_computed_by_hand() -> None:
     """By hand: scores (2, 0) and (0, 2) over sqrt(4), so that a query gives its own key e / (e + 1) = 0.7310586."""
     query = torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]])[None, None]
     key, value = query / 2, torch.tensor([[1.0], [0.0]])[None, None]

@@ -35,13 +35,13 @@ def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     }
 
 
-def labelled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
+def labeled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     batch = masked_batch(sources, targets)
     batch["labels"] = batch.pop("decoder_input_ids").masked_fill(batch.pop("decoder_attention_mask") == 0, -100)
     return batch
 
 
-def same_where_tokens_stand(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
+def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
@@ -53,12 +53,12 @@ def test_evaluation_compiles_as_one_graph(attention: str, kind: str) -> None:
     for lengths in ([5, 3], [6, 2]), ([4, 9, 1], [3, 3, 7]):
         batch = masked_batch(*lengths)
         logits = compiled(**batch, use_cache=False).logits
-        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+        assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_with_labels_compiles_as_one_graph(kind: str) -> None:
-    model, batch = tiny_model(position_embedding=kind).requires_grad_(False), labelled([5, 3], [6, 2])
+    model, batch = tiny_model(position_embedding=kind).requires_grad_(False), labeled([5, 3], [6, 2])
     outputs, expected = torch.compile(model, fullgraph=True, backend="eager")(**batch), model(**batch)
     torch.testing.assert_close(outputs.loss, expected.loss)
     torch.testing.assert_close(outputs.logits, expected.logits, **FLOAT32)
@@ -80,8 +80,8 @@ def step(
 
 @pytest.mark.parametrize("num_items_in_batch", [None, 30])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int | None) -> None:
-    batch = labelled([5, 3, 4], [6, 2, 5])
+def test_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int | None) -> None:
+    batch = labeled([5, 3, 4], [6, 2, 5])
     if num_items_in_batch is not None:
         batch["num_items_in_batch"] = torch.tensor(num_items_in_batch)
     eager = tiny_model(dropout=0.0, tie_word_embeddings=tied).train()
@@ -91,21 +91,21 @@ def test_a_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: i
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
-def test_the_compiler_of_torch_itself_takes_it() -> None:
+def test_inductor_compiles_the_model() -> None:
     """Inductor, once for logits and once for a training step."""
     model, batch = tiny_model().requires_grad_(False), masked_batch([5, 3], [6, 2])
     logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
-    same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+    assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
-    batch = labelled([5, 3], [6, 2])
+    batch = labeled([5, 3], [6, 2])
     eager, model = tiny_model(dropout=0.0).train(), tiny_model(dropout=0.0).train()
     compiled = torch.compile(model, fullgraph=True)
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
-def test_dropout_compiled_is_that_of_torch() -> None:
-    batch, losses = labelled([5, 3, 4], [6, 2, 5]), []
+def test_compiled_dropout_is_torch_s() -> None:
+    batch, losses = labeled([5, 3, 4], [6, 2, 5]), []
     for compile_it in (False, True):
         model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
         forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
@@ -148,7 +148,7 @@ def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_generate_itself_compiles_one_graph_for_all_steps_over_a_static_cache(kind: str) -> None:
+def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(kind: str) -> None:
     """Transformers does so where it samples or decodes greedily, not in its beam search."""
     model, graphs = tiny_model(position_embedding=kind), []
     source, mask = padded_batch([5, 3])
@@ -161,7 +161,7 @@ def test_generate_itself_compiles_one_graph_for_all_steps_over_a_static_cache(ki
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, kind: str) -> None:
+def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, kind: str) -> None:
     """One for the first step, which fills the cache of the source, and one for all others."""
     model, graphs = tiny_model(position_embedding=kind), []
     source, mask = padded_batch([5, 3])
@@ -173,7 +173,7 @@ def test_a_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str
     assert len(graphs) == 2
 
 
-def test_the_compiler_of_torch_itself_takes_the_steps_of_both_searches() -> None:
+def test_inductor_compiles_the_steps_of_both_searches() -> None:
     model = tiny_model()
     source, mask = padded_batch([5, 3])
     inputs = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
@@ -187,7 +187,7 @@ def test_the_compiler_of_torch_itself_takes_the_steps_of_both_searches() -> None
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bool) -> None:
+def test_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bool) -> None:
     model = tiny_model(position_embedding=kind).requires_grad_(False)
     rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
     shapes = {
@@ -206,10 +206,10 @@ def test_an_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bo
     for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
         batch = masked_batch(*lengths)
         logits = program(**batch, use_cache=False).logits
-        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+        assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
 
-def test_an_export_without_masks_has_dynamic_lengths_too() -> None:
+def test_export_without_masks_has_dynamic_lengths_too() -> None:
     model = tiny_model().requires_grad_(False)
     rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
     program = torch.export.export(
@@ -228,7 +228,7 @@ def test_an_export_without_masks_has_dynamic_lengths_too() -> None:
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
 
 
-def test_an_encoder_alone_is_exported_with_dynamic_lengths(tmp_path) -> None:
+def test_encoder_is_exported_with_dynamic_lengths(tmp_path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
     rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
     tokens, mask = padded_batch([5, 3, 4])
@@ -245,4 +245,4 @@ def test_an_encoder_alone_is_exported_with_dynamic_lengths(tmp_path) -> None:
     tokens, mask = padded_batch([17, 2])
     states = program(input_ids=tokens, attention_mask=mask).last_hidden_state
     expected = encoder(tokens, attention_mask=mask).last_hidden_state
-    same_where_tokens_stand(states, expected, mask)
+    assert_equal_at_tokens(states, expected, mask)

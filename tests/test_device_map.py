@@ -42,7 +42,7 @@ def places(model: VaswaniTransformerForConditionalGeneration) -> set[str]:
 @pytest.mark.parametrize("files", ["one file", "many"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", ROOM)
-def test_where_the_weights_lie_changes_nothing(room: str, kind: str, files: str, tmp_path) -> None:
+def test_logits_are_the_same_wherever_the_weights_are(room: str, kind: str, files: str, tmp_path) -> None:
     model = tiny_model(**KINDS[kind])
     model.use_paper_decoding()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
@@ -62,7 +62,7 @@ def test_where_the_weights_lie_changes_nothing(room: str, kind: str, files: str,
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
 @pytest.mark.parametrize("room", ROOM)
-def test_the_shared_matrix_stays_one_and_is_saved_once(room: str, tmp_path) -> None:
+def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")
     again = spread(tmp_path / "model", ROOM[room])
@@ -77,7 +77,7 @@ def test_the_shared_matrix_stays_one_and_is_saved_once(room: str, tmp_path) -> N
 
 @settings(max_examples=25)
 @given(first=st.integers(0, 300_000), second=st.integers(0, 300_000), tied=st.booleans())
-def test_a_map_over_devices_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
+def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
     """Two accelerators of any size, whether they are there or not, and the CPU."""
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it says each time that they are not
     with torch.device("meta"):
@@ -94,7 +94,7 @@ def test_a_map_over_devices_splits_no_layer_and_no_tie(first: int, second: int, 
     assert len({place(name) for name in (*EMBEDDINGS, *(["lm_head"] if tied else []))}) == 1
 
 
-def test_a_model_whose_weights_all_found_room_can_be_prepared(tmp_path) -> None:
+def test_model_in_memory_can_be_prepared(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     source, mask = padded_batch([5, 3])
     fast = prepare_for_inference(spread(tmp_path, None), "float32")
@@ -102,7 +102,7 @@ def test_a_model_whose_weights_all_found_room_can_be_prepared(tmp_path) -> None:
     assert torch.equal(fast.generate(source, attention_mask=mask, max_new_tokens=9), expected)
 
 
-def test_a_model_that_lies_on_disk_is_not_prepared(tmp_path) -> None:
+def test_model_on_disk_cannot_be_prepared(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
         prepare_for_inference(spread(tmp_path, ROOM["disk"]), "int8")

@@ -100,7 +100,7 @@ def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
     [{"position_embedding": "learned", "attention_bias": True, "d_v": 5}, {"tie_word_embeddings": False}],
     ids=["learned", "untied"],
 )
-def test_onnx_runtime_finds_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
+def test_onnx_runtime_generates_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
     """Of a model that its training has set to the paper's search, which has four rows a source."""
     model = tiny_model(**overrides)
     model.use_paper_decoding()
@@ -113,7 +113,7 @@ def test_onnx_runtime_finds_the_tokens_of_every_kind_of_model(overrides: dict[st
         assert torch.equal(decode_greedily(graphs, batch, 8), expected)
 
 
-def test_the_programs_of_torch_export_translate_as_generate_does() -> None:
+def test_torch_export_programs_translate_as_generate_does() -> None:
     """They take and return what the model does: the encoder's output whole, and a cache."""
     model, tokenizer = model_of_pairs()
     few, batch = (dict(tokenizer(texts, padding=True, return_tensors="pt")) for texts in (list(PAIRS)[:2], list(PAIRS)))

@@ -92,7 +92,7 @@ LOADERS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("load", LOADERS)
-def test_every_way_of_loading_gives_the_same_logits(load: Callable, kind: str, tmp_path) -> None:
+def test_logits_are_the_same_for_every_way_of_loading(load: Callable, kind: str, tmp_path) -> None:
     model, batch = tiny_model(**KINDS[kind]), random_batch()
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
@@ -103,7 +103,7 @@ def test_every_way_of_loading_gives_the_same_logits(load: Callable, kind: str, t
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_on_loading_equals_that_dtype_afterwards(name: str, kind: str, tmp_path) -> None:
+def test_loading_in_a_dtype_equals_converting_afterwards(name: str, kind: str, tmp_path) -> None:
     model, batch, dtype = tiny_model(**KINDS[kind]), random_batch(), DTYPES[name]
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
@@ -112,7 +112,7 @@ def test_a_dtype_on_loading_equals_that_dtype_afterwards(name: str, kind: str, t
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_is_saved_and_comes_back(name: str, tmp_path) -> None:
+def test_dtype_is_saved_and_restored(name: str, tmp_path) -> None:
     model, batch = tiny_model().to(DTYPES[name]), random_batch()
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
@@ -122,7 +122,7 @@ def test_a_dtype_is_saved_and_comes_back(name: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("load", [load_by_auto_class, load_where_there_is_room])
-def test_a_checkpoint_in_many_files_loads_as_one(load: Callable, kind: str, tmp_path) -> None:
+def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, kind: str, tmp_path) -> None:
     model, batch = tiny_model(**KINDS[kind]), random_batch()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -131,13 +131,13 @@ def test_a_checkpoint_in_many_files_loads_as_one(load: Callable, kind: str, tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_missing_and_nothing_left_over(kind: str, tmp_path) -> None:
+def test_no_weight_is_missing_or_unexpected(kind: str, tmp_path) -> None:
     tiny_model(**KINDS[kind]).save_pretrained(tmp_path)
     _, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_ties_are_there_after_loading(tmp_path) -> None:
+def test_weights_are_tied_after_loading(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     for load in LOADERS:
         model = load(tmp_path)
@@ -148,7 +148,7 @@ def test_ties_are_there_after_loading(tmp_path) -> None:
         assert model.model.decoder.embed_tokens.weight is shared
 
 
-def test_the_body_loads_from_the_whole_and_the_whole_from_the_body(tmp_path) -> None:
+def test_body_and_complete_model_load_from_each_other(tmp_path) -> None:
     model, batch = tiny_model(), random_batch()
     model.save_pretrained(tmp_path / "whole")
     body = AutoModel.from_pretrained(tmp_path / "whole")
@@ -162,7 +162,7 @@ def test_the_body_loads_from_the_whole_and_the_whole_from_the_body(tmp_path) -> 
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
+def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
     stored = weights_on_disk(tmp_path)
@@ -171,7 +171,7 @@ def test_the_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> 
     assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def test_saving_writes_json_and_safetensors_alone(tmp_path) -> None:
+def test_saving_writes_only_json_and_safetensors(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     tiny_model().save_pretrained(tmp_path, max_shard_size="20KB")
@@ -189,19 +189,19 @@ def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
 
 
-def auto_classes_know_the_package() -> None:
+def assert_auto_classes_know_the_package() -> None:
     config = AutoConfig.for_model("vaswani_transformer", **TINY)
     assert type(config) is VaswaniTransformerConfig
     assert type(AutoModel.from_config(config)) is VaswaniTransformerModel
     assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
 
 
-def test_the_auto_classes_know_the_package_however_often_it_registers(tmp_path) -> None:
-    auto_classes_know_the_package()
+def test_auto_classes_know_the_package_after_repeated_registration(tmp_path) -> None:
+    assert_auto_classes_know_the_package()
     for _ in range(3):
         register()
     importlib.reload(vaswani_transformer)
-    auto_classes_know_the_package()
+    assert_auto_classes_know_the_package()
     tiny_config().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
@@ -231,7 +231,7 @@ assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ =
 
 
 @pytest.mark.slow
-def test_importing_the_package_registers_it_and_does_nothing_else(tmp_path) -> None:
+def test_import_registers_the_package_and_does_nothing_else(tmp_path) -> None:
     home = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -259,7 +259,7 @@ print(json.dumps([batch["input_ids"].tolist(), outputs.logits.tolist(), generate
 
 
 @pytest.mark.slow
-def test_a_saved_folder_carries_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_saved_folder_contains_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     for part, auto_class in [
         (VaswaniTransformerConfig, "AutoConfig"),
         (VaswaniTransformerModel, "AutoModel"),
@@ -298,7 +298,7 @@ def test_a_saved_folder_carries_the_code_that_loads_it(monkeypatch: pytest.Monke
     assert generated == model.generate(**source, num_beams=2, max_new_tokens=5).tolist()
 
 
-def test_the_package_offers_these_names() -> None:
+def test_package_exports_its_classes() -> None:
     names = {
         "VaswaniTransformerConfig",
         "VaswaniTransformerForConditionalGeneration",

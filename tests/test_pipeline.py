@@ -50,7 +50,7 @@ class Sentences(Dataset):
         return SOURCES[index]
 
 
-def test_a_text_gives_a_list_of_one_and_a_list_gives_a_list(translator):
+def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator):
     assert translator(SOURCES[0]) == as_records(TARGETS[:1])
     assert translator(SOURCES) == as_records(TARGETS)
     assert translator(tuple(SOURCES)) == as_records(TARGETS)
@@ -58,7 +58,7 @@ def test_a_text_gives_a_list_of_one_and_a_list_gives_a_list(translator):
     assert translator([]) == []
 
 
-def test_what_is_not_held_in_memory_gives_an_iterator_over_what_each_text_gives(translator):
+def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(translator):
     each = [as_records([target]) for target in TARGETS]
     for texts in (iter(SOURCES), (text for text in SOURCES), Sentences()):
         found = translator(texts, batch_size=4)
@@ -66,18 +66,18 @@ def test_what_is_not_held_in_memory_gives_an_iterator_over_what_each_text_gives(
         assert list(found) == each
 
 
-def test_a_column_of_a_data_set_is_a_list_of_texts(translator):
+def test_pipeline_takes_a_column_of_a_dataset(translator):
     assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
 
 
-def test_batches_by_length_keep_the_order_and_what_each_text_gives(parts, translator):
+def test_batches_by_length_keep_order_and_translations(parts, translator):
     texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
     expected = [generated(parts, text)[0] if text.strip() else "" for text in texts]
     for batch_size in (1, 2, 5, 100):
         assert translator(texts, batch_size=batch_size) == as_records(expected)
 
 
-def test_n_best_lists_are_lists_of_lists_also_in_batches(parts, translator):
+def test_n_best_lists_are_lists_of_lists_in_batches_too(parts, translator):
     expected = [as_records(generated(parts, text, num_return_sequences=3)) for text in SOURCES]
     assert all(len(best) == 3 for best in expected)
     assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
@@ -85,7 +85,7 @@ def test_n_best_lists_are_lists_of_lists_also_in_batches(parts, translator):
     assert list(translator(iter(SOURCES), num_return_sequences=3, batch_size=4)) == expected
 
 
-def test_a_prepared_model_translates_the_same_and_is_not_published(parts, translator, tmp_path):
+def test_prepared_model_translates_the_same_and_cannot_be_saved(parts, translator, tmp_path):
     fast = pipeline(TASK, model=prepare_for_inference(parts[0]), tokenizer=parts[1], device="cpu")
     texts = ["cat", *SOURCES, "", "my name is black"]
     assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
@@ -93,12 +93,12 @@ def test_a_prepared_model_translates_the_same_and_is_not_published(parts, transl
         fast.save_pretrained(tmp_path)
 
 
-def test_an_empty_text_has_empty_translations(translator):
+def test_empty_text_has_empty_translations(translator):
     assert translator("") == as_records([""])
     assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
-def test_scores_stand_beside_translations_where_generate_is_asked_for_them(parts, translator):
+def test_records_have_scores_if_generate_returns_them(parts, translator):
     asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
     batch = parts[1]([SOURCES[2]], return_tensors="pt")
     expected = parts[0].generate(**batch, **asked).sequences_scores
@@ -134,7 +134,7 @@ def generations(parts, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_settings_reach_generate_from_the_call_and_from_the_pipeline(parts, translator, settings, generations):
+def test_settings_of_call_and_pipeline_reach_generate(parts, translator, settings, generations):
     model, tokenizer = parts
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", **settings)("what is the cat")
     translator("what is the cat", **settings)
@@ -144,14 +144,14 @@ def test_settings_reach_generate_from_the_call_and_from_the_pipeline(parts, tran
     assert torch.equal(second, expected)
 
 
-def test_a_list_is_batched_longest_first(translator, generations):
+def test_list_is_batched_longest_first(translator, generations):
     translator(["a", "a a a a a a", "a a", "a a a a a"], batch_size=2)
     (first, longest), (second, shortest) = [arguments["input_ids"].shape for arguments, _ in generations]
     assert (first, second) == (2, 2)
     assert longest > shortest
 
 
-def test_the_models_own_search_stays_in_force():
+def test_pipeline_keeps_the_model_s_search_settings():
     """Random weights seldom end a target, so that the paper's limit, source + 50, ends it and not a default of 256."""
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer))
@@ -168,7 +168,7 @@ def test_the_models_own_search_stays_in_force():
     assert model.generation_config.to_dict() == before
 
 
-def test_spaces_before_punctuation_are_cleaned_on_request(translator, monkeypatch):
+def test_spaces_before_punctuation_are_removed_on_request(translator, monkeypatch):
     asked, decode = [], translator.tokenizer.batch_decode
     monkeypatch.setattr(
         translator.tokenizer, "batch_decode", lambda *args, **kwargs: asked.append(kwargs) or decode(*args, **kwargs)
@@ -179,12 +179,12 @@ def test_spaces_before_punctuation_are_cleaned_on_request(translator, monkeypatc
 
 
 @pytest.mark.parametrize("wrong", [3, ["hello", 3], [["hello"]], {"text": "hello"}])
-def test_what_is_no_text_is_refused(translator, wrong):
-    with pytest.raises(TypeError, match="not a text to translate; give a str"):
+def test_input_that_is_not_a_text_is_an_error(translator, wrong):
+    with pytest.raises(TypeError, match=r"not a text to translate; got .*, expected str"):
         translator(wrong)
 
 
-def test_a_saved_model_is_found_by_its_folder(parts, tmp_path):
+def test_pipeline_loads_a_saved_folder(parts, tmp_path):
     for part in parts:
         part.save_pretrained(tmp_path)
     assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
@@ -212,7 +212,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved_by", ["pipeline", "model"])
-def test_a_published_folder_brings_the_pipeline_along(parts, saved_by, tmp_path, monkeypatch):
+def test_published_folder_contains_the_pipeline(parts, saved_by, tmp_path, monkeypatch):
     model, tokenizer = parts
     folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -237,7 +237,7 @@ def test_a_published_folder_brings_the_pipeline_along(parts, saved_by, tmp_path,
 
 
 @pytest.mark.parametrize("trust", [None, True])
-def test_the_installed_package_needs_no_trust_in_a_published_folder(parts, translator, trust, tmp_path):
+def test_installed_package_loads_a_published_folder_without_trust(parts, translator, trust, tmp_path):
     translator.save_pretrained(tmp_path)
     made = pipeline(TASK, model=str(tmp_path), trust_remote_code=trust, device="cpu")
     assert type(made) is VaswaniTransformerTranslationPipeline
@@ -245,7 +245,7 @@ def test_the_installed_package_needs_no_trust_in_a_published_folder(parts, trans
     assert made(SOURCES[0]) == as_records(TARGETS[:1])
 
 
-def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
+def test_folder_without_code_names_none(translator, tmp_path):
     translator.save_pretrained(tmp_path / "published")
     assert {path.suffix for path in (tmp_path / "published").iterdir()} == {".json", ".py", ".safetensors"}
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
@@ -256,7 +256,7 @@ def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
         assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}
 
 
-def test_a_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(parts, monkeypatch):
+def test_special_tokens_in_a_text_are_text_and_tags_are_tokens(parts, monkeypatch):
     tokenizer = copy.deepcopy(parts[1])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     model = tiny_model(vocab_size=len(tokenizer))
