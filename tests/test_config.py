@@ -1,4 +1,4 @@
-"""The configuration: the paper's defaults, the paper's models by name, and a helpful refusal of everything else."""
+"""The config has the paper's defaults and models by name, and its errors name field, value and fix."""
 
 import json
 
@@ -38,7 +38,7 @@ DEFAULTS = {
     "decoder_start_token_id": None,
 }
 
-# What each of the paper's models changes in the base model: Table 3, 6.1 (English-French) and 6.3 (parsing).
+# The fields that each of the paper's models changes in the base model: Table 3, 6.1 (English-French), 6.3 (parsing).
 PAPER = {
     "base": {},
     "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -65,7 +65,7 @@ PAPER = {
     "E": {"position_embedding": "learned"},
 }
 
-# The widths of a head's keys and values that Table 3 prints where they are not 64; 8 heads in parsing are our reading.
+# The d_k and d_v that Table 3 prints if they are not 64; 8 heads in parsing are our reading.
 HEAD_WIDTHS = {
     "A-h1": (512, 512),
     "A-h4": (128, 128),
@@ -84,7 +84,7 @@ rates = st.floats(0, 1, exclude_max=True, allow_nan=False)
 
 @st.composite
 def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
-    """Any configuration of small sizes that holds together."""
+    """Any valid config of small sizes."""
     num_heads = draw(st.integers(1, 4))
     widths = st.none() | st.integers(1, 9)
     return VaswaniTransformerConfig(
@@ -166,7 +166,7 @@ def test_attribute_names_of_transformers_map_to_the_paper_s_fields() -> None:
     assert VaswaniTransformerConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).d_model == 64
 
 
-# Every refusal: the fields given, then words of the message that name the field, the value and the way out.
+# For every error: the fields given, then words of the message that name field, value and fix.
 REFUSALS = [
     *(
         ({field: value}, (field, str(value), "at least 1"))
@@ -206,10 +206,10 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("fields", "words"), REFUSALS, ids=[str(fields) for fields, _ in REFUSALS])
 def test_config_error_names_field_value_and_fix(fields: dict[str, object], words: tuple[str, ...]) -> None:
-    with pytest.raises(StrictDataclassError) as refusal:
+    with pytest.raises(StrictDataclassError) as error:
         VaswaniTransformerConfig(**fields)
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(error.value)
 
 
 def test_saved_config_is_checked_too(tmp_path) -> None:
@@ -226,10 +226,10 @@ def test_assignment_is_checked_like_an_argument() -> None:
 
 @pytest.mark.parametrize("name", ["Base", "big-en-de", "transformer", ""])
 def test_unknown_paper_model_is_an_error_with_the_list(name: str) -> None:
-    with pytest.raises(ValueError, match="not a model of the paper") as refusal:
+    with pytest.raises(ValueError, match="not a model of the paper") as error:
         VaswaniTransformerConfig.from_paper(name)
-    assert repr(name) in str(refusal.value)
-    listed = str(refusal.value).split("choose one of ")[1].rstrip(".").split(", ")
+    assert repr(name) in str(error.value)
+    listed = str(error.value).split("choose one of ")[1].rstrip(".").split(", ")
     assert listed == list(PAPER)
 
 
@@ -276,9 +276,9 @@ def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> Non
 )
 def test_stack_config_has_the_depth_of_its_stack(side):
     config = tiny_config(encoder_layers=3, decoder_layers=5)
-    found, true = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
+    ours, theirs = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "is_encoder_decoder")
-    assert [getattr(found, name) for name in names] == [getattr(true, name) for name in names]
-    assert (found is config) == (true is config)
-    found.num_hidden_layers = 7
-    assert (found is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)
+    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
+    assert (ours is config) == (theirs is config)
+    ours.num_hidden_layers = 7
+    assert (ours is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)

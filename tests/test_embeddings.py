@@ -1,4 +1,4 @@
-"""Scaled embeddings and positions: section 3.5's formula and its claims, and positions counted over tokens alone."""
+"""Scaled embeddings and positions: section 3.5's formula and claims, and positions counted only over tokens."""
 
 import math
 
@@ -20,7 +20,7 @@ from vaswani_transformer.embeddings import (
 
 
 def positional_encoding(positions: np.ndarray, d_model: int) -> np.ndarray:
-    """3.5 written out in float64: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) the cosine."""
+    """Section 3.5 written out in float64: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) the cosine."""
     encoding = np.zeros((len(positions), d_model))
     for i in range(d_model // 2):
         angles = positions.astype(np.float64) / 10000.0 ** (2 * i / d_model)
@@ -37,7 +37,7 @@ def test_later_position_is_a_linear_function_of_an_earlier_one(position: int, of
     for i in range(half):
         angle = offset / 10000.0 ** (2 * i / (2 * half))
         rotation = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        # Each side lies within 1e-4 of the exact value, and a rotation makes no error longer.
+        # Each side is within 1e-4 of the exact value, and a rotation lengthens no error.
         np.testing.assert_allclose(rotation @ earlier[i], later[i], atol=3e-4)
 
 
@@ -59,20 +59,20 @@ def test_sinusoids_have_any_length(length: int, batch: int) -> None:
 def test_positions_count_only_tokens(rows: list[list[int]]) -> None:
     counted = count_positions(torch.tensor(rows)).tolist()
     for row, positions in zip(rows, counted, strict=True):
-        assert [place for place, token in zip(positions, row, strict=True) if token] == list(range(sum(row)))
+        assert [position for position, token in zip(positions, row, strict=True) if token] == list(range(sum(row)))
         assert min(positions) >= 0
         assert max(positions) < max(sum(row), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
 def test_positions_are_counted_in_integers_for_any_mask_dtype(dtype: torch.dtype) -> None:
-    # bfloat16 counts no further than 256.
+    # bfloat16 cannot count beyond 256.
     assert torch.equal(count_positions(torch.ones(1, 999).to(dtype)), torch.arange(999)[None])
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-def test_embeddings_and_positions_are_added_in_the_embeddings_dtype(kind: str) -> None:
-    embedding = InputEmbedding(tiny_config(position_embedding=kind)).eval().to(torch.bfloat16)
+@pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
+def test_embeddings_and_positions_are_added_in_the_embeddings_dtype(position_type: str) -> None:
+    embedding = InputEmbedding(tiny_config(position_embedding=position_type)).eval().to(torch.bfloat16)
     embeds = torch.randn(2, 300, 32)
     positions = torch.arange(300)[None]
     exact = embeds.to(torch.bfloat16).float() + embedding.positions(positions).float()
@@ -165,7 +165,7 @@ def test_padding_does_not_count_as_learned_positions() -> None:
 
 
 def test_sinusoids_of_d_model_4_computed_by_hand() -> None:
-    """Golden values of 3.5 by hand: d_model 4 has the frequencies 1 and 1/100."""
+    """d_model 4 has the frequencies 1 and 1/100 (3.5)."""
     expected = [
         [0.0, 1.0, 0.0, 1.0],
         [0.84147098, 0.54030231, 0.00999983, 0.99995000],

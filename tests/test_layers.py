@@ -1,4 +1,4 @@
-"""The layers beside torch.nn's own with the norm last, given the same weights."""
+"""The layers equal torch.nn's post-norm layers with the same weights."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ TORCH = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "layer_norm_eps": 1e-
 
 
 def random_weights(module: nn.Module) -> None:
-    """Every parameter, norms and biases too, away from what it starts as."""
+    """Set every parameter, norms and biases too, to random values."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
 
@@ -62,7 +62,7 @@ def torch_decoder_layer(ours: VaswaniTransformerDecoderLayer) -> nn.TransformerD
 
 
 def padding_mask(lengths: list[int]) -> Tensor:
-    """(B, longest), true behind the end of each text: torch's key_padding_mask."""
+    """Return (B, longest), true after the end of each text: torch's key_padding_mask."""
     return torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
 
 
@@ -75,11 +75,11 @@ lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 @given(st.integers(1, 4), st.integers(1, 6))
 def test_sublayer_outputs_are_normalized(batch: int, length: int) -> None:
-    """Post-norm: with the norm's weight 1 and bias 0 each vector leaves with mean 0 and variance 1."""
+    """Post-norm: with weight 1 and bias 0 each output vector has mean 0 and variance 1."""
     layer = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     output = layer(5 * torch.randn(batch, length, 32))
     torch.testing.assert_close(output.mean(-1), torch.zeros(batch, length), atol=1e-5, rtol=0)
-    # eps 1e-6 and the variance's own error; the sub-layers' sums have a variance near 1.
+    # eps 1e-6 and the variance's own error; the sublayers' sums have a variance near 1.
     torch.testing.assert_close(output.var(-1, correction=0), torch.ones(batch, length), atol=1e-4, rtol=0)
 
 
@@ -173,12 +173,12 @@ def test_activation_is_the_config_s(activation: str) -> None:
 
 
 def test_dropout_applies_to_the_sublayer_before_the_residual() -> None:
-    """5.4: with everything of the sub-layer dropped, what is left is the norm of the residual."""
+    """If all of the sublayer is dropped, the norm of the residual remains (5.4)."""
     add_and_norm = AddAndNorm(tiny_config(dropout=0.5)).train()
     residual, output = torch.randn(1, 32), torch.full((1, 32), 1e6)
-    normalised = add_and_norm(residual, output)
-    dropped = add_and_norm.norm(residual + torch.where(normalised > 0, 2e6, 0.0))
-    torch.testing.assert_close(normalised, dropped)
+    normalized = add_and_norm(residual, output)
+    dropped = add_and_norm.norm(residual + torch.where(normalized > 0, 2e6, 0.0))
+    torch.testing.assert_close(normalized, dropped)
 
 
 def test_dropout_on_the_activation_is_an_option() -> None:
@@ -190,7 +190,7 @@ def test_dropout_on_the_activation_is_an_option() -> None:
 
 
 def test_norm_comes_last() -> None:
-    """By hand: x = (3, 1) and Sublayer(x) = (1, -1) make (4, 0), of mean 2 and deviation 2, so that (1, -1) leaves."""
+    """By hand: x + Sublayer(x) = (3, 1) + (1, -1) = (4, 0) has mean 2 and std 2, so its norm is (1, -1)."""
     config = tiny_config(d_model=2, num_heads=1)
     output = AddAndNorm(config).eval()(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, -1.0]]))
     torch.testing.assert_close(output, torch.tensor([[1.0, -1.0]]))

@@ -1,4 +1,4 @@
-"""The loss beside torch's own, in value, gradients and memory, and what a model returns of it when."""
+"""The loss equals torch's in value and gradients, saves memory, and is what a model returns."""
 
 import math
 
@@ -18,7 +18,7 @@ TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rt
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes, in both passes."""
+    """Record the number of elements of the largest tensor that any operation returns, in both passes."""
 
     numel = 0
 
@@ -33,7 +33,7 @@ class LargestTensor(TorchDispatchMode):
 def random_case(
     tokens: int, vocab_size: int, ignored: float = 0.2, dtype: torch.dtype = torch.float64, d_model: int = 8
 ):
-    """Hidden states (N, d_model), a projection (V, d_model) and labels (N,), a share of them -100."""
+    """Return hidden states (N, d_model), a projection (V, d_model) and labels (N,), some of them -100."""
     hidden = torch.randn(tokens, d_model, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocab_size, d_model, dtype=dtype, requires_grad=True)
     labels = torch.randint(vocab_size, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
@@ -41,7 +41,7 @@ def random_case(
 
 
 def torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, items: int | None = None) -> Tensor:
-    """torch's cross-entropy over all logits, a mean over the target tokens or a sum over `items`."""
+    """Return torch's cross-entropy over all logits: a mean over target tokens, or the sum divided by `items`."""
     loss = nn.functional.cross_entropy(hidden @ weight.T, labels, label_smoothing=smoothing, reduction="sum")
     return loss / (max(int(labels.ne(-100).sum()), 1) if items is None else items)
 
@@ -51,7 +51,7 @@ def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor
 
 
 def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
-    """Sources and labels of these lengths, each with its end token, -100 behind them."""
+    """Sources and labels of these lengths, each with its end token, padded by -100."""
     labels, mask = padded_batch(list(lengths))
     labels[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = 2
     return {"input_ids": random_tokens(len(lengths), 6), "labels": labels.masked_fill(mask == 0, -100)}
@@ -61,12 +61,12 @@ def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
 def loss_by_hand(
     model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], smoothing: float
 ) -> float:
-    """Token by token: the start token before the labels, one shift, minus the log of the true token's probability."""
+    """Return the loss token by token: labels shifted right after the start token, minus the log-probability of each."""
     terms = []
     for source, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         target = [label for label in labels.tolist() if label != -100]
-        for place, token in enumerate(target):
-            past = torch.tensor([[0, *target[:place]]])
+        for position, token in enumerate(target):
+            past = torch.tensor([[0, *target[:position]]])
             logits = model(input_ids=source[None], decoder_input_ids=past).logits[0, -1].double()
             log_probs = logits.log_softmax(-1)
             terms.append(-(1 - smoothing) * log_probs[token] - smoothing * log_probs.mean())
@@ -97,7 +97,7 @@ def test_loss_equals_torch_in_value_and_gradients(
 @settings(max_examples=20)
 @given(st.floats(0, 0.99), st.integers(0, 2**32))
 def test_masked_rows_equal_absent_rows(smoothing: float, seed: int) -> None:
-    """A compiled graph masks the rows without a target, where eager mode takes them out."""
+    """A compiled graph masks the rows without a target; eager mode drops them."""
     torch.manual_seed(seed)
     hidden, weight, labels = random_case(20, 9, ignored=0.4)
     is_target = labels.ne(-100)
@@ -178,10 +178,10 @@ def test_batch_without_targets_gives_zero_loss_and_gradient(items: int | Tensor 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close_to_the_exact_loss(dtype: torch.dtype) -> None:
-    """Beside float64 on the same rounded inputs.
+    """Compared with float64 on the same rounded inputs.
 
     bfloat16 keeps 8 bits, so a logit near 8 is off by up to 1/64, at random; the mean over 300 tokens is off by far
-    less. A gradient is a sum of products with numbers rounded so: off by some 1/256 of the largest. float16 keeps 11.
+    less. A gradient is a sum of products of such rounded numbers: off by about 1/256 of the largest. float16 keeps 11.
     """
     hidden, weight, labels = random_case(300, 50, dtype=dtype, d_model=16)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
@@ -217,7 +217,7 @@ def test_loss_never_allocates_tokens_by_vocabulary(dtype: torch.dtype) -> None:
     assert largest.numel == CHUNK * vocab_size
     with LargestTensor() as largest:
         torch_loss(hidden, weight, labels, 0.1).backward()
-    assert largest.numel == tokens * vocab_size  # the measure sees such a tensor where there is one
+    assert largest.numel == tokens * vocab_size  # the recorder detects such a tensor
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
@@ -248,7 +248,7 @@ def test_evaluation_loss_is_the_negative_log_likelihood_of_its_logits() -> None:
 
 
 def test_labels_are_shifted_exactly_once() -> None:
-    """A data collator hands over `decoder_input_ids` beside `labels`."""
+    """A data collator returns `decoder_input_ids` with `labels`."""
     model, batch = tiny_model(), labeled_batch()
     shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     assert shifted[:, 0].tolist() == [0, 0, 0]
@@ -272,14 +272,14 @@ def test_decoder_start_token_begins_the_target() -> None:
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
 def test_loss_and_gradients_are_the_same_with_and_without_logits(is_training: bool, tie_word_embeddings: bool) -> None:
     model = tiny_model(dropout=0.0, tie_word_embeddings=tie_word_embeddings).train(is_training)
-    batch, found = labeled_batch(), {}
+    batch, results = labeled_batch(), {}
     for skip_logits in (True, False):
         model.zero_grad()
         outputs = model(**batch, skip_logits=skip_logits)
         assert (outputs.logits is None) == skip_logits
         outputs.loss.backward()
-        found[skip_logits] = [outputs.loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-    for mine, other in zip(found[True], found[False], strict=True):
+        results[skip_logits] = [outputs.loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    for mine, other in zip(results[True], results[False], strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
@@ -305,27 +305,27 @@ def test_logits_are_returned_without_labels(is_training: bool) -> None:
 @pytest.mark.parametrize("kept", [1, 2, torch.tensor([0, 3])])
 def test_logits_to_keep_trims_the_logits_and_not_the_loss(is_training: bool, kept: int | Tensor) -> None:
     model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch()
-    places = slice(-kept, None) if isinstance(kept, int) else kept
+    positions = slice(-kept, None) if isinstance(kept, int) else kept
     whole = model(**batch, skip_logits=False)
     trimmed = model(**batch, skip_logits=False, logits_to_keep=kept)
-    torch.testing.assert_close(trimmed.logits, whole.logits[:, places])
+    torch.testing.assert_close(trimmed.logits, whole.logits[:, positions])
     torch.testing.assert_close(trimmed.loss, whole.loss)
     tokens = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    unlabelled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
-    torch.testing.assert_close(unlabelled.logits, whole.logits[:, places])
+    unlabeled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
+    torch.testing.assert_close(unlabeled.logits, whole.logits[:, positions])
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("as_tensor", [True, False])
 def test_micro_batches_add_up_to_the_large_batch(is_training: bool, as_tensor: bool) -> None:
-    """What gradient accumulation needs: each part is divided by the target tokens of all."""
+    """Gradient accumulation needs this: each micro-batch is divided by the target tokens of all."""
     model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch((5, 2, 4, 1))
     items = torch.tensor(12) if as_tensor else 12
-    parts = [
-        model(**{name: rows[part] for name, rows in batch.items()}, num_items_in_batch=items).loss
-        for part in (slice(0, 1), slice(1, 4))
+    losses = [
+        model(**{name: rows[rows_of_batch] for name, rows in batch.items()}, num_items_in_batch=items).loss
+        for rows_of_batch in (slice(0, 1), slice(1, 4))
     ]
-    torch.testing.assert_close(sum(parts), model(**batch).loss)
+    torch.testing.assert_close(sum(losses), model(**batch).loss)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -345,6 +345,6 @@ def test_loss_of_uniform_logits_is_the_logarithm_of_the_vocabulary() -> None:
 
 
 def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:
-    """By hand, eps shared over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
+    """eps is spread over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
     loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)
     assert float(loss) == pytest.approx(0.4132617, abs=1e-6)

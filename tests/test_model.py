@@ -1,4 +1,4 @@
-"""The whole model: sizes of Table 3, one matrix three ways, and what padding, caches and positions may not change."""
+"""The model has the sizes of Table 3 and one tied matrix; padding, caches and positions do not change its results."""
 
 import math
 import re
@@ -29,8 +29,11 @@ from vaswani_transformer import (
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
 
-KINDS = ["sinusoidal", "learned"]
-MODELS = {kind: tiny_model(position_embedding=kind).requires_grad_(False) for kind in KINDS}
+POSITION_TYPES = ["sinusoidal", "learned"]
+MODELS = {
+    position_type: tiny_model(position_embedding=position_type).requires_grad_(False)
+    for position_type in POSITION_TYPES
+}
 
 # Parameters in millions by the name of the model, as Table 3 prints them.
 TABLE_3 = {
@@ -59,7 +62,7 @@ def stepwise(
     cache: EncoderDecoderCache,
     step: int = 1,
 ) -> Tensor:
-    """The logits of a target given `step` tokens at a time beside a cache."""
+    """Return the logits of a target that is given `step` tokens at a time, with a cache."""
     tokens, mask = batch["decoder_input_ids"], batch.get("decoder_attention_mask")
     pieces = []
     for start in range(0, tokens.shape[1], step):
@@ -73,29 +76,34 @@ def stepwise(
 
 
 @settings(max_examples=25)
-@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS), extra=st.integers(0, 3))
-def test_source_padding_changes_nothing(lengths: list[int], side: str, kind: str, extra: int) -> None:
-    model = MODELS[kind]
+@given(
+    lengths=lengths,
+    side=st.sampled_from(["left", "right"]),
+    position_type=st.sampled_from(POSITION_TYPES),
+    extra=st.integers(0, 3),
+)
+def test_source_padding_changes_nothing(lengths: list[int], side: str, position_type: str, extra: int) -> None:
+    model = MODELS[position_type]
     source, mask = padded_batch([*lengths, max(lengths) + extra], side)
     target = random_tokens(len(source), 4)
     padded = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
     for row, kept in enumerate(mask.bool()):
-        alone = model(input_ids=source[row, kept][None], decoder_input_ids=target[row : row + 1])
-        torch.testing.assert_close(padded.logits[row], alone.logits[0], **FLOAT32)
+        single = model(input_ids=source[row, kept][None], decoder_input_ids=target[row : row + 1])
+        torch.testing.assert_close(padded.logits[row], single.logits[0], **FLOAT32)
         states = padded.encoder_last_hidden_state[row, kept]
-        torch.testing.assert_close(states, alone.encoder_last_hidden_state[0], **FLOAT32)
+        torch.testing.assert_close(states, single.encoder_last_hidden_state[0], **FLOAT32)
 
 
 @settings(max_examples=25)
-@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS))
-def test_target_padding_changes_nothing(lengths: list[int], side: str, kind: str) -> None:
-    model = MODELS[kind]
+@given(lengths=lengths, side=st.sampled_from(["left", "right"]), position_type=st.sampled_from(POSITION_TYPES))
+def test_target_padding_changes_nothing(lengths: list[int], side: str, position_type: str) -> None:
+    model = MODELS[position_type]
     target, mask = padded_batch(lengths, side)
     source = random_tokens(len(target), 4)
     padded = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=mask).logits
     for row, kept in enumerate(mask.bool()):
-        alone = model(input_ids=source[row : row + 1], decoder_input_ids=target[row, kept][None]).logits
-        torch.testing.assert_close(padded[row, kept], alone[0], **FLOAT32)
+        single = model(input_ids=source[row : row + 1], decoder_input_ids=target[row, kept][None]).logits
+        torch.testing.assert_close(padded[row, kept], single[0], **FLOAT32)
 
 
 @given(lengths=lengths, side=st.sampled_from(["left", "right"]), filler=st.integers(0, 98))
@@ -112,12 +120,14 @@ def test_masked_tokens_change_nothing(lengths: list[int], side: str, filler: int
 @given(
     lengths=lengths,
     padding=st.integers(0, 3),
-    kind=st.sampled_from(KINDS),
+    position_type=st.sampled_from(POSITION_TYPES),
     is_static=st.booleans(),
     step=st.integers(1, 3),
 )
-def test_cached_steps_equal_one_pass(lengths: list[int], padding: int, kind: str, is_static: bool, step: int) -> None:
-    model = MODELS[kind]
+def test_cached_steps_equal_one_pass(
+    lengths: list[int], padding: int, position_type: str, is_static: bool, step: int
+) -> None:
+    model = MODELS[position_type]
     source, source_mask = padded_batch(lengths)
     target, target_mask = padded_batch([6] * (len(lengths) - 1) + [6 - padding], side="left")
     batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
@@ -174,9 +184,9 @@ def test_cache_is_returned_as_config_or_call_request() -> None:
     assert frugal(**batch, use_cache=True).past_key_values is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_position_ids_are_accepted(kind: str) -> None:
-    model, batch = MODELS[kind], random_batch(2, 5, 4)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+def test_position_ids_are_accepted(position_type: str) -> None:
+    model, batch = MODELS[position_type], random_batch(2, 5, 4)
     expected = model(**batch).logits
     source, target = torch.arange(5)[None], torch.arange(4).expand(2, 4)
     given_positions = model(**batch, position_ids=source, decoder_position_ids=target).logits
@@ -262,16 +272,16 @@ def test_decoder_runs_without_an_encoder() -> None:
     torch.testing.assert_close(step.last_hidden_state[:, 0], outputs.last_hidden_state[:, 4], **FLOAT32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("stack", [VaswaniTransformerEncoder, VaswaniTransformerDecoder])
-def test_stack_saves_loads_and_runs_by_itself(stack: type, kind: str, tmp_path) -> None:
-    model = MODELS[kind]
-    part = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
-    part.save_pretrained(tmp_path)
+def test_stack_saves_loads_and_runs_by_itself(stack: type, position_type: str, tmp_path) -> None:
+    model = MODELS[position_type]
+    module = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
+    module.save_pretrained(tmp_path)
     again, report = stack.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = random_tokens(2, 5)
-    assert torch.equal(again(tokens).last_hidden_state, part(tokens).last_hidden_state)
+    assert torch.equal(again(tokens).last_hidden_state, module(tokens).last_hidden_state)
     assert stack(tiny_config())(tokens).last_hidden_state.shape == (2, 5, 32)
 
 
@@ -294,12 +304,12 @@ def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant: bool) ->
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         feed_forward = model.get_decoder().layers[0].feed_forward
         feed_forward.register_forward_hook(lambda *_, mark=is_checkpointing: calls.append(mark))
-        torch.manual_seed(3)  # the same dropout
+        torch.manual_seed(3)  # the same dropout masks
         model(**batch).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for stored, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, stored, **FLOAT32)
-    assert calls == [False, True, True]  # once without, twice with it
+    assert calls == [False, True, True]  # once without checkpointing, twice with it
 
 
 def test_all_parameters_get_gradients() -> None:
@@ -308,7 +318,7 @@ def test_all_parameters_get_gradients() -> None:
     unmoved = [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ]
-    # The softmax takes no notice of what is added to every score of a query alike.
+    # A constant added to every score of a query does not change the softmax.
     assert all(name.endswith("k_proj.bias") for name in unmoved)
 
 
@@ -318,7 +328,7 @@ def test_half_precision_model_is_close_to_float32(dtype: torch.dtype) -> None:
     exact = model(**batch).logits
     logits = model.to(dtype)(**batch).logits
     assert logits.dtype == dtype
-    # Some twenty roundings on the way of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
+    # Some twenty roundings of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
     torch.testing.assert_close(logits.float(), exact, rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.0125)
 
 
@@ -390,7 +400,7 @@ def test_new_input_embeddings_reach_both_stacks() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [True, False])
 def test_initialization_is_tensor2tensor_s(tied: bool) -> None:
-    """Glorot-uniform projections, embeddings and learned positions of deviation d_model^-0.5, norms 1 and 0."""
+    """Glorot-uniform projections, embeddings and learned positions of std d_model^-0.5, norms 1 and 0."""
     config = VaswaniTransformerConfig(
         vocab_size=1000,
         d_model=128,
@@ -407,11 +417,11 @@ def test_initialization_is_tensor2tensor_s(tied: bool) -> None:
         if isinstance(module, nn.Linear) and not (tied and name == "lm_head"):
             bound = math.sqrt(6 / (module.in_features + module.out_features))
             assert module.weight.abs().max() <= bound
-            # A uniform deviation is the bound over sqrt(3); of 16,384 numbers or more it is known to 1 %.
+            # The std of a uniform distribution is its bound over sqrt(3), known to 1 % from 16,384 numbers or more.
             assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
         elif isinstance(module, nn.Embedding):
             assert float(module.weight.std()) == pytest.approx(128**-0.5, rel=0.03)
-            assert abs(float(module.weight.mean())) < 0.002  # the deviation of this mean is 0.00025 or less
+            assert abs(float(module.weight.mean())) < 0.002  # the std of this mean is 0.00025 or less
         elif isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
             assert (module.bias == 0).all()
@@ -457,8 +467,8 @@ def test_lora_recipe_applies_and_all_adapters_learn(targets: list[str] | str) ->
 def test_model_memorizes_six_sentence_pairs() -> None:
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    found = model.generate(**sources, num_beams=4, max_new_tokens=30)
-    assert tokenizer.batch_decode(found, skip_special_tokens=True) == list(PAIRS.values())
+    generated = model.generate(**sources, num_beams=4, max_new_tokens=30)
+    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
 
 
 def parameters_in_millions(name: str, vocab_size: int) -> int:
@@ -472,7 +482,7 @@ def parameters_in_millions(name: str, vocab_size: int) -> int:
 
 @pytest.mark.parametrize("name", TABLE_3)
 def test_models_of_table_3_have_their_printed_sizes(name: str) -> None:
-    """With the vocabulary of 41,100 that makes all rows but one come out."""
+    """With a vocabulary of 41,100 all rows but one have the printed size."""
     assert parameters_in_millions(name, 41100) == TABLE_3[name]
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer: nothing is lost, one plain file carries all of it, and for its text encoder no text ends itself."""
+"""The tokenizer loses nothing, is one plain file, and has a text encoder under which no text ends itself."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ WORD_PIECE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=1
 TOKENIZERS = {"bpe": BPE, "wordpiece": WORD_PIECE}
 ENCODERS = {name: text_encoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
-# Any text at all, and texts that spell special tokens, alone and amid others.
+# Any text, and texts that contain the characters of special tokens.
 any_text = st.text()
 spelling_text = st.lists(st.sampled_from(["</s>", "<pad>", "<s>", "<unk>", " ", "\n", "a", "gato", "é", "🙂"])).map(
     "".join
@@ -68,8 +68,8 @@ def test_text_encoder_ends_every_text_exactly_once(name: str, text: str) -> None
 
 @given(words)
 def test_word_pieces_decode_known_words(text: str) -> None:
-    found = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
-    assert found.replace(" ", "") == text.replace(" ", "")
+    decoded = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
+    assert decoded.replace(" ", "") == text.replace(" ", "")
     assert 3 not in WORD_PIECE(text).input_ids
 
 
@@ -114,7 +114,7 @@ def test_special_tokens_in_a_text_are_tokens_as_in_transformers() -> None:
 
 
 def tagged(name: str) -> VaswaniTransformerTokenizer:
-    """A tokenizer with a language tag added as a special token, another as a plain one."""
+    """A tokenizer with one language tag added as a special token and another as a plain one."""
     tokenizer = copy.deepcopy(TOKENIZERS[name])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     tokenizer.add_tokens(["<2de>"])
@@ -192,8 +192,8 @@ def test_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> Non
     tokenizer.with_remote_code().save_pretrained(tmp_path / "published")
     (tmp_path / "elsewhere").mkdir()
     arguments = {"folder": tmp_path / "elsewhere", "HF_HOME": str(tmp_path / "home")}
-    found = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
-    assert json.loads(found) == tokens_of(tokenizer, "<2es> the cat")
+    output = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
+    assert json.loads(output) == tokens_of(tokenizer, "<2es> the cat")
 
 
 def test_character_without_a_word_piece_is_unknown() -> None:
@@ -216,7 +216,7 @@ def test_vocabulary_depends_only_on_the_texts(name: str) -> None:
 
 
 def test_word_piece_vocabulary_keeps_its_size_with_many_characters() -> None:
-    """1,500 characters, each at the head of a word and within one: more than 2,100 entries hold."""
+    """1,500 characters, as word starts and as continuations, are more than 2,100 entries."""
     characters = [chr(0x4E00 + i) for i in range(1500)]
     texts = ["".join(characters[i : i + 3]) for i in range(1500)]
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 2100, algorithm="wordpiece")
@@ -236,8 +236,8 @@ print(json.dumps([tokenizer(texts).input_ids for tokenizer in tokenizers]))
 @pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["1", "271828"])
 def test_vocabulary_is_the_same_in_another_process(hash_seed: str) -> None:
-    found = json.loads(run_python(TRAIN, json.dumps(TEXTS), PYTHONHASHSEED=hash_seed))
-    assert found == [BPE(TEXTS).input_ids, WORD_PIECE(TEXTS).input_ids]
+    output = json.loads(run_python(TRAIN, json.dumps(TEXTS), PYTHONHASHSEED=hash_seed))
+    assert output == [BPE(TEXTS).input_ids, WORD_PIECE(TEXTS).input_ids]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -256,7 +256,7 @@ def test_saved_tokenizer_loads_completely(load, name: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
 def test_copy_of_a_text_encoder_encodes_the_same(again) -> None:
-    """Copies are what worker processes are given."""
+    """Worker processes get copies."""
     for encode in (ENCODERS["bpe"], text_encoder(tagged("bpe"))):
         assert again(encode)("a </s> <2es> b").input_ids == encode("a </s> <2es> b").input_ids
 
@@ -274,7 +274,7 @@ def test_tokenizer_json_needs_no_plugin(name: str, tmp_path) -> None:
 
 
 def unigram() -> Tokenizer:
-    """A tokenizer as others make them: its own ids, normaliser, prefix and places of special tokens."""
+    """A foreign tokenizer with other ids, normalizer, prefix and special tokens."""
     pieces = ["<unk>", "<start>", "<end>", "<fill>", "▁", "▁the", "▁cat", "s", "a", "c", "e", "h", "t"]
     tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -288,7 +288,7 @@ def unigram() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """Characters with bytes for the strange ones, and a space where each word begins."""
+    """A foreign tokenizer of characters, with bytes for unknown ones and a space before each word."""
     characters = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
     merges = [("t", "h"), ("th", "e")]
     vocabulary = [*characters, *("".join(pair) for pair in merges)]
@@ -342,6 +342,6 @@ def test_vocabulary_too_small_for_its_alphabet_is_an_error() -> None:
 
 
 def test_tokens_of_a_text_computed_by_hand() -> None:
-    """By hand: after the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
+    """After the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["low low low lower"], vocab_size=262)
     assert tokenizer.convert_ids_to_tokens(tokenizer("low lower").input_ids) == ["low", "Ġlow", "e", "r", "</s>"]
