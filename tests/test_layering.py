@@ -23,7 +23,7 @@ PUBLISHED = [
 # Never published, in the same order; they import from published files too.
 SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
 # Never published either: the rooms that each room imports from, beyond published and shared files.
-ROOMS = {"cpu": set(), "convert": set(), "figures": set(), "translate": {"cpu", "convert"}}
+ROOMS = {"cpu": set(), "convert": {"translate"}, "figures": set(), "translate": {"cpu"}}
 # Flat files that have no room yet.
 UNSORTED = {"convert", "ctranslate2_engine", "folders", "lines", "originals", "translate", "translation"}
 

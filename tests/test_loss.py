@@ -18,7 +18,7 @@ TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rt
 
 
 class LargestTensor(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that any operation returns, in both passes."""
+    """Records the number of elements of the largest tensor that any operation makes, in both passes."""
 
     numel = 0
 

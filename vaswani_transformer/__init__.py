@@ -1,4 +1,7 @@
-"""The original Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers it."""
+"""The original Transformer of "Attention Is All You Need" as a Hugging Face model.
+
+Importing the package registers its models with the Auto classes.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
