@@ -6,7 +6,7 @@ from transformers.generation import GenerationMixin
 
 from tests.helpers import tiny_model
 from vaswani_transformer import (
-    Attentions,
+    AttentionMaps,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerModel,
@@ -77,20 +77,20 @@ class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
     loss_and_logits = VaswaniTransformerForConditionalGeneration.loss_and_logits
 
 
-def random_attentions(
+def random_attention_maps(
     heads: int = 8,
     layers: int = 2,
     source: list[str] = LONG_SENTENCE,
     target: tuple[str, ...] = ("el", "gato", "</s>"),
-) -> Attentions:
-    """Random weights of a sentence with long words, a repeated word and signs that could be taken for a formula."""
+) -> AttentionMaps:
+    """Random weights of a sentence with long words, a repeated word and signs that could be read as a formula."""
     generator = np.random.default_rng(0)
 
     def rows(queries: int, keys: int) -> np.ndarray:
         return generator.dirichlet(np.full(keys, 0.3), (layers, heads, queries)).astype(np.float32)
 
     size, length = len(source), len(target)
-    return Attentions(
+    return AttentionMaps(
         " ".join(source), " ".join(target), list(source), ["<s>", *target[:-1]], list(target),
         rows(size, size), np.tril(rows(length, length)), rows(length, size),
     )  # fmt: skip

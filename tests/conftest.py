@@ -1,4 +1,4 @@
-"""One thread, one seed and no network: the ground that every test stands on."""
+"""One thread, one seed and no network for every test."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ settings.load_profile("vaswani_transformer")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
-    """Before Transformers' own suite is imported: bring it here, and make its marks known."""
+    """Fetch Transformers' test suite and register its marks before it is imported."""
     if file_path.name.startswith("test_transformers_suite"):
         fetch_once()
         for mark in marks():
@@ -33,7 +33,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """The same random numbers for a test, whatever ran before it."""
+    """Give each test the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
     return 0
 

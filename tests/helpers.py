@@ -66,15 +66,15 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
     tokens = torch.full((len(lengths), width), pad)
     mask = torch.zeros(len(lengths), width, dtype=torch.long)
     for row, length in enumerate(lengths):
-        place = slice(0, length) if side == "right" else slice(width - length, width)
-        tokens[row, place] = random_tokens(length)
-        mask[row, place] = 1
+        columns = slice(0, length) if side == "right" else slice(width - length, width)
+        tokens[row, columns] = random_tokens(length)
+        mask[row, columns] = 1
     return tokens, mask
 
 
 @functools.cache
 def model_of_pairs() -> tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]:
-    """A model that has learnt the six sentence pairs by heart, in about a second, and its tokenizer; change neither."""
+    """A model that has memorized the six sentence pairs, in about a second, and its tokenizer; change neither."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
@@ -96,7 +96,7 @@ BROKEN = {
     "nan": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
     "inf": "NaN or infinite numbers in model.encoder.layers.0.feed_forward.fc1.bias (float32); give a checkpoint",
 }
-"""Ways in which a saved model can be broken, and what commands say of each behind the folder's name."""
+"""Ways in which a saved model can be broken, and the message of each after the folder's name."""
 
 
 def break_model(folder: Path, copy: Path, way: str) -> Path:

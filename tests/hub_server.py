@@ -1,8 +1,8 @@
-"""A small Hub on this machine alone, for huggingface_hub's own client: repositories, branches, LFS and commits.
+"""A small local Hub for huggingface_hub's client: repositories, branches, LFS and commits.
 
-It keeps everything in memory, listens on a free port of 127.0.0.1, and stops by itself. What it answers follows the
-Hub: a commit is there whole or not at all, an LFS object whose hash is not its name is refused, and a private
-repository does not exist for whoever has no token.
+It keeps everything in memory, listens on a free port of 127.0.0.1, and stops by itself. Its answers follow the Hub: a
+commit is complete or absent, an LFS object must have its hash as name, and without a token a private repository does
+not exist.
 """
 
 import base64
@@ -25,16 +25,16 @@ LIFETIME = 300.0  # seconds after which a forgotten server stops
 LFS_SUFFIXES = (".safetensors", ".bin")
 
 
-class RefusedError(Exception):
-    """A request is answered with an error: the status, the Hub's code for it and a sentence."""
+class RequestError(Exception):
+    """An error answer to a request: its status, the Hub's code and a sentence."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code = status, code
 
 
-class DiedError(Exception):
-    """The server breaks off in the middle of a request."""
+class ServerStoppedError(Exception):
+    """The server stops in the middle of a request."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class File:
 
     @property
     def oid(self) -> str:
-        """As git names it, or, of an LFS object, its SHA-256."""
+        """Return its name in git, or the SHA-256 of an LFS object."""
         if self.is_lfs:
             return hashlib.sha256(self.content).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
@@ -78,13 +78,13 @@ class Repository:
     def at(self, revision: str) -> tuple[str, Commit]:
         sha = self.branches.get(revision, revision)
         if sha not in self.commits:
-            raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise RequestError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return sha, self.commits[sha]
 
 
 @dataclass
 class Hub:
-    """What servers remember, one after another or side by side.
+    """The state that servers share, in turn or at the same time.
 
     users: the owner of each token.
     requests: method and path of every request, in order.
@@ -96,22 +96,22 @@ class Hub:
     lock: Any = field(default_factory=threading.RLock)
 
     def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
-        """What a repository shows at a revision, without the file that every repository begins with."""
+        """Return the files of a repository at a revision, without `.gitattributes`."""
         files = self.repositories[name].at(revision)[1].files
         return {path: file.content for path, file in files.items() if path != ".gitattributes"}
 
     def messages(self, name: str, revision: str = "main") -> list[str]:
-        """The messages of a branch's commits after the first, the oldest first."""
-        repository, found = self.repositories[name], []
+        """Return the messages of a branch's commits after the first, oldest first."""
+        repository, messages = self.repositories[name], []
         sha: str | None = repository.at(revision)[0]
         while sha is not None:
-            found.append(repository.commits[sha].message)
+            messages.append(repository.commits[sha].message)
             sha = repository.commits[sha].parent
-        return found[-2::-1]
+        return messages[-2::-1]
 
 
 def metadata_errors(card: str) -> list[str]:
-    """What is wrong with the YAML at the head of a card."""
+    """Return the errors in the YAML header of a card."""
     block = re.match(r"---\n(.*?)\n---\n", card, flags=re.DOTALL)
     if block is None:
         return []
@@ -136,25 +136,25 @@ class Handler(BaseHTTPRequestHandler):
     server: "HubServer"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     @property
     def hub(self) -> Hub:
         return self.server.hub
 
     def body(self) -> bytes:
-        """The request's body, whole or in chunks."""
+        """Return the request's body, which may come in chunks."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             size = int(self.headers.get("Content-Length") or 0)
             if size > LARGEST_BODY:
-                raise RefusedError(413, "TooLarge", "Larger than a test needs.")
+                raise RequestError(413, "TooLarge", "Larger than a test needs.")
             return self.rfile.read(size)
         content = b""
         while size := int(self.rfile.readline(), 16):
             content += self.rfile.read(size)
             self.rfile.readline()
             if len(content) > LARGEST_BODY:
-                raise RefusedError(413, "TooLarge", "Larger than a test needs.")
+                raise RequestError(413, "TooLarge", "Larger than a test needs.")
         self.rfile.readline()
         return content
 
@@ -174,17 +174,17 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.requests.append(f"{self.command} {path}")
         try:
             if self.server.is_dead or (self.server.dies_at or "\n") in f"{self.command} {path}":
-                raise DiedError
+                raise ServerStoppedError
             content = self.body()
             for method, pattern, respond in ROUTES:
                 if method == self.command and (match := pattern.fullmatch(path)):
                     with self.hub.lock:
                         return respond(self, content, **match.groupdict())
-            raise RefusedError(404, "NotFound", f"There is no {self.command} {path}.")
-        except RefusedError as refusal:
-            headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
-            self.answer(refusal.status, {"error": str(refusal)}, headers)
-        except DiedError:
+            raise RequestError(404, "NotFound", f"There is no {self.command} {path}.")
+        except RequestError as error:
+            headers = {"X-Error-Code": error.code, "X-Error-Message": str(error)}
+            self.answer(error.status, {"error": str(error)}, headers)
+        except ServerStoppedError:
             self.close_connection = True
             self.server.die()
         return None
@@ -196,18 +196,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def owner(self) -> str:
         if (user := self.user()) is None:
-            raise RefusedError(401, "Unauthorized", "Invalid username or password.")
+            raise RequestError(401, "Unauthorized", "Invalid username or password.")
         return user
 
     def repository(self, name: str, writes: bool = False) -> Repository:
-        """The repository `name`; a private one is there for its owner alone, and the owner alone writes into it."""
-        found, is_owner = self.hub.repositories.get(name), self.user() == name.partition("/")[0]
-        if found is None or (found.private and not is_owner):
-            raise RefusedError(404 if self.user() else 401, "RepoNotFound", "Repository not found")
+        """Return the repository `name`; only its owner reads a private one, and only its owner writes."""
+        repository, is_owner = self.hub.repositories.get(name), self.user() == name.partition("/")[0]
+        if repository is None or (repository.private and not is_owner):
+            raise RequestError(404 if self.user() else 401, "RepoNotFound", "Repository not found")
         if writes and not is_owner:
             self.owner()
-            raise RefusedError(403, "Forbidden", f"You have no write access to {name}")
-        return found
+            raise RequestError(403, "Forbidden", f"You have no write access to {name}")
+        return repository
 
     def whoami(self, _: bytes) -> None:
         self.answer(200, {"type": "user", "name": self.owner(), "orgs": []})
@@ -215,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
     def create(self, content: bytes) -> None:
         asked, owner = json.loads(content), self.owner()
         if (asked.get("organization") or owner) != owner:
-            raise RefusedError(403, "Forbidden", f"You have no rights to create a model under {asked['organization']}")
+            raise RequestError(403, "Forbidden", f"You have no rights to create a model under {asked['organization']}")
         name = f"{owner}/{asked['name']}"
         answer = {"url": f"{self.server.url}/{name}", "name": name}
         if name in self.hub.repositories:
@@ -246,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
     def branch(self, content: bytes, name: str, branch: str) -> None:
         repository = self.repository(name, writes=True)
         if branch in repository.branches:
-            raise RefusedError(409, "Conflict", f"Reference already exists: {branch}")
+            raise RequestError(409, "Conflict", f"Reference already exists: {branch}")
         asked = json.loads(content or b"{}") or {}
         repository.branches[branch] = repository.at(asked.get("startingPoint", "main"))[0]
         self.answer(200, {})
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
         _, commit = self.repository(name).at(revision)
         inside = {path: file for path, file in commit.files.items() if path.startswith(f"{folder}/" if folder else "")}
         if folder and not inside:
-            raise RefusedError(404, "EntryNotFound", f"{folder} does not exist")
+            raise RequestError(404, "EntryNotFound", f"{folder} does not exist")
         listed = []
         for path, file in sorted(inside.items()):
             entry = {"type": "file", "path": path, "size": len(file.content), "oid": file.oid}
@@ -290,8 +290,8 @@ class Handler(BaseHTTPRequestHandler):
     def upload(self, content: bytes, name: str, oid: str) -> None:
         if self.server.spoils_uploads:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        if (found := hashlib.sha256(content).hexdigest()) != oid:
-            raise RefusedError(422, "BadDigest", f"The SHA-256 of what was received is {found}, not {oid}")
+        if (digest := hashlib.sha256(content).hexdigest()) != oid:
+            raise RequestError(422, "BadDigest", f"The SHA-256 of the received content is {digest}, not {oid}")
         self.hub.repositories[name].objects[oid] = content
         self.answer(200, {})
 
@@ -299,7 +299,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(content)
         known = self.repository(name, writes=True).objects.get(oid)
         if known is None or (asked["oid"], asked["size"]) != (oid, len(known)):
-            raise RefusedError(404, "NotFound", f"There is no such object: {oid}")
+            raise RequestError(404, "NotFound", f"There is no such object: {oid}")
         self.answer(200, {})
 
     def commit(self, content: bytes, name: str, revision: str) -> None:
@@ -313,23 +313,23 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = File(base64.b64decode(value["content"]), False)
             elif line["key"] == "lfsFile":
                 if value["oid"] not in repository.objects:
-                    raise RefusedError(
+                    raise RequestError(
                         400, "BadRequest", f"{value['path']} points to {value['oid']}, which was not uploaded"
                     )
                 files[value["path"]] = File(repository.objects[value["oid"]], True)
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
             else:
-                raise RefusedError(400, "BadRequest", f"{line['key']} is not known here")
+                raise RequestError(400, "BadRequest", f"{line['key']} is not known here")
         if "README.md" in files and (errors := metadata_errors(files["README.md"].content.decode())):
-            raise RefusedError(400, "BadRequest", "; ".join(errors))
+            raise RequestError(400, "BadRequest", "; ".join(errors))
         sha = repository.add(revision, Commit(files, header["value"]["summary"], parent))
         self.answer(200, {"success": True, "commitOid": sha, "commitUrl": f"{self.server.url}/{name}/commit/{sha}"})
 
     def resolve(self, _: bytes, name: str, revision: str, path: str) -> None:
         sha, commit = self.repository(name).at(revision)
         if (file := commit.files.get(path)) is None:
-            raise RefusedError(404, "EntryNotFound", "Entry not found")
+            raise RequestError(404, "EntryNotFound", "Entry not found")
         headers = {"X-Repo-Commit": sha, "ETag": f'"{file.oid}"', "Content-Type": "application/octet-stream"}
         if file.is_lfs:
             headers |= {"X-Linked-ETag": f'"{file.oid}"', "X-Linked-Size": str(len(file.content))}
@@ -374,23 +374,23 @@ class HubServer(ThreadingHTTPServer):
         return not self.is_dead
 
     def die(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self.is_dead = True
         threading.Thread(target=self.stop, daemon=True).start()
 
     def stop(self) -> None:
-        """Stop listening, so that nobody waits in the queue."""
+        """Stop listening, so that no request waits in the queue."""
         self.shutdown()
         self.server_close()
 
 
 @contextlib.contextmanager
 def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) -> Iterator[str]:
-    """The address at which `hub` is served until the block ends, or for `LIFETIME`.
+    """Serve `hub` until the block ends, or for `LIFETIME`, at the yielded address.
 
     Args:
-        dies_at: a part of a request, such as "PUT /lfs", at which the server breaks off for good.
-        spoils_uploads: whether a bit of each LFS object changes on its way.
+        dies_at: text of a request, such as "PUT /lfs", at which the server stops.
+        spoils_uploads: change one bit of each uploaded LFS object.
     """
     server = HubServer(hub, dies_at, spoils_uploads)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -407,7 +407,7 @@ def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) 
 
 
 def client_environment(url: str, home: Any, token: str | None = "hf_of_somebody") -> dict[str, str]:
-    """The variables with which a process of its own uses that Hub, from an empty cache."""
+    """Return the environment in which another process uses that Hub, with an empty cache."""
     variables = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     return (

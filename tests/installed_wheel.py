@@ -1,4 +1,4 @@
-"""What a user of the wheel relies on; run by CI where only the wheel is installed, away from the checkout."""
+"""Check what a user of the wheel needs; CI runs it outside the checkout with only the wheel installed."""
 
 import subprocess
 import tempfile
@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerToke
 
 
 def main() -> None:
-    """Make a model, save it, load it by its Auto classes, translate with it, and start both commands."""
+    """Create a model, save it, load it by its Auto classes, translate with it, and start both commands."""
     assert not (Path(vaswani_transformer.__file__).parent.parent / "pyproject.toml").exists(), (
         "not the installed package"
     )

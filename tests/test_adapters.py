@@ -1,4 +1,4 @@
-"""Adapters of PEFT: saved, loaded and merged they say the same, and where they would learn nothing, that is said."""
+"""PEFT adapters give the same results saved, loaded and merged; one that cannot learn is an error."""
 
 import copy
 from pathlib import Path
@@ -21,33 +21,33 @@ SEARCH = {"num_beams": 4, "max_new_tokens": 20, "length_penalty": 0.6, "length_p
 
 
 def adapted(**settings: Any) -> PeftModel:
-    """The model of six sentence pairs with adapters that have unlearnt them in a few steps."""
+    """The model of six sentence pairs with adapters that a few steps have trained away from them."""
     model, tokenizer = model_of_pairs()
     config = LoraConfig(**{"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj", "v_proj"]} | settings)
-    found = get_peft_model(copy.deepcopy(model), config).train()
+    adapter = get_peft_model(copy.deepcopy(model), config).train()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values())[::-1], padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-    optimizer = torch.optim.Adam([weight for weight in found.parameters() if weight.requires_grad], lr=0.03)
+    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.03)
     for _ in range(10):
         optimizer.zero_grad()
-        found(**batch).loss.backward()
+        adapter(**batch).loss.backward()
         optimizer.step()
-    return found.eval()
+    return adapter.eval()
 
 
 @torch.no_grad()
 def answers(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
-    """Logits after the true targets, and what the paper's beam search finds."""
+    """Return the logits of the true targets, and the hypotheses of the paper's beam search."""
     _, tokenizer = model_of_pairs()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
     targets = batch.pop("labels")
     return model(**batch, decoder_input_ids=targets).logits, model.generate(**batch, **SEARCH)
 
 
-def say_the_same(model: torch.nn.Module, other: torch.nn.Module) -> None:
-    (logits, found), (expected, targets) = answers(model), answers(other)
+def assert_same_answers(model: torch.nn.Module, other: torch.nn.Module) -> None:
+    (logits, hypotheses), (expected, targets) = answers(model), answers(other)
     assert torch.equal(logits, expected)
-    assert torch.equal(found, targets)
+    assert torch.equal(hypotheses, targets)
 
 
 def base(folder: Path) -> VaswaniTransformerForConditionalGeneration:
@@ -55,8 +55,8 @@ def base(folder: Path) -> VaswaniTransformerForConditionalGeneration:
     return AutoModelForSeq2SeqLM.from_pretrained(folder / "base")
 
 
-# What becomes of the one matrix: it is left alone, learnt in a few rows, or learnt in copies that are one no longer.
-KINDS = {
+# The shared matrix stays frozen, is trained in a few rows, or in copies that are no longer tied.
+VARIANTS = {
     "attention": {},
     "all linear layers": {"target_modules": "all-linear"},
     "with some tokens": {"trainable_token_indices": [5, 6, 7, 80, 81]},
@@ -66,51 +66,51 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_adapter_is_saved_and_loaded_as_a_model_of_its_own(kind: str, tmp_path) -> None:
-    model = adapted(**KINDS[kind])
-    logits, found = answers(model)
-    assert not torch.equal(found, answers(model_of_pairs()[0])[1])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_merged_adapter_is_saved_and_loaded_as_a_model(variant: str, tmp_path) -> None:
+    model = adapted(**VARIANTS[variant])
+    logits, hypotheses = answers(model)
+    assert not torch.equal(hypotheses, answers(model_of_pairs()[0])[1])
     merged = model.merge_and_unload()
     assert type(merged) is VaswaniTransformerForConditionalGeneration
     torch.testing.assert_close(answers(merged)[0], logits, **FLOAT32)
-    assert torch.equal(answers(merged)[1], found)
+    assert torch.equal(answers(merged)[1], hypotheses)
     merged.save_pretrained(tmp_path)
-    say_the_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), merged)
+    assert_same_answers(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), merged)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_saved_alone_and_loaded_onto_the_model(kind: str, tmp_path) -> None:
-    model = adapted(**KINDS[kind])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_adapter_is_saved_and_loaded_onto_the_model(variant: str, tmp_path) -> None:
+    model = adapted(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "adapter")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    say_the_same(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), model)
+    assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), model)
 
 
-def test_transformers_itself_loads_the_adapter(tmp_path) -> None:
+def test_transformers_loads_the_adapter(tmp_path) -> None:
     model, plain = adapted(), base(tmp_path)
     model.save_pretrained(tmp_path / "adapter")
     plain.load_adapter(tmp_path / "adapter")
-    say_the_same(plain, model)
+    assert_same_answers(plain, model)
 
 
-@pytest.mark.parametrize("kind", ["attention", "all linear layers", "with some tokens"])
-def test_a_merged_adapter_leaves_the_matrix_one(kind: str, tmp_path) -> None:
-    adapted(**KINDS[kind]).merge_and_unload().save_pretrained(tmp_path)
+@pytest.mark.parametrize("variant", ["attention", "all linear layers", "with some tokens"])
+def test_merged_adapter_keeps_the_matrix_tied(variant: str, tmp_path) -> None:
+    adapted(**VARIANTS[variant]).merge_and_unload().save_pretrained(tmp_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     names = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
     assert len({model.get_submodule(name).weight for name in names}) == 1
 
 
-def test_an_adapter_that_has_learnt_nothing_changes_nothing() -> None:
-    """Tokens that are to be learnt are scaled as all others are."""
+def test_untrained_adapter_changes_nothing() -> None:
+    """Trainable tokens are scaled like all others."""
     model, batch = tiny_model(), random_batch()
     expected = model(**batch).logits
     adapter = get_peft_model(model, LoraConfig(target_modules=["q_proj"], trainable_token_indices=[5, 6])).eval()
     assert torch.equal(adapter(**batch).logits, expected)
 
 
-def test_lora_on_the_embeddings_of_a_stack_alone_is_merged() -> None:
+def test_lora_on_the_embeddings_of_one_stack_is_merged() -> None:
     model = tiny_model().get_encoder()
     adapter = get_peft_model(model, LoraConfig(r=2, target_modules=["embed_tokens"])).eval()
     adapter.base_model.embed_tokens.lora_embedding_A["default"].data.normal_()
@@ -121,11 +121,11 @@ def test_lora_on_the_embeddings_of_a_stack_alone_is_merged() -> None:
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.parametrize("place", ["embed_tokens", "lm_head"])
-def test_lora_on_the_shared_matrix_in_one_of_its_places_is_warned_of(place: str) -> None:
-    """PEFT says so when it is made and when it is merged, which would add it in all places."""
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+def test_lora_on_one_use_of_the_shared_matrix_is_a_warning(module: str) -> None:
+    """PEFT warns when it creates the adapter and when it merges it, which would change every use of the matrix."""
     with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-        adapter = get_peft_model(tiny_model(), LoraConfig(target_modules=[place], task_type="SEQ_2_SEQ_LM"))
+        adapter = get_peft_model(tiny_model(), LoraConfig(target_modules=[module], task_type="SEQ_2_SEQ_LM"))
     with pytest.warns(UserWarning, match="are part of the adapter"):
         adapter.merge_and_unload()
 
@@ -142,8 +142,8 @@ def test_lora_on_the_shared_matrix_in_one_of_its_places_is_warned_of(place: str)
     ],
     ids=str,
 )
-def test_an_adapter_through_which_no_token_passes_is_refused(tied: bool, settings: dict[str, Any]) -> None:
-    """PEFT ties adapters where the configuration says that the output projection is tied, and nowhere else."""
+def test_adapter_without_tokens_is_an_error(tied: bool, settings: dict[str, Any]) -> None:
+    """PEFT ties adapters only if the config says that the output projection is tied."""
     config = LoraConfig(**{"target_modules": ["q_proj"]} | settings)
     adapter = get_peft_model(tiny_model(tie_word_embeddings=tied), config)
     with pytest.raises(ValueError, match=r"`shared` is wrapped in a \w+, which would learn"):
@@ -151,7 +151,7 @@ def test_an_adapter_through_which_no_token_passes_is_refused(tied: bool, setting
 
 
 @pytest.mark.slow
-def test_the_stock_trainer_trains_and_saves_the_adapter_alone(tmp_path) -> None:
+def test_stock_trainer_trains_and_saves_only_the_adapter(tmp_path) -> None:
     model, tokenizer = model_of_pairs()
     plain = copy.deepcopy(model)
     adapter = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM"))
@@ -161,7 +161,7 @@ def test_the_stock_trainer_trains_and_saves_the_adapter_alone(tmp_path) -> None:
     trainer.train()
     trainer.save_model(tmp_path / "adapter")
     assert not list((tmp_path / "adapter").glob("model*"))
-    say_the_same(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), adapter.eval())
+    assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), adapter.eval())
     assert not torch.equal(answers(adapter)[0], answers(model)[0])
     with adapter.disable_adapter():
-        say_the_same(adapter, model)
+        assert_same_answers(adapter, model)

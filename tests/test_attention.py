@@ -1,4 +1,4 @@
-"""Attention: equation (1) as a loop, every implementation of it, and what may be seen from where."""
+"""Attention equals a loop over equation (1) in every implementation, and masks decide which positions it attends to."""
 
 import math
 
@@ -20,7 +20,7 @@ MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for n
 
 
 def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """softmax(Q K^T / sqrt(d_k)) V for one head, a query and a key at a time, in float64."""
+    """softmax(Q K^T / sqrt(d_k)) V for one head, one query and key at a time, in float64."""
     attended = np.zeros((len(query), value.shape[1]))
     for i in range(len(query)):
         scores = [query[i] @ key[j] / math.sqrt(key.shape[1]) for j in range(len(key)) if visible[i, j]]
@@ -31,7 +31,7 @@ def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: n
 
 
 def multi_head(attention: nn.Module, states: Tensor, memory: Tensor, visible: np.ndarray) -> np.ndarray:
-    """MultiHead(Q, K, V) of 3.2.2 for one text, head after head, in float64."""
+    """MultiHead(Q, K, V) of 3.2.2 for one text, one head at a time, in float64."""
 
     def project(projection: nn.Linear, rows: Tensor) -> np.ndarray:
         bias = 0 if projection.bias is None else projection.bias.detach().double().numpy()
@@ -60,36 +60,36 @@ def additive(visible: np.ndarray) -> Tensor:
 
 
 @given(st.integers(1, 6), st.data())
-def test_a_prediction_depends_on_the_past_alone(place: int, data: st.DataObject) -> None:
+def test_prediction_depends_only_on_the_past(position: int, data: st.DataObject) -> None:
     implementation = data.draw(st.sampled_from(IMPLEMENTATIONS))
     model = MODELS[implementation]
     batch = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.arange(8, 15)[None]}
-    later = data.draw(st.lists(st.integers(0, 98), min_size=7 - place, max_size=7 - place))
+    later = data.draw(st.lists(st.integers(0, 98), min_size=7 - position, max_size=7 - position))
     changed = batch["decoder_input_ids"].clone()
-    changed[0, place:] = torch.tensor(later)
-    before = model(**batch).logits[:, :place]
-    after = model(**batch | {"decoder_input_ids": changed}).logits[:, :place]
+    changed[0, position:] = torch.tensor(later)
+    before = model(**batch).logits[:, :position]
+    after = model(**batch | {"decoder_input_ids": changed}).logits[:, :position]
     torch.testing.assert_close(after, before, **FLOAT32)
 
 
-def test_every_place_of_the_source_sees_every_other() -> None:
+def test_source_positions_attend_to_all_source_positions() -> None:
     encoder = tiny_model().get_encoder()
     tokens = random_tokens(1, 6)
     states = encoder(tokens).last_hidden_state
-    for place in range(6):
+    for position in range(6):
         changed = tokens.clone()
-        changed[0, place] = 3
+        changed[0, position] = 3
         moved = (encoder(changed).last_hidden_state - states).abs().amax(-1)
         assert (moved > 1e-4).all()
 
 
-def test_an_end_of_the_target_sees_its_whole_past() -> None:
+def test_last_target_position_attends_to_its_whole_past() -> None:
     model = tiny_model()
     batch = random_batch(1, 3, 6)
     logits = model(**batch).logits[:, -1]
-    for place in range(6):
+    for position in range(6):
         changed = batch["decoder_input_ids"].clone()
-        changed[0, place] = 3
+        changed[0, position] = 3
         moved = model(**batch | {"decoder_input_ids": changed}).logits[:, -1] - logits
         assert moved.abs().max() > 1e-4
 
@@ -112,13 +112,13 @@ def test_attention_equals_a_loop_over_equation_1(
     attention = CrossAttention(config, layer_idx=0).eval()
     states, memory = torch.randn(1, lengths[0], 32), torch.randn(1, lengths[1], 32)
     visible = np.random.default_rng(seed).random(lengths) < 0.6
-    visible[:, 0] = True  # a query sees something
+    visible[:, 0] = True  # every query attends to something
     attended, _ = attention(states, memory, additive(visible))
     expected = multi_head(attention, states[0], memory[0], visible)
     np.testing.assert_allclose(attended[0].detach().numpy(), expected, **FLOAT32)
 
 
-def test_self_attention_equals_the_loop_over_its_own_states() -> None:
+def test_self_attention_equals_a_loop_over_its_states() -> None:
     attention = SelfAttention(tiny_config(d_v=5, attn_implementation="eager"), layer_idx=0).eval()
     states, visible = torch.randn(1, 5, 32), np.tril(np.ones((5, 5), dtype=bool))
     attended, weights = attention(states, additive(visible))
@@ -139,14 +139,14 @@ def test_scores_are_divided_by_the_root_of_d_k() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_projections_have_biases_only_on_request(bias: bool) -> None:
+def test_projections_have_biases_only_on_request(bias: bool) -> None:
     names = [
         name for name, _ in SelfAttention(tiny_config(attention_bias=bias), 0).named_parameters() if "bias" in name
     ]
     assert names == (["q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"] if bias else [])
 
 
-def test_attention_weights_are_dropped_in_training_alone() -> None:
+def test_attention_weights_are_dropped_only_in_training() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
     module = nn.Module()
     _, weights = scaled_dot_product_attention(module.eval(), query, key, value, None, 0.3, dropout=0.5)
@@ -159,7 +159,7 @@ def test_attention_weights_are_dropped_in_training_alone() -> None:
     assert torch.equal(attention.eval()(states)[0], attention(states)[0])
 
 
-def compare_implementations(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
+def assert_implementation_equals_eager(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
     source, source_mask = padded_batch([7, 4, 1])
     target, target_mask = padded_batch([5, 2, 3])
     masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask} if is_padded else {}
@@ -176,17 +176,17 @@ def compare_implementations(implementation: str, is_padded: bool, d_k: int | Non
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize(("d_k", "d_v"), [(None, None), (4, 12), (12, 4)])
 def test_sdpa_equals_eager(is_padded: bool, d_k: int | None, d_v: int | None) -> None:
-    compare_implementations("sdpa", is_padded, d_k, d_v)
+    assert_implementation_equals_eager("sdpa", is_padded, d_k, d_v)
 
 
 @pytest.mark.slow
 def test_flex_attention_equals_eager() -> None:
-    compare_implementations("flex_attention", True, 16, 32)  # it takes powers of two from 16
+    assert_implementation_equals_eager("flex_attention", True, 16, 32)  # it needs powers of two from 16
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 12), (12, 4), (8, 8)])
-def test_flash_attention_is_given_one_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
-    """Flash kernels take no d_v other than d_k; zeros behind the narrower heads change nothing."""
+def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_k: int, d_v: int) -> None:
+    """Flash kernels need d_v = d_k; the zeros that pad narrower heads change nothing."""
     widths = []
 
     def one_width(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object):
@@ -204,13 +204,13 @@ def test_flash_attention_is_given_one_width(monkeypatch: pytest.MonkeyPatch, d_k
 
 
 class FlashKernels:
-    """What the flash-attn package offers, written out: texts side by side, each with its own length."""
+    """The functions of the flash-attn package, written out: concatenated texts with their lengths."""
 
     @staticmethod
     def fixed(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
         assert q.shape[-1] == k.shape[-1] == v.shape[-1]
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
-        if causal:  # the last query sees the last key
+        if causal:  # the last query attends to the last key
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
             scores = scores.masked_fill(hidden, -math.inf)
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
@@ -250,7 +250,7 @@ class FlashKernels:
 
 @pytest.fixture
 def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
-    """A model which takes Transformers' way to flash attention, with the kernels above at its end."""
+    """A model that calls flash attention through Transformers, with the kernels above."""
     kernels = (FlashKernels.fixed, FlashKernels.varying, None, FlashKernels.pad, FlashKernels.unpad)
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: kernels)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
@@ -264,7 +264,7 @@ def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditi
 def test_flash_attention_equals_eager(
     flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
 ) -> None:
-    """With padding and without, for targets shorter than the source, as long and longer."""
+    """With and without padding, for targets shorter than the source, as long and longer."""
     source, source_mask = padded_batch(sources)
     target, target_mask = padded_batch(targets)
     batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
@@ -281,7 +281,7 @@ def test_flash_attention_equals_eager(
     side=st.sampled_from(["left", "right"]),
     implementation=st.sampled_from(IMPLEMENTATIONS),
 )
-def test_many_target_rows_of_a_source_equal_that_source_repeated(
+def test_several_target_rows_per_source_equal_repeated_sources(
     rows: int, lengths: list[int], target: int, side: str, implementation: str
 ) -> None:
     model = MODELS[implementation]
@@ -301,40 +301,40 @@ def test_many_target_rows_of_a_source_equal_that_source_repeated(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_many_target_rows_of_a_source_take_cached_steps_alike(implementation: str) -> None:
+def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -> None:
     model = MODELS[implementation]
     source, mask = padded_batch([6, 3])
     targets = random_tokens(6, 4)
     whole = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
     encoded, cache = model.get_encoder()(source, attention_mask=mask), None
-    for place in range(4):
+    for position in range(4):
         step = model(
             encoder_outputs=encoded,
             attention_mask=mask,
-            decoder_input_ids=targets[:, place : place + 1],
+            decoder_input_ids=targets[:, position : position + 1],
             past_key_values=cache,
             use_cache=True,
         )
         cache = step.past_key_values
-        torch.testing.assert_close(step.logits[:, 0], whole[:, place], **FLOAT32)
-    assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row a source, not a row a target
+        torch.testing.assert_close(step.logits[:, 0], whole[:, position], **FLOAT32)
+    assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row per source, not per target
 
 
-def test_target_rows_that_are_no_multiple_of_the_sources_are_refused() -> None:
+def test_target_rows_that_are_no_multiple_of_the_sources_are_an_error() -> None:
     model = tiny_model()
     with pytest.raises(ValueError, match=r"target has 5 rows and the source 2.*same number"):
         model(input_ids=random_tokens(2, 3), decoder_input_ids=random_tokens(5, 3))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_source_of_padding_alone_gives_numbers(implementation: str) -> None:
+def test_source_of_only_padding_gives_finite_numbers(implementation: str) -> None:
     model = MODELS[implementation]
     source, mask = random_tokens(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
     assert model(input_ids=source, attention_mask=mask, decoder_input_ids=random_tokens(2, 3)).logits.isfinite().all()
 
 
-def test_attention_of_two_queries_and_two_keys_is_this() -> None:
-    """By hand: scores (2, 0) and (0, 2) over sqrt(4), so that a query gives its own key e / (e + 1) = 0.7310586."""
+def test_attention_of_two_queries_and_two_keys_computed_by_hand() -> None:
+    """Scores (2, 0) and (0, 2) over sqrt(4) give a query's own key the weight e / (e + 1) = 0.7310586."""
     query = torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]])[None, None]
     key, value = query / 2, torch.tensor([[1.0], [0.0]])[None, None]
     attended, weights = scaled_dot_product_attention(nn.Module(), query, key, value, None, scaling=4**-0.5)

@@ -1,4 +1,4 @@
-"""Forward as one graph, compiled and exported, says what it says without, and so does a compiled search."""
+"""Compiled and exported forward passes are one graph with the same results, and so is a compiled search."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
-KINDS = ["sinusoidal", "learned"]
+POSITION_TYPES = ["sinusoidal", "learned"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,30 +35,30 @@ def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     }
 
 
-def labelled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
+def labeled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     batch = masked_batch(sources, targets)
     batch["labels"] = batch.pop("decoder_input_ids").masked_fill(batch.pop("decoder_attention_mask") == 0, -100)
     return batch
 
 
-def same_where_tokens_stand(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
+def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_evaluation_compiles_as_one_graph(attention: str, kind: str) -> None:
-    model = tiny_model(attn_implementation=attention, position_embedding=kind).requires_grad_(False)
+def test_evaluation_compiles_as_one_graph(attention: str, position_type: str) -> None:
+    model = tiny_model(attn_implementation=attention, position_embedding=position_type).requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for lengths in ([5, 3], [6, 2]), ([4, 9, 1], [3, 3, 7]):
         batch = masked_batch(*lengths)
         logits = compiled(**batch, use_cache=False).logits
-        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+        assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_with_labels_compiles_as_one_graph(kind: str) -> None:
-    model, batch = tiny_model(position_embedding=kind).requires_grad_(False), labelled([5, 3], [6, 2])
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+def test_evaluation_with_labels_compiles_as_one_graph(position_type: str) -> None:
+    model, batch = tiny_model(position_embedding=position_type).requires_grad_(False), labeled([5, 3], [6, 2])
     outputs, expected = torch.compile(model, fullgraph=True, backend="eager")(**batch), model(**batch)
     torch.testing.assert_close(outputs.loss, expected.loss)
     torch.testing.assert_close(outputs.logits, expected.logits, **FLOAT32)
@@ -67,7 +67,7 @@ def test_evaluation_with_labels_compiles_as_one_graph(kind: str) -> None:
 def step(
     model: VaswaniTransformerForConditionalGeneration, forward: nn.Module, batch: dict[str, Tensor]
 ) -> list[Tensor]:
-    """The loss of a training step, its gradients, and the weights after it."""
+    """Return the loss of a training step, its gradients, and the weights after it."""
     optimizer = paper_adam(model.parameters())
     paper_schedule(optimizer, d_model=32, warmup_steps=4)
     outputs = forward(**batch)
@@ -80,8 +80,8 @@ def step(
 
 @pytest.mark.parametrize("num_items_in_batch", [None, 30])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int | None) -> None:
-    batch = labelled([5, 3, 4], [6, 2, 5])
+def test_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int | None) -> None:
+    batch = labeled([5, 3, 4], [6, 2, 5])
     if num_items_in_batch is not None:
         batch["num_items_in_batch"] = torch.tensor(num_items_in_batch)
     eager = tiny_model(dropout=0.0, tie_word_embeddings=tied).train()
@@ -91,21 +91,21 @@ def test_a_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: i
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
-def test_the_compiler_of_torch_itself_takes_it() -> None:
+def test_inductor_compiles_the_model() -> None:
     """Inductor, once for logits and once for a training step."""
     model, batch = tiny_model().requires_grad_(False), masked_batch([5, 3], [6, 2])
     logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
-    same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+    assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
-    batch = labelled([5, 3], [6, 2])
+    batch = labeled([5, 3], [6, 2])
     eager, model = tiny_model(dropout=0.0).train(), tiny_model(dropout=0.0).train()
     compiled = torch.compile(model, fullgraph=True)
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
-def test_dropout_compiled_is_that_of_torch() -> None:
-    batch, losses = labelled([5, 3, 4], [6, 2, 5]), []
+def test_compiled_dropout_is_torch_s() -> None:
+    batch, losses = labeled([5, 3, 4], [6, 2, 5]), []
     for compile_it in (False, True):
         model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
         forward = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
@@ -131,14 +131,14 @@ SEARCHES = {
 
 
 def compiled_by(backend: str | Callable[..., Any]) -> CompileConfig:
-    """What `generate()` compiles by itself on an accelerator, as one graph, here on the CPU too."""
+    """Make `generate()` compile on the CPU what it compiles on an accelerator, as one graph."""
     config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
     config._compile_all_devices = True
     return config
 
 
 def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
-    """A backend that compiles nothing and adds what it is given to `graphs`, also when its configuration is copied."""
+    """Return a backend that compiles nothing and appends its graphs to `graphs`, even if its config is copied."""
 
     def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
@@ -147,23 +147,23 @@ def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
     return keep
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generate_itself_compiles_one_graph_for_all_steps_over_a_static_cache(kind: str) -> None:
-    """Transformers does so where it samples or decodes greedily, not in its beam search."""
-    model, graphs = tiny_model(position_embedding=kind), []
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_type: str) -> None:
+    """Transformers does so in sampling and greedy search, not in beam search."""
+    model, graphs = tiny_model(position_embedding=position_type), []
     source, mask = padded_batch([5, 3])
     inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
-    found = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
-    assert found.shape[1] > 5
-    assert torch.equal(found, model.generate(**inputs))
+    generated = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
+    assert generated.shape[1] > 5
+    assert torch.equal(generated, model.generate(**inputs))
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, kind: str) -> None:
+def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, position_type: str) -> None:
     """One for the first step, which fills the cache of the source, and one for all others."""
-    model, graphs = tiny_model(position_embedding=kind), []
+    model, graphs = tiny_model(position_embedding=position_type), []
     source, mask = padded_batch([5, 3])
     inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
     expected = model.generate(**inputs)
@@ -173,22 +173,22 @@ def test_a_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str
     assert len(graphs) == 2
 
 
-def test_the_compiler_of_torch_itself_takes_the_steps_of_both_searches() -> None:
+def test_inductor_compiles_the_steps_of_both_searches() -> None:
     model = tiny_model()
     source, mask = padded_batch([5, 3])
     inputs = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
     greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
     expected = [model.generate(**inputs, disable_compile=True) for inputs in (greedy, paper)]
-    found = model.generate(**greedy, compile_config=compiled_by("inductor"))
-    assert torch.equal(found, expected[0])
+    generated = model.generate(**greedy, compile_config=compiled_by("inductor"))
+    assert torch.equal(generated, expected[0])
     model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
     assert torch.equal(model.generate(**paper), expected[1])
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bool) -> None:
-    model = tiny_model(position_embedding=kind).requires_grad_(False)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+def test_exported_model_takes_any_batch_and_any_lengths(position_type: str, strict: bool) -> None:
+    model = tiny_model(position_embedding=position_type).requires_grad_(False)
     rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
     shapes = {
         "input_ids": {0: rows, 1: source},
@@ -206,10 +206,10 @@ def test_an_exported_model_takes_any_batch_and_any_lengths(kind: str, strict: bo
     for lengths in ([5, 3, 4], [6, 2, 5]), ([4, 9], [3, 7]), ([2, 17, 3, 30], [33, 1, 2, 5]):
         batch = masked_batch(*lengths)
         logits = program(**batch, use_cache=False).logits
-        same_where_tokens_stand(logits, model(**batch).logits, batch["decoder_attention_mask"])
+        assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
 
-def test_an_export_without_masks_has_dynamic_lengths_too() -> None:
+def test_export_without_masks_has_dynamic_lengths_too() -> None:
     model = tiny_model().requires_grad_(False)
     rows, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "source", "target"))
     program = torch.export.export(
@@ -228,7 +228,7 @@ def test_an_export_without_masks_has_dynamic_lengths_too() -> None:
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
 
 
-def test_an_encoder_alone_is_exported_with_dynamic_lengths(tmp_path) -> None:
+def test_encoder_is_exported_with_dynamic_lengths(tmp_path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
     rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
     tokens, mask = padded_batch([5, 3, 4])
@@ -245,4 +245,4 @@ def test_an_encoder_alone_is_exported_with_dynamic_lengths(tmp_path) -> None:
     tokens, mask = padded_batch([17, 2])
     states = program(input_ids=tokens, attention_mask=mask).last_hidden_state
     expected = encoder(tokens, attention_mask=mask).last_hidden_state
-    same_where_tokens_stand(states, expected, mask)
+    assert_equal_at_tokens(states, expected, mask)

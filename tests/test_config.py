@@ -1,4 +1,4 @@
-"""The configuration: the paper's defaults, the paper's models by name, and a helpful refusal of everything else."""
+"""The config has the paper's defaults and models by name, and its errors name field, value and fix."""
 
 import json
 
@@ -38,7 +38,7 @@ DEFAULTS = {
     "decoder_start_token_id": None,
 }
 
-# What each of the paper's models changes in the base model: Table 3, 6.1 (English-French) and 6.3 (parsing).
+# The fields that each of the paper's models changes in the base model: Table 3, 6.1 (English-French), 6.3 (parsing).
 PAPER = {
     "base": {},
     "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -65,7 +65,7 @@ PAPER = {
     "E": {"position_embedding": "learned"},
 }
 
-# The widths of a head's keys and values that Table 3 prints where they are not 64; 8 heads in parsing are our reading.
+# The d_k and d_v that Table 3 prints if they are not 64; 8 heads in parsing are our reading.
 HEAD_WIDTHS = {
     "A-h1": (512, 512),
     "A-h4": (128, 128),
@@ -84,7 +84,7 @@ rates = st.floats(0, 1, exclude_max=True, allow_nan=False)
 
 @st.composite
 def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
-    """Any configuration of small sizes that holds together."""
+    """Any valid config of small sizes."""
     num_heads = draw(st.integers(1, 4))
     widths = st.none() | st.integers(1, 9)
     return VaswaniTransformerConfig(
@@ -111,12 +111,12 @@ def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
 
 
 @given(configurations())
-def test_any_configuration_survives_its_json(config: VaswaniTransformerConfig) -> None:
+def test_config_survives_its_json(config: VaswaniTransformerConfig) -> None:
     again = VaswaniTransformerConfig.from_dict(json.loads(config.to_json_string()))
     assert again.to_dict() == config.to_dict()
 
 
-def test_a_saved_configuration_loads_as_it_was(tmp_path) -> None:
+def test_saved_config_loads_unchanged(tmp_path) -> None:
     config = tiny_config(d_v=5, dropout=0.25, eos_token_id=[2, 3])
     config.save_pretrained(tmp_path)
     again = VaswaniTransformerConfig.from_pretrained(tmp_path)
@@ -131,7 +131,7 @@ def test_head_dim_is_d_k_or_an_equal_share_of_d_model(num_heads: int, width: int
     assert config.d_v is None
 
 
-def test_d_model_need_not_be_divisible_where_both_widths_are_given() -> None:
+def test_d_model_need_not_be_divisible_if_d_k_and_d_v_are_given() -> None:
     config = VaswaniTransformerConfig(d_model=30, num_heads=4, d_k=3, d_v=5)
     assert (config.head_dim, config.d_k, config.d_v) == (3, 3, 5)
 
@@ -150,15 +150,15 @@ def test_d_model_may_be_odd_with_learned_positions() -> None:
         ("layer_norm_eps", 1),
     ],
 )
-def test_an_int_is_taken_where_a_float_is_meant(field: str, value: int) -> None:
+def test_float_field_accepts_an_int(field: str, value: int) -> None:
     assert getattr(VaswaniTransformerConfig(**{field: value}), field) == value
 
 
-def test_several_end_tokens_are_taken() -> None:
+def test_eos_token_id_accepts_several_tokens() -> None:
     assert VaswaniTransformerConfig(eos_token_id=[2, 3]).eos_token_id == [2, 3]
 
 
-def test_the_names_of_transformers_reach_the_fields_of_the_paper() -> None:
+def test_attribute_names_of_transformers_map_to_the_paper_s_fields() -> None:
     config = tiny_config(encoder_layers=3)
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (32, 4, 3)
     config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 64, 8, 5
@@ -166,7 +166,7 @@ def test_the_names_of_transformers_reach_the_fields_of_the_paper() -> None:
     assert VaswaniTransformerConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).d_model == 64
 
 
-# Every refusal: the fields given, then words of the message that name the field, the value and the way out.
+# For every error: the fields given, then words of the message that name field, value and fix.
 REFUSALS = [
     *(
         ({field: value}, (field, str(value), "at least 1"))
@@ -205,35 +205,35 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSALS, ids=[str(fields) for fields, _ in REFUSALS])
-def test_a_refusal_names_the_field_the_value_and_the_way_out(fields: dict[str, object], words: tuple[str, ...]) -> None:
-    with pytest.raises(StrictDataclassError) as refusal:
+def test_config_error_names_field_value_and_fix(fields: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(StrictDataclassError) as error:
         VaswaniTransformerConfig(**fields)
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(error.value)
 
 
-def test_a_refusal_also_meets_a_saved_configuration(tmp_path) -> None:
+def test_saved_config_is_checked_too(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_dict() | {"dropout": 2}))
     with pytest.raises(StrictDataclassError, match="dropout"):
         VaswaniTransformerConfig.from_pretrained(tmp_path)
 
 
-def test_an_assignment_is_refused_as_an_argument_is() -> None:
+def test_assignment_is_checked_like_an_argument() -> None:
     config = tiny_config()
     with pytest.raises(StrictDataclassError, match="dropout"):
         config.dropout = 2
 
 
 @pytest.mark.parametrize("name", ["Base", "big-en-de", "transformer", ""])
-def test_an_unknown_name_is_answered_with_the_list(name: str) -> None:
-    with pytest.raises(ValueError, match="not a model of the paper") as refusal:
+def test_unknown_paper_model_is_an_error_with_the_list(name: str) -> None:
+    with pytest.raises(ValueError, match="not a model of the paper") as error:
         VaswaniTransformerConfig.from_paper(name)
-    assert repr(name) in str(refusal.value)
-    listed = str(refusal.value).split("choose one of ")[1].rstrip(".").split(", ")
+    assert repr(name) in str(error.value)
+    listed = str(error.value).split("choose one of ")[1].rstrip(".").split(", ")
     assert listed == list(PAPER)
 
 
-def test_the_defaults_are_the_base_model_of_the_paper() -> None:
+def test_defaults_are_the_base_model_of_the_paper() -> None:
     config = VaswaniTransformerConfig()
     assert {field: getattr(config, field) for field in DEFAULTS} == DEFAULTS
     assert config.is_encoder_decoder
@@ -246,7 +246,7 @@ def test_the_defaults_are_the_base_model_of_the_paper() -> None:
     )
 
 
-def test_the_fields_are_these_and_all_are_saved() -> None:
+def test_fields_are_complete_and_all_are_saved() -> None:
     own = {name for name in VaswaniTransformerConfig.__annotations__ if not name.startswith("_")}
     assert own == {*DEFAULTS, "is_encoder_decoder"}
     saved = VaswaniTransformerConfig().to_diff_dict()
@@ -255,18 +255,18 @@ def test_the_fields_are_these_and_all_are_saved() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_each_model_of_the_paper_has_its_values(name: str) -> None:
+def test_paper_models_have_their_values(name: str) -> None:
     config = VaswaniTransformerConfig.from_paper(name)
     assert {field: getattr(config, field) for field in DEFAULTS} == DEFAULTS | PAPER[name]
     assert (config.head_dim, config.value_head_dim) == HEAD_WIDTHS.get(name, (64, 64))
 
 
-def test_overrides_win_over_the_paper() -> None:
+def test_overrides_replace_the_paper_s_values() -> None:
     config = VaswaniTransformerConfig.from_paper("big", vocab_size=36000, dropout=0)
     assert (config.vocab_size, config.dropout, config.d_model) == (36000, 0, 1024)
 
 
-def test_tensor_parallel_plans_stand_on_the_classes_and_not_on_the_config() -> None:
+def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> None:
     assert VaswaniTransformerConfig.base_model_tp_plan is None
     assert VaswaniTransformerConfig().base_model_tp_plan is None
 
@@ -274,11 +274,11 @@ def test_tensor_parallel_plans_stand_on_the_classes_and_not_on_the_config() -> N
 @pytest.mark.parametrize(
     "side", [{}, {"decoder": True}, {"encoder": True}, {"decoder": True, "encoder": True}], ids=str
 )
-def test_a_stacks_configuration_has_its_own_depth_as_transformers_makes_it(side):
+def test_stack_config_has_the_depth_of_its_stack(side):
     config = tiny_config(encoder_layers=3, decoder_layers=5)
-    found, true = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
+    ours, theirs = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "is_encoder_decoder")
-    assert [getattr(found, name) for name in names] == [getattr(true, name) for name in names]
-    assert (found is config) == (true is config)
-    found.num_hidden_layers = 7
-    assert (found is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)
+    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
+    assert (ours is config) == (theirs is config)
+    ours.num_hidden_layers = 7
+    assert (ours is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)

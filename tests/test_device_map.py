@@ -1,4 +1,4 @@
-"""A model spread over memory and disk by Accelerate: whole layers, the shared matrix in one place, the same results."""
+"""A model distributed over memory and disk by Accelerate keeps whole layers, one shared matrix and its results."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import padded_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 
-KINDS = {
+VARIANTS = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "max_position_embeddings": 40, "attention_bias": True, "d_v": 5},
@@ -23,7 +23,7 @@ ROOM = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_
 EMBEDDINGS = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
 
 
-def spread(folder: Path, room: dict[str, int] | None) -> VaswaniTransformerForConditionalGeneration:
+def distribute(folder: Path, room: dict[str, int] | None) -> VaswaniTransformerForConditionalGeneration:
     offloaded = folder / "offloaded"
     return AutoModelForSeq2SeqLM.from_pretrained(
         folder, device_map="auto", max_memory=None if room is None else dict(room), offload_folder=offloaded
@@ -34,23 +34,23 @@ def bytes_of_weights(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def places(model: VaswaniTransformerForConditionalGeneration) -> set[str]:
-    """Where its weights are: "cpu" in memory, "meta" on disk until they are needed."""
+def weight_devices(model: VaswaniTransformerForConditionalGeneration) -> set[str]:
+    """Return the devices of its weights: "cpu" in memory, "meta" on disk until they are needed."""
     return {weight.device.type for weight in model.parameters()}
 
 
 @pytest.mark.parametrize("files", ["one file", "many"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("room", ROOM)
-def test_where_the_weights_lie_changes_nothing(room: str, kind: str, files: str, tmp_path) -> None:
-    model = tiny_model(**KINDS[kind])
+def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, files: str, tmp_path) -> None:
+    model = tiny_model(**VARIANTS[variant])
     model.use_paper_decoding()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
     source, mask = padded_batch([5, 3])
     target, _ = padded_batch([4, 6])
     batch = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target == 1, -100)}
-    again = spread(tmp_path, ROOM[room])
-    assert places(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[room]
+    again = distribute(tmp_path, ROOM[room])
+    assert weight_devices(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[room]
     with torch.no_grad():
         outputs, expected = again(**batch), model(**batch)
     assert torch.equal(outputs.logits, expected.logits)
@@ -62,11 +62,11 @@ def test_where_the_weights_lie_changes_nothing(room: str, kind: str, files: str,
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
 @pytest.mark.parametrize("room", ROOM)
-def test_the_shared_matrix_stays_one_and_is_saved_once(room: str, tmp_path) -> None:
+def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")
-    again = spread(tmp_path / "model", ROOM[room])
-    if room != "disk":  # there nothing is left in memory that could be one
+    again = distribute(tmp_path / "model", ROOM[room])
+    if room != "disk":  # there no weight stays in memory
         assert {again.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {again.model.shared.weight}
     again.save_pretrained(tmp_path / "again")
     whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
@@ -77,32 +77,34 @@ def test_the_shared_matrix_stays_one_and_is_saved_once(room: str, tmp_path) -> N
 
 @settings(max_examples=25)
 @given(first=st.integers(0, 300_000), second=st.integers(0, 300_000), tied=st.booleans())
-def test_a_map_over_devices_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
-    """Two accelerators of any size, whether they are there or not, and the CPU."""
-    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it says each time that they are not
+def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
+    """Two accelerators of any size, which need not exist, and the CPU."""
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns each time that they do not exist
     with torch.device("meta"):
         model = tiny_model(tie_word_embeddings=tied)
     model.tie_weights()
     room = {0: first, 1: second, "cpu": 10**6}
     device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=list(model._no_split_modules))
 
-    def place(name: str) -> int | str:
-        return next(device for part, device in device_map.items() if part == "" or f"{name}.".startswith(f"{part}."))
+    def device_of(name: str) -> int | str:
+        return next(
+            device for prefix, device in device_map.items() if prefix == "" or f"{name}.".startswith(f"{prefix}.")
+        )
 
     layers = [f"model.{stack}.layers.{number}" for stack in ("encoder", "decoder") for number in range(2)]
     assert not any(name.startswith(f"{layer}.") for layer in layers for name in device_map)
-    assert len({place(name) for name in (*EMBEDDINGS, *(["lm_head"] if tied else []))}) == 1
+    assert len({device_of(name) for name in (*EMBEDDINGS, *(["lm_head"] if tied else []))}) == 1
 
 
-def test_a_model_whose_weights_all_found_room_can_be_prepared(tmp_path) -> None:
+def test_model_in_memory_can_be_prepared(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     source, mask = padded_batch([5, 3])
-    fast = prepare_for_inference(spread(tmp_path, None), "float32")
+    fast = prepare_for_inference(distribute(tmp_path, None), "float32")
     expected = tiny_model().generate(source, attention_mask=mask, max_new_tokens=9)
     assert torch.equal(fast.generate(source, attention_mask=mask, max_new_tokens=9), expected)
 
 
-def test_a_model_that_lies_on_disk_is_not_prepared(tmp_path) -> None:
+def test_model_on_disk_cannot_be_prepared(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
-        prepare_for_inference(spread(tmp_path, ROOM["disk"]), "int8")
+        prepare_for_inference(distribute(tmp_path, ROOM["disk"]), "int8")

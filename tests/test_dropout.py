@@ -1,4 +1,4 @@
-"""Dropout against its definition: what stays, how often, and with which gradient."""
+"""Dropout follows its definition: which elements are dropped, how many, and with which gradient."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ shapes = st.lists(st.integers(0, 7), max_size=3)
 
 @settings(deadline=None)
 @given(probabilities, shapes, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.booleans())
-def test_a_number_is_dropped_or_scaled_and_so_is_its_gradient(p, shape, dtype, is_transposed) -> None:
-    """By 1 / (1 - p), p rounded to 1/65536 and below 1; bfloat16 rounds the factor to 8 bits."""
+def test_elements_and_gradients_are_dropped_or_scaled(p, shape, dtype, is_transposed) -> None:
+    """The scale is 1 / (1 - p), p rounded to 1/65536 and below 1; bfloat16 rounds the factor to 8 bits."""
     input = torch.ones(shape, dtype=dtype)
     input = (input.T.contiguous().T if is_transposed and len(shape) == 2 else input).requires_grad_()
     output = Dropout(p).train()(input)
@@ -29,8 +29,8 @@ def test_a_number_is_dropped_or_scaled_and_so_is_its_gradient(p, shape, dtype, i
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_as_many_are_dropped_as_the_probability_says(p: float) -> None:
-    """Of 2^20 within five standard deviations, and so the mean of the output is that of the input."""
+def test_dropped_share_is_the_probability(p: float) -> None:
+    """Of 2^20 elements within five standard deviations, so the mean of the output is that of the input."""
     torch.manual_seed(0)
     output = Dropout(p).train()(torch.ones(2**20))
     deviation = (p * (1 - p) / 2**20) ** 0.5
@@ -38,15 +38,15 @@ def test_as_many_are_dropped_as_the_probability_says(p: float) -> None:
     assert abs(float(output.double().mean()) - 1) < 5 * deviation / (1 - p)
 
 
-def test_the_numbers_of_one_draw_are_dropped_independently() -> None:
-    """At p = 1/2 all 16 patterns of four neighbours come equally often: chi-squared of 15 degrees, 99.99% below 45."""
+def test_elements_of_one_draw_are_dropped_independently() -> None:
+    """At p = 1/2 all 16 patterns of four neighbors are equally frequent: chi-squared of 15 degrees, 99.99% below 45."""
     torch.manual_seed(0)
     kept = Dropout(0.5).train()(torch.ones(2**16, 4)).ne(0)
     counts = (kept.long() @ torch.tensor([1, 2, 4, 8])).bincount(minlength=16)
     assert float(((counts - 2**12) ** 2 / 2**12).sum()) < 45
 
 
-def test_the_seed_decides_what_is_dropped() -> None:
+def test_seed_determines_what_is_dropped() -> None:
     dropout, input, outputs = Dropout(0.5).train(), torch.ones(99), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -56,15 +56,15 @@ def test_the_seed_decides_what_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("dropout", [Dropout(0.0).train(), Dropout(0.5).eval()])
-def test_nothing_is_dropped_without_a_probability_or_outside_training(dropout: Dropout) -> None:
+def test_nothing_is_dropped_at_probability_0_or_in_evaluation(dropout: Dropout) -> None:
     input, state = torch.randn(5), torch.get_rng_state()
     assert torch.equal(dropout(input), input)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.slow
-def test_under_compilation_it_is_that_of_torch() -> None:
-    """Whose compiled masks are its own, from the same seed."""
+def test_compiled_dropout_is_torch_s() -> None:
+    """From the same seed, torch's compiled masks differ from its eager ones."""
     outputs = []
     for module in (Dropout(0.5), nn.Dropout(0.5)):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Scaled embeddings and positions: section 3.5's formula and its claims, and positions counted over tokens alone."""
+"""Scaled embeddings and positions: section 3.5's formula and claims, and positions counted only over tokens."""
 
 import math
 
@@ -20,7 +20,7 @@ from vaswani_transformer.embeddings import (
 
 
 def positional_encoding(positions: np.ndarray, d_model: int) -> np.ndarray:
-    """3.5 written out in float64: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) the cosine."""
+    """Section 3.5 written out in float64: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) the cosine."""
     encoding = np.zeros((len(positions), d_model))
     for i in range(d_model // 2):
         angles = positions.astype(np.float64) / 10000.0 ** (2 * i / d_model)
@@ -30,25 +30,25 @@ def positional_encoding(positions: np.ndarray, d_model: int) -> np.ndarray:
 
 
 @given(position=st.integers(0, 500), offset=st.integers(0, 500), half=st.integers(1, 32))
-def test_a_later_position_is_a_linear_function_of_an_earlier_one(position: int, offset: int, half: int) -> None:
+def test_later_position_is_a_linear_function_of_an_earlier_one(position: int, offset: int, half: int) -> None:
     """ "For any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)" (3.5): a rotation."""
     earlier = sinusoids(torch.tensor(position), 2 * half).double().numpy().reshape(half, 2)
     later = sinusoids(torch.tensor(position + offset), 2 * half).double().numpy().reshape(half, 2)
     for i in range(half):
         angle = offset / 10000.0 ** (2 * i / (2 * half))
         rotation = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        # Each side lies within 1e-4 of the exact value, and a rotation makes no error longer.
+        # Each side is within 1e-4 of the exact value, and a rotation lengthens no error.
         np.testing.assert_allclose(rotation @ earlier[i], later[i], atol=3e-4)
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=8), st.integers(1, 16))
-def test_sine_and_cosine_of_a_frequency_stand_side_by_side(positions: list[int], half: int) -> None:
+def test_sine_and_cosine_of_a_frequency_are_adjacent(positions: list[int], half: int) -> None:
     pairs = sinusoids(torch.tensor(positions), 2 * half).unflatten(-1, (half, 2))
     torch.testing.assert_close(pairs.square().sum(-1), torch.ones(len(positions), half))
 
 
 @given(st.integers(1, 3000), st.integers(1, 4))
-def test_there_is_a_position_for_any_length(length: int, batch: int) -> None:
+def test_sinusoids_have_any_length(length: int, batch: int) -> None:
     positions = torch.arange(length).expand(batch, -1)
     encoded = SinusoidalPositions(tiny_config())(positions, length)
     assert encoded.shape == (batch, length, 32)
@@ -56,23 +56,23 @@ def test_there_is_a_position_for_any_length(length: int, batch: int) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6), min_size=1, max_size=4))
-def test_positions_count_tokens_alone(rows: list[list[int]]) -> None:
+def test_positions_count_only_tokens(rows: list[list[int]]) -> None:
     counted = count_positions(torch.tensor(rows)).tolist()
     for row, positions in zip(rows, counted, strict=True):
-        assert [place for place, token in zip(positions, row, strict=True) if token] == list(range(sum(row)))
+        assert [position for position, token in zip(positions, row, strict=True) if token] == list(range(sum(row)))
         assert min(positions) >= 0
         assert max(positions) < max(sum(row), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
-def test_positions_are_counted_in_whole_numbers_whatever_the_mask_is_made_of(dtype: torch.dtype) -> None:
-    # bfloat16 counts no further than 256.
+def test_positions_are_counted_in_integers_for_any_mask_dtype(dtype: torch.dtype) -> None:
+    # bfloat16 cannot count beyond 256.
     assert torch.equal(count_positions(torch.ones(1, 999).to(dtype)), torch.arange(999)[None])
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-def test_embeddings_and_positions_are_added_in_the_dtype_of_the_embeddings(kind: str) -> None:
-    embedding = InputEmbedding(tiny_config(position_embedding=kind)).eval().to(torch.bfloat16)
+@pytest.mark.parametrize("position_type", ["sinusoidal", "learned"])
+def test_embeddings_and_positions_are_added_in_the_embeddings_dtype(position_type: str) -> None:
+    embedding = InputEmbedding(tiny_config(position_embedding=position_type)).eval().to(torch.bfloat16)
     embeds = torch.randn(2, 300, 32)
     positions = torch.arange(300)[None]
     exact = embeds.to(torch.bfloat16).float() + embedding.positions(positions).float()
@@ -82,27 +82,27 @@ def test_embeddings_and_positions_are_added_in_the_dtype_of_the_embeddings(kind:
     torch.testing.assert_close(added.float(), exact, rtol=2**-8, atol=1e-6)
 
 
-def test_positions_are_exact_in_a_model_of_half_precision() -> None:
+def test_positions_are_exact_in_half_precision() -> None:
     positions = SinusoidalPositions(tiny_config()).to(torch.bfloat16)(torch.arange(1000)[None])
     assert positions.dtype == torch.float32
     np.testing.assert_allclose(positions[0].numpy(), positional_encoding(np.arange(1000), 32), atol=1e-4)
 
 
 @pytest.mark.parametrize("d_model", [2, 32, 512, 1024])
-def test_sinusoids_are_the_formula_to_a_ten_thousandth(d_model: int) -> None:
+def test_sinusoids_equal_the_formula_to_1e_4(d_model: int) -> None:
     """To position 1,000: float32 holds an angle of 1,000 to 6e-5."""
     positions = np.arange(1001)
     error = sinusoids(torch.from_numpy(positions), d_model).double().numpy() - positional_encoding(positions, d_model)
     assert abs(error).max() < 1e-4
 
 
-def test_a_row_gathered_is_a_row_computed() -> None:
+def test_gathered_rows_equal_computed_rows() -> None:
     positions = torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]])
     layer = SinusoidalPositions(tiny_config())
     assert torch.equal(layer(positions, 4), layer(positions))
 
 
-def test_embeddings_are_multiplied_by_the_root_of_d_model() -> None:
+def test_embeddings_are_scaled_by_the_root_of_d_model() -> None:
     tokens = random_tokens(2, 3)
     embedding = ScaledEmbedding(tiny_config())
     torch.testing.assert_close(embedding(tokens), embedding.weight[tokens] * math.sqrt(32))
@@ -110,13 +110,13 @@ def test_embeddings_are_multiplied_by_the_root_of_d_model() -> None:
     assert torch.equal(plain(tokens), plain.weight[tokens])
 
 
-def test_nothing_of_the_sinusoids_is_stored() -> None:
+def test_sinusoids_are_not_stored() -> None:
     model = tiny_model()
     assert not [name for name in model.state_dict() if "position" in name]
     assert not list(model.buffers())
 
 
-def test_dropout_falls_on_the_sum_of_embedding_and_position() -> None:
+def test_dropout_applies_to_the_sum_of_embedding_and_position() -> None:
     embedding = InputEmbedding(tiny_config(dropout=0.5)).train()
     embeds, positions = torch.full((1, 200, 32), 3.0), torch.arange(200)[None]
     dropped = embedding(embeds, positions)
@@ -134,28 +134,28 @@ def test_learned_positions_are_rows_of_a_table() -> None:
     assert torch.equal(layer(positions), layer.table.weight[positions])
 
 
-def test_each_stack_has_a_table_of_learned_positions_of_its_own() -> None:
+def test_stacks_have_separate_tables_of_learned_positions() -> None:
     model = tiny_model(position_embedding="learned").model
     encoder, decoder = model.encoder.input_embedding.positions.table, model.decoder.input_embedding.positions.table
     assert not torch.equal(encoder.weight, decoder.weight)
 
 
 @pytest.mark.parametrize("is_source", [True, False])
-def test_a_text_longer_than_the_learned_positions_is_refused(is_source: bool) -> None:
+def test_text_longer_than_the_learned_positions_is_an_error(is_source: bool) -> None:
     model = tiny_model(position_embedding="learned", max_position_embeddings=8)
     lengths = (9, 4) if is_source else (4, 9)
     with pytest.raises(ValueError, match=r"9 tokens .* 8 learned positions; .*max_position_embeddings"):
         model(input_ids=random_tokens(2, lengths[0]), decoder_input_ids=random_tokens(2, lengths[1]))
 
 
-def test_a_cached_step_beyond_the_learned_positions_is_refused() -> None:
+def test_cached_step_beyond_the_learned_positions_is_an_error() -> None:
     decoder = tiny_model(position_embedding="learned", max_position_embeddings=4).get_decoder()
     cache = decoder(random_tokens(1, 4), use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"5 tokens .* 4 learned positions"):
         decoder(random_tokens(1, 1), past_key_values=cache)
 
 
-def test_padding_does_not_count_towards_the_learned_positions() -> None:
+def test_padding_does_not_count_as_learned_positions() -> None:
     model = tiny_model(position_embedding="learned", max_position_embeddings=8)
     source, target = random_tokens(1, 8), random_tokens(1, 4)
     mask = torch.tensor([[0, 0] + [1] * 8])
@@ -164,8 +164,8 @@ def test_padding_does_not_count_towards_the_learned_positions() -> None:
     torch.testing.assert_close(logits, model(input_ids=source, decoder_input_ids=target).logits)
 
 
-def test_the_first_positions_of_four_are_these() -> None:
-    """Golden values of 3.5 by hand: d_model 4 has the frequencies 1 and 1/100."""
+def test_sinusoids_of_d_model_4_computed_by_hand() -> None:
+    """d_model 4 has the frequencies 1 and 1/100 (3.5)."""
     expected = [
         [0.0, 1.0, 0.0, 1.0],
         [0.84147098, 0.54030231, 0.00999983, 0.99995000],

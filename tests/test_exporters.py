@@ -1,4 +1,4 @@
-"""What Transformers' exporters make of the model: encoder and decoder steps that decode without it.
+"""Transformers' exporters turn the model into encoder and decoder steps that decode without it.
 
 B batch, T target, V vocabulary.
 """
@@ -31,9 +31,9 @@ START, PAD, END = 0, 1, 2
 def exported(
     model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], backend: str
 ) -> dict[str, Any]:
-    """The encoder, the decoder's first step and its later ones, traced on `batch`, for any batch and any lengths.
+    """Return the encoder, the decoder's first step and its later ones, traced on `batch`, for any batch and lengths.
 
-    The target is begun with two tokens, for torch takes a length of one for one that never changes.
+    The target starts with two tokens, because torch treats a length of one as constant.
     """
     exporter = OnnxExporter() if backend == "onnx" else DynamoExporter()
     settings = OnnxConfig(dynamic=True) if backend == "onnx" else DynamoConfig(dynamic=True)
@@ -42,14 +42,14 @@ def exported(
     steps = exporter.export_for_generation(
         model, batch | {"decoder_input_ids": begun}, settings, generation_config=GenerationConfig(num_beams=1)
     )
-    if isinstance(steps, dict):  # Transformers 5.17 hands out what torch returns
+    if isinstance(steps, dict):  # Transformers 5.17 returns torch's result
         return {name: getattr(program, "model", program) for name, program in {"encoder": encoder, **steps}.items()}
-    return {"encoder": encoder.program} | {name: part.program for name, part in steps.components.items()}
+    return {"encoder": encoder.program} | {name: step.program for name, step in steps.components.items()}
 
 
 @dataclasses.dataclass
 class Graph:
-    """An exported graph in ONNX Runtime, its tensors by name, a cache's alike going in and coming out."""
+    """An exported graph in ONNX Runtime with its tensors by name; a cache has the same names as input and output."""
 
     session: onnxruntime.InferenceSession
 
@@ -68,7 +68,7 @@ def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:
 
 
 def decode_greedily(graphs: dict[str, Graph], batch: dict[str, Tensor], longest: int) -> Tensor:
-    """Targets (B, T) as `generate(num_beams=1, max_new_tokens=longest)` finds them, without torch or Transformers."""
+    """Return targets (B, T) as `generate(num_beams=1, max_new_tokens=longest)` does, without torch or Transformers."""
     source = {name: tensor.numpy() for name, tensor in batch.items()}
     memory = graphs["encoder"](source)["last_hidden_state"]  # (B, S, d_model)
     known = {"attention_mask": source["attention_mask"], "encoder_outputs.last_hidden_state": memory}
@@ -78,14 +78,14 @@ def decode_greedily(graphs: dict[str, Graph], batch: dict[str, Tensor], longest:
         is_over = (tokens == END).any(1, keepdims=True)
         if is_over.all():
             break
-        found = np.where(is_over, PAD, step["logits"][:, -1:].argmax(-1))  # (B, 1)
-        tokens = np.concatenate([tokens, found], axis=1)
-        step = graphs["decode"](known | step | {"decoder_input_ids": found})
+        token = np.where(is_over, PAD, step["logits"][:, -1:].argmax(-1))  # (B, 1)
+        tokens = np.concatenate([tokens, token], axis=1)
+        step = graphs["decode"](known | step | {"decoder_input_ids": token})
     return torch.tensor(tokens)
 
 
 def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
-    """Exported on two sentences; then six of mixed lengths, with padding, and each of them alone."""
+    """Exported on two sentences; run on six of mixed lengths, with padding, and on each of them."""
     model, tokenizer = model_of_pairs()
     few = dict(tokenizer(list(PAIRS)[:2], padding=True, return_tensors="pt"))
     graphs = opened(exported(model, few, "onnx"))
@@ -100,8 +100,8 @@ def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
     [{"position_embedding": "learned", "attention_bias": True, "d_v": 5}, {"tie_word_embeddings": False}],
     ids=["learned", "untied"],
 )
-def test_onnx_runtime_finds_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
-    """Of a model that its training has set to the paper's search, which has four rows a source."""
+def test_onnx_runtime_generates_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
+    """Of a model that training has set to the paper's search, with four rows per source."""
     model = tiny_model(**overrides)
     model.use_paper_decoding()
     source, mask = padded_batch([5, 3])
@@ -113,8 +113,8 @@ def test_onnx_runtime_finds_the_tokens_of_every_kind_of_model(overrides: dict[st
         assert torch.equal(decode_greedily(graphs, batch, 8), expected)
 
 
-def test_the_programs_of_torch_export_translate_as_generate_does() -> None:
-    """They take and return what the model does: the encoder's output whole, and a cache."""
+def test_torch_export_programs_translate_as_generate_does() -> None:
+    """They have the model's inputs and outputs: the complete encoder output, and a cache."""
     model, tokenizer = model_of_pairs()
     few, batch = (dict(tokenizer(texts, padding=True, return_tensors="pt")) for texts in (list(PAIRS)[:2], list(PAIRS)))
     encoder, first, later = (program.module() for program in exported(model, few, "dynamo").values())
@@ -122,7 +122,7 @@ def test_the_programs_of_torch_export_translate_as_generate_does() -> None:
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     expected = model.generate(**batch, num_beams=1, max_new_tokens=20)
     outputs = first(**known, decoder_input_ids=expected[:, :1], past_key_values=cache)
-    for place in range(1, expected.shape[1]):
-        token = expected[:, place : place + 1]  # (B, 1)
+    for position in range(1, expected.shape[1]):
+        token = expected[:, position : position + 1]  # (B, 1)
         assert torch.equal(outputs.logits[:, -1:].argmax(-1)[token != PAD], token[token != PAD])
         outputs = later(**known, decoder_input_ids=token, past_key_values=outputs.past_key_values)

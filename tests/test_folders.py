@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import BROKEN, break_model, model_of_pairs, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, convert, figures, translate
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, convert, translate
+from vaswani_transformer.figures.__main__ import main as draw_page
 from vaswani_transformer.folders import load_model, load_tokenizer, loading, new_folder, refuse_folder
 from vaswani_transformer.lines import LineError
 
@@ -40,7 +41,7 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_told_in_a_line(saved, tmp
         (translate.main, ["{folder}", "--output={out}"]),
         (translate.main, ["{folder}", "--interactive"]),
         (translate.main, ["{folder}", "--dtype=bfloat16"]),
-        (figures.main, ["{folder}", "hello world", "--output={out}"]),
+        (draw_page, ["{folder}", "hello world", "--output={out}"]),
         (convert.main, ["ctranslate2", "{folder}", "{out}"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The layers beside torch.nn's own with the norm last, given the same weights."""
+"""The layers equal torch.nn's post-norm layers with the same weights."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ TORCH = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "layer_norm_eps": 1e-
 
 
 def random_weights(module: nn.Module) -> None:
-    """Every parameter, norms and biases too, away from what it starts as."""
+    """Set every parameter, norms and biases too, to random values."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
 
@@ -61,12 +61,12 @@ def torch_decoder_layer(ours: VaswaniTransformerDecoderLayer) -> nn.TransformerD
     return theirs.eval()
 
 
-def hidden_places(lengths: list[int]) -> Tensor:
-    """(B, longest), true behind the end of each text: torch's key_padding_mask."""
+def padding_mask(lengths: list[int]) -> Tensor:
+    """Return (B, longest), true after the end of each text: torch's key_padding_mask."""
     return torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
 
 
-def added_to_scores(hidden: Tensor) -> Tensor:
+def additive_mask(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
 
 
@@ -74,43 +74,43 @@ lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 
 @given(st.integers(1, 4), st.integers(1, 6))
-def test_every_output_of_a_sublayer_is_normalised(batch: int, length: int) -> None:
-    """Post-norm: with the norm's weight 1 and bias 0 each vector leaves with mean 0 and variance 1."""
+def test_sublayer_outputs_are_normalized(batch: int, length: int) -> None:
+    """Post-norm: with weight 1 and bias 0 each output vector has mean 0 and variance 1."""
     layer = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     output = layer(5 * torch.randn(batch, length, 32))
     torch.testing.assert_close(output.mean(-1), torch.zeros(batch, length), atol=1e-5, rtol=0)
-    # eps 1e-6 and the variance's own error; the sub-layers' sums have a variance near 1.
+    # eps 1e-6 and the variance's own error; the sublayers' sums have a variance near 1.
     torch.testing.assert_close(output.var(-1, correction=0), torch.ones(batch, length), atol=1e-4, rtol=0)
 
 
 @settings(max_examples=20)
 @given(lengths)
-def test_the_encoder_layer_equals_that_of_torch(lengths: list[int]) -> None:
+def test_encoder_layer_equals_torch(lengths: list[int]) -> None:
     ours = VaswaniTransformerEncoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     random_weights(ours)
     theirs = torch_encoder_layer(ours)
-    states, hidden = torch.randn(len(lengths), max(lengths), 32), hidden_places(lengths)
-    output = ours(states, added_to_scores(hidden)[:, None, None])
+    states, hidden = torch.randn(len(lengths), max(lengths), 32), padding_mask(lengths)
+    output = ours(states, additive_mask(hidden)[:, None, None])
     expected = theirs(states, src_key_padding_mask=hidden)
     torch.testing.assert_close(output[~hidden], expected[~hidden], **FLOAT32)
 
 
 @settings(max_examples=20)
 @given(st.data())
-def test_the_decoder_layer_equals_that_of_torch(data: st.DataObject) -> None:
+def test_decoder_layer_equals_torch(data: st.DataObject) -> None:
     sources = data.draw(lengths)
     targets = data.draw(st.lists(st.integers(1, 6), min_size=len(sources), max_size=len(sources)))
     ours = VaswaniTransformerDecoderLayer(tiny_config(attn_implementation="eager"), 0).eval()
     random_weights(ours)
     theirs = torch_decoder_layer(ours)
-    memory, hidden_source = torch.randn(len(sources), max(sources), 32), hidden_places(sources)
-    states, hidden_target = torch.randn(len(targets), max(targets), 32), hidden_places(targets)
+    memory, hidden_source = torch.randn(len(sources), max(sources), 32), padding_mask(sources)
+    states, hidden_target = torch.randn(len(targets), max(targets), 32), padding_mask(targets)
     later = torch.ones(max(targets), max(targets), dtype=torch.bool).triu(1)
     output = ours(
         states,
-        added_to_scores(later | hidden_target[:, None])[:, None],
+        additive_mask(later | hidden_target[:, None])[:, None],
         encoder_hidden_states=memory,
-        encoder_attention_mask=added_to_scores(hidden_source)[:, None, None],
+        encoder_attention_mask=additive_mask(hidden_source)[:, None, None],
     )
     expected = theirs(
         states,
@@ -122,7 +122,7 @@ def test_the_decoder_layer_equals_that_of_torch(data: st.DataObject) -> None:
     torch.testing.assert_close(output[~hidden_target], expected[~hidden_target], **FLOAT32)
 
 
-def test_gradients_equal_those_of_torch() -> None:
+def test_gradients_equal_torch() -> None:
     """In training mode, without dropout."""
     config = tiny_config(attn_implementation="eager", dropout=0.0)
     ours = VaswaniTransformerEncoderLayer(config, 0).train()
@@ -144,7 +144,7 @@ def test_gradients_equal_those_of_torch() -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()))
 
 
-def test_without_an_encoder_the_decoder_layer_leaves_cross_attention_out() -> None:
+def test_decoder_layer_without_an_encoder_skips_cross_attention() -> None:
     config = tiny_config(attn_implementation="eager")
     decoder, encoder = (
         VaswaniTransformerDecoderLayer(config, 0).eval(),
@@ -155,7 +155,7 @@ def test_without_an_encoder_the_decoder_layer_leaves_cross_attention_out() -> No
     torch.testing.assert_close(decoder(states), encoder(states))
 
 
-def test_the_feed_forward_network_is_equation_2() -> None:
+def test_feed_forward_network_is_equation_2() -> None:
     feed_forward = FeedForward(tiny_config()).eval()
     random_weights(feed_forward)
     states = torch.randn(2, 3, 32)
@@ -165,20 +165,20 @@ def test_the_feed_forward_network_is_equation_2() -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_the_activation_is_the_one_of_the_configuration(activation: str) -> None:
+def test_activation_is_the_config_s(activation: str) -> None:
     feed_forward = FeedForward(tiny_config(activation_function=activation)).eval()
     states = torch.randn(2, 3, 32)
     expected = feed_forward.fc2(ACT2FN[activation](feed_forward.fc1(states)))
     assert torch.equal(feed_forward(states), expected)
 
 
-def test_dropout_falls_on_the_sublayer_before_it_is_added() -> None:
-    """5.4: with everything of the sub-layer dropped, what is left is the norm of the residual."""
+def test_dropout_applies_to_the_sublayer_before_the_residual() -> None:
+    """If all of the sublayer is dropped, the norm of the residual remains (5.4)."""
     add_and_norm = AddAndNorm(tiny_config(dropout=0.5)).train()
     residual, output = torch.randn(1, 32), torch.full((1, 32), 1e6)
-    normalised = add_and_norm(residual, output)
-    dropped = add_and_norm.norm(residual + torch.where(normalised > 0, 2e6, 0.0))
-    torch.testing.assert_close(normalised, dropped)
+    normalized = add_and_norm(residual, output)
+    dropped = add_and_norm.norm(residual + torch.where(normalized > 0, 2e6, 0.0))
+    torch.testing.assert_close(normalized, dropped)
 
 
 def test_dropout_on_the_activation_is_an_option() -> None:
@@ -189,8 +189,8 @@ def test_dropout_on_the_activation_is_an_option() -> None:
     assert torch.equal(dropping.eval()(states), dropping(states))
 
 
-def test_the_norm_comes_last() -> None:
-    """By hand: x = (3, 1) and Sublayer(x) = (1, -1) make (4, 0), of mean 2 and deviation 2, so that (1, -1) leaves."""
+def test_norm_comes_last() -> None:
+    """By hand: x + Sublayer(x) = (3, 1) + (1, -1) = (4, 0) has mean 2 and std 2, so its norm is (1, -1)."""
     config = tiny_config(d_model=2, num_heads=1)
     output = AddAndNorm(config).eval()(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, -1.0]]))
     torch.testing.assert_close(output, torch.tensor([[1.0, -1.0]]))

@@ -1,4 +1,4 @@
-"""Saving, loading and registration: every way gives the same logits, no way reads a pickle or asks the network."""
+"""Every way of saving and loading gives the same logits, reads no pickle and needs no network."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.registration import register
 
-KINDS = {
+VARIANTS = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "attention_bias": True, "d_v": 5},
@@ -35,7 +35,7 @@ def small_tokenizer() -> VaswaniTransformerTokenizer:
 
 
 def weights_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors in the safetensors files of a folder."""
+    """Return names and shapes of all tensors in the safetensors files of a folder."""
     shapes = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -44,9 +44,9 @@ def weights_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def without_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on whatever would read or write a pickle fails."""
+    """Make everything fail that would read or write a pickle."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("a pickle was read or written")
 
     for module, names in {
@@ -54,7 +54,7 @@ def without_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
         torch: ("load", "save"),
     }.items():
         for name in names:
-            monkeypatch.setattr(module, name, refuse)
+            monkeypatch.setattr(module, name, fail)
 
 
 def load_plain(folder: Path) -> VaswaniTransformerForConditionalGeneration:
@@ -90,10 +90,10 @@ LOADERS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("load", LOADERS)
-def test_every_way_of_loading_gives_the_same_logits(load: Callable, kind: str, tmp_path) -> None:
-    model, batch = tiny_model(**KINDS[kind]), random_batch()
+def test_logits_are_the_same_for_every_way_of_loading(load: Callable, variant: str, tmp_path) -> None:
+    model, batch = tiny_model(**VARIANTS[variant]), random_batch()
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert type(again) is VaswaniTransformerForConditionalGeneration
@@ -101,10 +101,10 @@ def test_every_way_of_loading_gives_the_same_logits(load: Callable, kind: str, t
     assert torch.equal(again(**batch).logits, model(**batch).logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_on_loading_equals_that_dtype_afterwards(name: str, kind: str, tmp_path) -> None:
-    model, batch, dtype = tiny_model(**KINDS[kind]), random_batch(), DTYPES[name]
+def test_loading_in_a_dtype_equals_converting_afterwards(name: str, variant: str, tmp_path) -> None:
+    model, batch, dtype = tiny_model(**VARIANTS[variant]), random_batch(), DTYPES[name]
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
     assert {parameter.dtype for parameter in again.parameters()} == {dtype}
@@ -112,7 +112,7 @@ def test_a_dtype_on_loading_equals_that_dtype_afterwards(name: str, kind: str, t
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_is_saved_and_comes_back(name: str, tmp_path) -> None:
+def test_dtype_is_saved_and_restored(name: str, tmp_path) -> None:
     model, batch = tiny_model().to(DTYPES[name]), random_batch()
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
@@ -120,35 +120,35 @@ def test_a_dtype_is_saved_and_comes_back(name: str, tmp_path) -> None:
     assert torch.equal(again(**batch).logits, model(**batch).logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("load", [load_by_auto_class, load_where_there_is_room])
-def test_a_checkpoint_in_many_files_loads_as_one(load: Callable, kind: str, tmp_path) -> None:
-    model, batch = tiny_model(**KINDS[kind]), random_batch()
+def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, variant: str, tmp_path) -> None:
+    model, batch = tiny_model(**VARIANTS[variant]), random_batch()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert (tmp_path / "model.safetensors.index.json").exists()
     assert torch.equal(load(tmp_path)(**batch).logits, model(**batch).logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_missing_and_nothing_left_over(kind: str, tmp_path) -> None:
-    tiny_model(**KINDS[kind]).save_pretrained(tmp_path)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_weight_is_missing_or_unexpected(variant: str, tmp_path) -> None:
+    tiny_model(**VARIANTS[variant]).save_pretrained(tmp_path)
     _, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_ties_are_there_after_loading(tmp_path) -> None:
+def test_weights_are_tied_after_loading(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     for load in LOADERS:
         model = load(tmp_path)
-        model.tie_weights()  # to_empty gives every place a matrix of its own
+        model.tie_weights()  # to_empty gives every module its own matrix
         shared = model.model.shared.weight
         assert model.lm_head.weight is shared
         assert model.model.encoder.embed_tokens.weight is shared
         assert model.model.decoder.embed_tokens.weight is shared
 
 
-def test_the_body_loads_from_the_whole_and_the_whole_from_the_body(tmp_path) -> None:
+def test_body_and_complete_model_load_from_each_other(tmp_path) -> None:
     model, batch = tiny_model(), random_batch()
     model.save_pretrained(tmp_path / "whole")
     body = AutoModel.from_pretrained(tmp_path / "whole")
@@ -162,7 +162,7 @@ def test_the_body_loads_from_the_whole_and_the_whole_from_the_body(tmp_path) -> 
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
+def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
     stored = weights_on_disk(tmp_path)
@@ -171,7 +171,7 @@ def test_the_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> 
     assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def test_saving_writes_json_and_safetensors_alone(tmp_path) -> None:
+def test_saving_writes_only_json_and_safetensors(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     tiny_model().save_pretrained(tmp_path, max_shard_size="20KB")
@@ -189,19 +189,19 @@ def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
 
 
-def auto_classes_know_the_package() -> None:
+def assert_auto_classes_know_the_package() -> None:
     config = AutoConfig.for_model("vaswani_transformer", **TINY)
     assert type(config) is VaswaniTransformerConfig
     assert type(AutoModel.from_config(config)) is VaswaniTransformerModel
     assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
 
 
-def test_the_auto_classes_know_the_package_however_often_it_registers(tmp_path) -> None:
-    auto_classes_know_the_package()
+def test_auto_classes_know_the_package_after_repeated_registration(tmp_path) -> None:
+    assert_auto_classes_know_the_package()
     for _ in range(3):
         register()
     importlib.reload(vaswani_transformer)
-    auto_classes_know_the_package()
+    assert_auto_classes_know_the_package()
     tiny_config().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
@@ -211,12 +211,12 @@ def test_the_auto_classes_know_the_package_however_often_it_registers(tmp_path) 
 IMPORT_WITHOUT_A_NETWORK = """
 import random, socket, sys, threading
 
-def refuse(*arguments, **keywords):
+def fail(*arguments, **keywords):
     raise AssertionError("the network was asked")
 
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = fail
 
-import torch, transformers  # what they do is theirs
+import torch, transformers  # their own connections do not count
 
 state, threads, before = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
 import vaswani_transformer
@@ -231,7 +231,7 @@ assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ =
 
 
 @pytest.mark.slow
-def test_importing_the_package_registers_it_and_does_nothing_else(tmp_path) -> None:
+def test_import_registers_the_package_and_does_nothing_else(tmp_path) -> None:
     home = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -240,7 +240,7 @@ def test_importing_the_package_registers_it_and_does_nothing_else(tmp_path) -> N
 LOAD_WITHOUT_THE_PACKAGE = """
 import json, sys
 
-sys.modules["vaswani_transformer"] = None  # also where it is installed
+sys.modules["vaswani_transformer"] = None  # even if it is installed
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -250,7 +250,7 @@ config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
 body = AutoModel.from_pretrained(folder, trust_remote_code=True)
-assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
+assert all("transformers_modules" in type(each).__module__ for each in (config, tokenizer, model, body))
 batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
 outputs = model(**batch)
 generated = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=2, max_new_tokens=5)
@@ -259,15 +259,15 @@ print(json.dumps([batch["input_ids"].tolist(), outputs.logits.tolist(), generate
 
 
 @pytest.mark.slow
-def test_a_saved_folder_carries_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    for part, auto_class in [
+def test_saved_folder_contains_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    for component, auto_class in [
         (VaswaniTransformerConfig, "AutoConfig"),
         (VaswaniTransformerModel, "AutoModel"),
         (VaswaniTransformerForConditionalGeneration, "AutoModelForSeq2SeqLM"),
         (VaswaniTransformerTokenizer, "AutoTokenizer"),
     ]:
-        monkeypatch.setattr(part, "_auto_class", None)  # and back again after the test
-        part.register_for_auto_class(auto_class)
+        monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
+        component.register_for_auto_class(auto_class)
     folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
     elsewhere.mkdir()
     tokenizer = small_tokenizer()
@@ -289,16 +289,16 @@ def test_a_saved_folder_carries_the_code_that_loads_it(monkeypatch: pytest.Monke
     }
 
     text = "hello world, ¿qué tal? </s>"
-    found = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    output = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
     batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
     source: dict[str, Tensor] = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    tokens, logits, generated = json.loads(found)
+    tokens, logits, generated = json.loads(output)
     assert tokens == batch["input_ids"].tolist()
     torch.testing.assert_close(torch.tensor(logits), model(**batch).logits.detach())
     assert generated == model.generate(**source, num_beams=2, max_new_tokens=5).tolist()
 
 
-def test_the_package_offers_these_names() -> None:
+def test_package_exports_its_classes() -> None:
     names = {
         "VaswaniTransformerConfig",
         "VaswaniTransformerForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""The loss beside torch's own, in value, gradients and memory, and what a model returns of it when."""
+"""The loss equals torch's in value and gradients, saves memory, and is what a model returns."""
 
 import math
 
@@ -33,7 +33,7 @@ class LargestTensor(TorchDispatchMode):
 def random_case(
     tokens: int, vocab_size: int, ignored: float = 0.2, dtype: torch.dtype = torch.float64, d_model: int = 8
 ):
-    """Hidden states (N, d_model), a projection (V, d_model) and labels (N,), a share of them -100."""
+    """Return hidden states (N, d_model), a projection (V, d_model) and labels (N,), some of them -100."""
     hidden = torch.randn(tokens, d_model, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocab_size, d_model, dtype=dtype, requires_grad=True)
     labels = torch.randint(vocab_size, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
@@ -41,7 +41,7 @@ def random_case(
 
 
 def torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, items: int | None = None) -> Tensor:
-    """torch's cross-entropy over all logits, a mean over the target tokens or a sum over `items`."""
+    """Return torch's cross-entropy over all logits: a mean over target tokens, or the sum divided by `items`."""
     loss = nn.functional.cross_entropy(hidden @ weight.T, labels, label_smoothing=smoothing, reduction="sum")
     return loss / (max(int(labels.ne(-100).sum()), 1) if items is None else items)
 
@@ -50,8 +50,8 @@ def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor
     return loss, *torch.autograd.grad(loss, (hidden, weight))
 
 
-def labelled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
-    """Sources and labels of these lengths, each with its end token, -100 behind them."""
+def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
+    """Sources and labels of these lengths, each with its end token, padded by -100."""
     labels, mask = padded_batch(list(lengths))
     labels[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = 2
     return {"input_ids": random_tokens(len(lengths), 6), "labels": labels.masked_fill(mask == 0, -100)}
@@ -61,12 +61,12 @@ def labelled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
 def loss_by_hand(
     model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], smoothing: float
 ) -> float:
-    """Token by token: the start token before the labels, one shift, minus the log of the true token's probability."""
+    """Return the loss token by token: labels shifted right after the start token, minus the log-probability of each."""
     terms = []
     for source, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         target = [label for label in labels.tolist() if label != -100]
-        for place, token in enumerate(target):
-            past = torch.tensor([[0, *target[:place]]])
+        for position, token in enumerate(target):
+            past = torch.tensor([[0, *target[:position]]])
             logits = model(input_ids=source[None], decoder_input_ids=past).logits[0, -1].double()
             log_probs = logits.log_softmax(-1)
             terms.append(-(1 - smoothing) * log_probs[token] - smoothing * log_probs.mean())
@@ -82,7 +82,7 @@ def loss_by_hand(
     dtype=st.sampled_from(list(TOLERANCES)),
     seed=st.integers(0, 2**32),
 )
-def test_the_loss_equals_that_of_torch_in_value_and_gradients(
+def test_loss_equals_torch_in_value_and_gradients(
     tokens: int, vocab_size: int, smoothing: float, ignored: float, dtype: torch.dtype, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -96,8 +96,8 @@ def test_the_loss_equals_that_of_torch_in_value_and_gradients(
 
 @settings(max_examples=20)
 @given(st.floats(0, 0.99), st.integers(0, 2**32))
-def test_rows_that_are_masked_equal_rows_that_are_absent(smoothing: float, seed: int) -> None:
-    """A compiled graph masks the rows without a target, where eager mode takes them out."""
+def test_masked_rows_equal_absent_rows(smoothing: float, seed: int) -> None:
+    """A compiled graph masks the rows without a target; eager mode drops them."""
     torch.manual_seed(seed)
     hidden, weight, labels = random_case(20, 9, ignored=0.4)
     is_target = labels.ne(-100)
@@ -108,7 +108,7 @@ def test_rows_that_are_masked_equal_rows_that_are_absent(smoothing: float, seed:
 
 
 @given(smoothing=st.floats(0, 0.99), seed=st.integers(0, 2**32))
-def test_what_stands_where_nothing_is_to_learn_changes_nothing(smoothing: float, seed: int) -> None:
+def test_ignored_positions_change_nothing(smoothing: float, seed: int) -> None:
     torch.manual_seed(seed)
     hidden, weight, labels = random_case(12, 7, ignored=0.5)
     ignored = labels.eq(-100)
@@ -121,13 +121,13 @@ def test_what_stands_where_nothing_is_to_learn_changes_nothing(smoothing: float,
     assert (after[1][ignored] == 0).all()
 
 
-def test_the_gradients_are_the_slopes_of_the_loss() -> None:
+def test_gradients_are_the_slopes_of_the_loss() -> None:
     hidden, weight, labels = random_case(6, 5)
     assert torch.autograd.gradcheck(lambda h, w: projected_cross_entropy(h, w, labels, 0.1), (hidden, weight))
 
 
 @pytest.mark.parametrize("tokens", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1])
-def test_chunks_meet_without_a_seam(tokens: int) -> None:
+def test_chunked_loss_equals_the_whole_loss(tokens: int) -> None:
     hidden, weight, labels = random_case(tokens, 11, ignored=0.0)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
     theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1), hidden, weight)
@@ -136,7 +136,7 @@ def test_chunks_meet_without_a_seam(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
-def test_hidden_states_have_any_leading_shape(shape: tuple[int, ...]) -> None:
+def test_loss_accepts_hidden_states_of_any_leading_shape(shape: tuple[int, ...]) -> None:
     hidden, weight = torch.randn(*shape, 8, dtype=torch.float64), torch.randn(9, 8, dtype=torch.float64)
     labels = torch.randint(9, shape)
     loss = projected_cross_entropy(hidden, weight, labels, 0.1)
@@ -144,7 +144,7 @@ def test_hidden_states_have_any_leading_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("needed", ["hidden", "weight"])
-def test_only_the_gradients_that_are_needed_are_made(needed: str) -> None:
+def test_only_required_gradients_are_computed(needed: str) -> None:
     """A frozen projection, as under LoRA, or frozen states."""
     hidden, weight, labels = random_case(9, 7)
     _, *both = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
@@ -156,7 +156,7 @@ def test_only_the_gradients_that_are_needed_are_made(needed: str) -> None:
 
 
 @pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0)])
-def test_the_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
+def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
     hidden, weight, labels = random_case(20, 9)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
     theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1, 37), hidden, weight)
@@ -167,7 +167,7 @@ def test_the_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor)
 
 
 @pytest.mark.parametrize("items", [None, 5, 0, torch.tensor(0)])
-def test_no_target_at_all_gives_no_loss_and_no_gradient(items: int | Tensor | None) -> None:
+def test_batch_without_targets_gives_zero_loss_and_gradient(items: int | Tensor | None) -> None:
     hidden, weight, _ = random_case(6, 5)
     labels = torch.full((6,), -100)
     loss, *gradients = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
@@ -177,11 +177,11 @@ def test_no_target_at_all_gives_no_loss_and_no_gradient(items: int | Tensor | No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_near_the_exact_loss(dtype: torch.dtype) -> None:
-    """Beside float64 on the same rounded inputs.
+def test_half_precision_is_close_to_the_exact_loss(dtype: torch.dtype) -> None:
+    """Compared with float64 on the same rounded inputs.
 
     bfloat16 keeps 8 bits, so a logit near 8 is off by up to 1/64, at random; the mean over 300 tokens is off by far
-    less. A gradient is a sum of products with numbers rounded so: off by some 1/256 of the largest. float16 keeps 11.
+    less. A gradient is a sum of products of such rounded numbers: off by about 1/256 of the largest. float16 keeps 11.
     """
     hidden, weight, labels = random_case(300, 50, dtype=dtype, d_model=16)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
@@ -194,7 +194,7 @@ def test_half_precision_stays_near_the_exact_loss(dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine.double(), other, rtol=0, atol=0.01 * float(other.abs().max()))
 
 
-def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_whole() -> None:
+def test_autocast_multiplies_in_half_precision_and_keeps_float32_gradients() -> None:
     hidden, weight, labels = random_case(300, 50, dtype=torch.float32, d_model=16)
     theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1), hidden, weight)
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +209,7 @@ def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_whole() -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_tensor_of_all_tokens_and_all_entries_is_ever_alive(dtype: torch.dtype) -> None:
+def test_loss_never_allocates_tokens_by_vocabulary(dtype: torch.dtype) -> None:
     tokens, vocab_size = 4 * CHUNK, 500
     hidden, weight, labels = random_case(tokens, vocab_size, dtype=dtype)
     with LargestTensor() as largest:
@@ -217,11 +217,11 @@ def test_no_tensor_of_all_tokens_and_all_entries_is_ever_alive(dtype: torch.dtyp
     assert largest.numel == CHUNK * vocab_size
     with LargestTensor() as largest:
         torch_loss(hidden, weight, labels, 0.1).backward()
-    assert largest.numel == tokens * vocab_size  # the measure sees such a tensor where there is one
+    assert largest.numel == tokens * vocab_size  # the recorder detects such a tensor
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_training_a_model_makes_no_such_tensor_either(tie_word_embeddings: bool) -> None:
+def test_training_never_allocates_tokens_by_vocabulary(tie_word_embeddings: bool) -> None:
     vocab_size, tokens = 1000, 4 * CHUNK
     model = tiny_model(vocab_size=vocab_size, tie_word_embeddings=tie_word_embeddings).train()
     labels = random_tokens(32, tokens // 32, vocab_size=vocab_size)
@@ -231,25 +231,25 @@ def test_training_a_model_makes_no_such_tensor_either(tie_word_embeddings: bool)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_training_smooths_and_returns_no_logits(smoothing: float) -> None:
-    model, batch = tiny_model(dropout=0.0, label_smoothing=smoothing), labelled_batch()
+def test_training_loss_is_smoothed_and_returns_no_logits(smoothing: float) -> None:
+    model, batch = tiny_model(dropout=0.0, label_smoothing=smoothing), labeled_batch()
     expected = loss_by_hand(model, batch, smoothing)
     outputs = model.train()(**batch)
     assert outputs.logits is None
     assert outputs.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_is_the_plain_log_likelihood_of_its_logits() -> None:
-    model, batch = tiny_model(), labelled_batch()
+def test_evaluation_loss_is_the_negative_log_likelihood_of_its_logits() -> None:
+    model, batch = tiny_model(), labeled_batch()
     outputs = model(**batch)
     assert outputs.loss.item() == pytest.approx(loss_by_hand(model, batch, 0.0), rel=1e-5)
     expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), batch["labels"].flatten())
     torch.testing.assert_close(outputs.loss, expected)
 
 
-def test_labels_are_shifted_once_whoever_shifts_them() -> None:
-    """A data collator hands over `decoder_input_ids` beside `labels`."""
-    model, batch = tiny_model(), labelled_batch()
+def test_labels_are_shifted_exactly_once() -> None:
+    """A data collator returns `decoder_input_ids` with `labels`."""
+    model, batch = tiny_model(), labeled_batch()
     shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     assert shifted[:, 0].tolist() == [0, 0, 0]
     assert torch.equal(shifted[:, 1:], batch["labels"][:, :-1].masked_fill(batch["labels"][:, :-1] == -100, 1))
@@ -257,36 +257,34 @@ def test_labels_are_shifted_once_whoever_shifts_them() -> None:
     assert torch.equal(model(**batch, decoder_input_ids=shifted).logits, model(**batch).logits)
 
 
-def test_labels_without_a_start_token_are_refused() -> None:
+def test_labels_without_a_start_token_are_an_error() -> None:
     model = tiny_model(bos_token_id=None)
     with pytest.raises(ValueError, match=r"bos_token_id \(None\).*decoder_input_ids"):
-        model(**labelled_batch())
+        model(**labeled_batch())
 
 
-def test_a_start_token_of_its_own_begins_the_target() -> None:
-    labels = labelled_batch()["labels"]
+def test_decoder_start_token_begins_the_target() -> None:
+    labels = labeled_batch()["labels"]
     assert tiny_model(decoder_start_token_id=7).prepare_decoder_input_ids_from_labels(labels)[:, 0].tolist() == [7] * 3
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_the_loss_and_its_gradients_are_the_same_with_logits_and_without(
-    is_training: bool, tie_word_embeddings: bool
-) -> None:
+def test_loss_and_gradients_are_the_same_with_and_without_logits(is_training: bool, tie_word_embeddings: bool) -> None:
     model = tiny_model(dropout=0.0, tie_word_embeddings=tie_word_embeddings).train(is_training)
-    batch, found = labelled_batch(), {}
+    batch, results = labeled_batch(), {}
     for skip_logits in (True, False):
         model.zero_grad()
         outputs = model(**batch, skip_logits=skip_logits)
         assert (outputs.logits is None) == skip_logits
         outputs.loss.backward()
-        found[skip_logits] = [outputs.loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-    for mine, other in zip(found[True], found[False], strict=True):
+        results[skip_logits] = [outputs.loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    for mine, other in zip(results[True], results[False], strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
-def test_in_evaluation_gradients_flow_through_the_logits() -> None:
-    outputs = tiny_model()(**(batch := labelled_batch()))
+def test_gradients_flow_through_the_logits_in_evaluation() -> None:
+    outputs = tiny_model()(**(batch := labeled_batch()))
     (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
     is_target = batch["labels"].ne(-100)
     true = nn.functional.one_hot(batch["labels"].clamp(min=0), 99)
@@ -295,7 +293,7 @@ def test_in_evaluation_gradients_flow_through_the_logits() -> None:
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_logits_are_there_without_labels(is_training: bool) -> None:
+def test_logits_are_returned_without_labels(is_training: bool) -> None:
     model = tiny_model().train(is_training)
     for skip_logits in (None, False, True):
         outputs = model(**random_batch(2, 3, 4), skip_logits=skip_logits)
@@ -306,47 +304,47 @@ def test_logits_are_there_without_labels(is_training: bool) -> None:
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("kept", [1, 2, torch.tensor([0, 3])])
 def test_logits_to_keep_trims_the_logits_and_not_the_loss(is_training: bool, kept: int | Tensor) -> None:
-    model, batch = tiny_model(dropout=0.0).train(is_training), labelled_batch()
-    places = slice(-kept, None) if isinstance(kept, int) else kept
+    model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch()
+    positions = slice(-kept, None) if isinstance(kept, int) else kept
     whole = model(**batch, skip_logits=False)
     trimmed = model(**batch, skip_logits=False, logits_to_keep=kept)
-    torch.testing.assert_close(trimmed.logits, whole.logits[:, places])
+    torch.testing.assert_close(trimmed.logits, whole.logits[:, positions])
     torch.testing.assert_close(trimmed.loss, whole.loss)
     tokens = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    unlabelled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
-    torch.testing.assert_close(unlabelled.logits, whole.logits[:, places])
+    unlabeled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
+    torch.testing.assert_close(unlabeled.logits, whole.logits[:, positions])
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("as_tensor", [True, False])
-def test_small_batches_add_up_to_the_large_one(is_training: bool, as_tensor: bool) -> None:
-    """What gradient accumulation needs: each part is divided by the target tokens of all."""
-    model, batch = tiny_model(dropout=0.0).train(is_training), labelled_batch((5, 2, 4, 1))
+def test_micro_batches_add_up_to_the_large_batch(is_training: bool, as_tensor: bool) -> None:
+    """Gradient accumulation needs this: each micro-batch is divided by the target tokens of all."""
+    model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch((5, 2, 4, 1))
     items = torch.tensor(12) if as_tensor else 12
-    parts = [
-        model(**{name: rows[part] for name, rows in batch.items()}, num_items_in_batch=items).loss
-        for part in (slice(0, 1), slice(1, 4))
+    losses = [
+        model(**{name: rows[rows_of_batch] for name, rows in batch.items()}, num_items_in_batch=items).loss
+        for rows_of_batch in (slice(0, 1), slice(1, 4))
     ]
-    torch.testing.assert_close(sum(parts), model(**batch).loss)
+    torch.testing.assert_close(sum(losses), model(**batch).loss)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_a_batch_without_a_target_teaches_nothing(is_training: bool) -> None:
-    model, batch = tiny_model().train(is_training), labelled_batch()
+def test_model_learns_nothing_from_a_batch_without_targets(is_training: bool) -> None:
+    model, batch = tiny_model().train(is_training), labeled_batch()
     loss = model(**batch | {"labels": torch.full((3, 4), -100)}).loss
     loss.backward()
     assert loss == 0
     assert all((parameter.grad == 0).all() for parameter in model.parameters() if parameter.grad is not None)
 
 
-def test_a_token_under_uniform_logits_costs_the_logarithm_of_the_vocabulary() -> None:
+def test_loss_of_uniform_logits_is_the_logarithm_of_the_vocabulary() -> None:
     hidden, weight = torch.zeros(3, 8), torch.randn(99, 8)
     for smoothing in (0.0, 0.1):
         loss = projected_cross_entropy(hidden, weight, torch.tensor([4, 5, -100]), smoothing)
         assert float(loss) == pytest.approx(math.log(99), rel=1e-6)
 
 
-def test_the_smoothed_loss_of_two_entries_is_this() -> None:
-    """By hand, eps shared over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
+def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:
+    """eps is spread over all V: logits (1, 0), true 0, eps 0.2: -0.9 log 0.7310586 - 0.1 log 0.2689414."""
     loss = projected_cross_entropy(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]), 0.2)
     assert float(loss) == pytest.approx(0.4132617, abs=1e-6)

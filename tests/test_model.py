@@ -1,4 +1,4 @@
-"""The whole model: sizes of Table 3, one matrix three ways, and what padding, caches and positions may not change."""
+"""The model has the sizes of Table 3 and one tied matrix; padding, caches and positions do not change its results."""
 
 import math
 import re
@@ -29,8 +29,11 @@ from vaswani_transformer import (
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
 
-KINDS = ["sinusoidal", "learned"]
-MODELS = {kind: tiny_model(position_embedding=kind).requires_grad_(False) for kind in KINDS}
+POSITION_TYPES = ["sinusoidal", "learned"]
+MODELS = {
+    position_type: tiny_model(position_embedding=position_type).requires_grad_(False)
+    for position_type in POSITION_TYPES
+}
 
 # Parameters in millions by the name of the model, as Table 3 prints them.
 TABLE_3 = {
@@ -59,7 +62,7 @@ def stepwise(
     cache: EncoderDecoderCache,
     step: int = 1,
 ) -> Tensor:
-    """The logits of a target given `step` tokens at a time beside a cache."""
+    """Return the logits of a target that is given `step` tokens at a time, with a cache."""
     tokens, mask = batch["decoder_input_ids"], batch.get("decoder_attention_mask")
     pieces = []
     for start in range(0, tokens.shape[1], step):
@@ -73,33 +76,38 @@ def stepwise(
 
 
 @settings(max_examples=25)
-@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS), extra=st.integers(0, 3))
-def test_padding_of_a_source_changes_nothing(lengths: list[int], side: str, kind: str, extra: int) -> None:
-    model = MODELS[kind]
+@given(
+    lengths=lengths,
+    side=st.sampled_from(["left", "right"]),
+    position_type=st.sampled_from(POSITION_TYPES),
+    extra=st.integers(0, 3),
+)
+def test_source_padding_changes_nothing(lengths: list[int], side: str, position_type: str, extra: int) -> None:
+    model = MODELS[position_type]
     source, mask = padded_batch([*lengths, max(lengths) + extra], side)
     target = random_tokens(len(source), 4)
     padded = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
     for row, kept in enumerate(mask.bool()):
-        alone = model(input_ids=source[row, kept][None], decoder_input_ids=target[row : row + 1])
-        torch.testing.assert_close(padded.logits[row], alone.logits[0], **FLOAT32)
+        single = model(input_ids=source[row, kept][None], decoder_input_ids=target[row : row + 1])
+        torch.testing.assert_close(padded.logits[row], single.logits[0], **FLOAT32)
         states = padded.encoder_last_hidden_state[row, kept]
-        torch.testing.assert_close(states, alone.encoder_last_hidden_state[0], **FLOAT32)
+        torch.testing.assert_close(states, single.encoder_last_hidden_state[0], **FLOAT32)
 
 
 @settings(max_examples=25)
-@given(lengths=lengths, side=st.sampled_from(["left", "right"]), kind=st.sampled_from(KINDS))
-def test_padding_of_a_target_changes_nothing(lengths: list[int], side: str, kind: str) -> None:
-    model = MODELS[kind]
+@given(lengths=lengths, side=st.sampled_from(["left", "right"]), position_type=st.sampled_from(POSITION_TYPES))
+def test_target_padding_changes_nothing(lengths: list[int], side: str, position_type: str) -> None:
+    model = MODELS[position_type]
     target, mask = padded_batch(lengths, side)
     source = random_tokens(len(target), 4)
     padded = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=mask).logits
     for row, kept in enumerate(mask.bool()):
-        alone = model(input_ids=source[row : row + 1], decoder_input_ids=target[row, kept][None]).logits
-        torch.testing.assert_close(padded[row, kept], alone[0], **FLOAT32)
+        single = model(input_ids=source[row : row + 1], decoder_input_ids=target[row, kept][None]).logits
+        torch.testing.assert_close(padded[row, kept], single[0], **FLOAT32)
 
 
 @given(lengths=lengths, side=st.sampled_from(["left", "right"]), filler=st.integers(0, 98))
-def test_what_stands_in_masked_places_does_not_matter(lengths: list[int], side: str, filler: int) -> None:
+def test_masked_tokens_change_nothing(lengths: list[int], side: str, filler: int) -> None:
     model, target = MODELS["sinusoidal"], random_tokens(len(lengths), 3)
     source, mask = padded_batch(lengths, side)
     refilled = source.masked_fill(mask == 0, filler)
@@ -112,12 +120,14 @@ def test_what_stands_in_masked_places_does_not_matter(lengths: list[int], side: 
 @given(
     lengths=lengths,
     padding=st.integers(0, 3),
-    kind=st.sampled_from(KINDS),
+    position_type=st.sampled_from(POSITION_TYPES),
     is_static=st.booleans(),
     step=st.integers(1, 3),
 )
-def test_cached_steps_equal_one_pass(lengths: list[int], padding: int, kind: str, is_static: bool, step: int) -> None:
-    model = MODELS[kind]
+def test_cached_steps_equal_one_pass(
+    lengths: list[int], padding: int, position_type: str, is_static: bool, step: int
+) -> None:
+    model = MODELS[position_type]
     source, source_mask = padded_batch(lengths)
     target, target_mask = padded_batch([6] * (len(lengths) - 1) + [6 - padding], side="left")
     batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
@@ -131,7 +141,7 @@ def test_cached_steps_equal_one_pass(lengths: list[int], padding: int, kind: str
     torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], whole[kept], **FLOAT32)
 
 
-def test_without_a_mask_every_token_counts_padding_too() -> None:
+def test_padding_tokens_count_without_a_mask() -> None:
     model, target = MODELS["sinusoidal"], random_tokens(1, 3)
     source = torch.tensor([[5, 6, 1, 1]])
     everything = model(input_ids=source, decoder_input_ids=target).logits
@@ -142,7 +152,7 @@ def test_without_a_mask_every_token_counts_padding_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
-def test_a_mask_may_be_made_of_any_numbers(dtype: torch.dtype) -> None:
+def test_mask_has_any_dtype(dtype: torch.dtype) -> None:
     model, target = MODELS["sinusoidal"], random_tokens(2, 3)
     source, mask = padded_batch([5, 2])
     expected = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
@@ -150,7 +160,7 @@ def test_a_mask_may_be_made_of_any_numbers(dtype: torch.dtype) -> None:
     assert torch.equal(logits, expected)
 
 
-def test_a_cache_keeps_the_source_once() -> None:
+def test_cache_keeps_the_source_once() -> None:
     model, batch = MODELS["sinusoidal"], random_batch(2, 5, 3)
     cache = model(**batch, use_cache=True).past_key_values
     assert isinstance(cache, EncoderDecoderCache)
@@ -163,7 +173,7 @@ def test_a_cache_keeps_the_source_once() -> None:
     assert cache.get_seq_length() == 4
 
 
-def test_a_cache_is_returned_as_the_configuration_or_the_call_says() -> None:
+def test_cache_is_returned_as_config_or_call_request() -> None:
     batch = random_batch()
     model = tiny_model()
     assert model(**batch).past_key_values is not None
@@ -174,9 +184,9 @@ def test_a_cache_is_returned_as_the_configuration_or_the_call_says() -> None:
     assert frugal(**batch, use_cache=True).past_key_values is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_positions_may_be_given(kind: str) -> None:
-    model, batch = MODELS[kind], random_batch(2, 5, 4)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+def test_position_ids_are_accepted(position_type: str) -> None:
+    model, batch = MODELS[position_type], random_batch(2, 5, 4)
     expected = model(**batch).logits
     source, target = torch.arange(5)[None], torch.arange(4).expand(2, 4)
     given_positions = model(**batch, position_ids=source, decoder_position_ids=target).logits
@@ -188,7 +198,7 @@ def test_positions_may_be_given(kind: str) -> None:
         assert (moved.logits - expected).abs().max() > 1e-3
 
 
-def test_embeddings_may_be_given_in_place_of_tokens() -> None:
+def test_embeddings_are_accepted_instead_of_tokens() -> None:
     model, batch = MODELS["sinusoidal"], random_batch()
     embed = model.get_input_embeddings()
     embeds = {"inputs_embeds": embed(batch["input_ids"]), "decoder_inputs_embeds": embed(batch["decoder_input_ids"])}
@@ -204,13 +214,13 @@ def test_embeddings_may_be_given_in_place_of_tokens() -> None:
         ({"decoder_inputs_embeds": torch.zeros(3, 5, 32)}, "of decoder_input_ids and decoder_inputs_embeds; both were"),
     ],
 )
-def test_no_input_and_two_inputs_are_refused(changes: dict[str, Tensor | None], message: str) -> None:
+def test_no_input_or_two_inputs_are_an_error(changes: dict[str, Tensor | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MODELS["sinusoidal"](**random_batch() | changes)
 
 
 @pytest.mark.parametrize("as_tuple", [True, False])
-def test_an_encoded_source_stands_for_the_source(as_tuple: bool) -> None:
+def test_encoder_outputs_replace_the_source(as_tuple: bool) -> None:
     model, (source, mask), target = MODELS["sinusoidal"], padded_batch([5, 2]), random_tokens(2, 3)
     encoded = model.get_encoder()(source, attention_mask=mask)
     outputs = model(
@@ -220,7 +230,7 @@ def test_an_encoded_source_stands_for_the_source(as_tuple: bool) -> None:
     assert torch.equal(outputs.logits, expected)
 
 
-def test_a_tuple_is_returned_on_request() -> None:
+def test_tuple_is_returned_on_request() -> None:
     model, batch = MODELS["sinusoidal"], random_batch()
     outputs = model(**batch, use_cache=False, return_dict=False)
     assert isinstance(outputs, tuple)
@@ -242,7 +252,7 @@ def test_hidden_states_and_attentions_have_their_shapes() -> None:
     assert outputs.decoder_attentions[0].triu(1).eq(0).all()
 
 
-def test_the_first_hidden_state_is_what_the_first_layer_is_given() -> None:
+def test_first_hidden_state_is_the_input_of_the_first_layer() -> None:
     model, batch = tiny_model(), random_batch()
     encoder = model.get_encoder()
     outputs = model(**batch, output_hidden_states=True)
@@ -251,7 +261,7 @@ def test_the_first_hidden_state_is_what_the_first_layer_is_given() -> None:
     torch.testing.assert_close(outputs.encoder_hidden_states[0], expected)
 
 
-def test_the_decoder_runs_without_an_encoder() -> None:
+def test_decoder_runs_without_an_encoder() -> None:
     decoder, tokens = MODELS["sinusoidal"].get_decoder(), random_tokens(2, 5)
     outputs = decoder(tokens, use_cache=True)
     assert outputs.last_hidden_state.shape == (2, 5, 32)
@@ -262,16 +272,16 @@ def test_the_decoder_runs_without_an_encoder() -> None:
     torch.testing.assert_close(step.last_hidden_state[:, 0], outputs.last_hidden_state[:, 4], **FLOAT32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("stack", [VaswaniTransformerEncoder, VaswaniTransformerDecoder])
-def test_a_stack_saves_loads_and_runs_alone(stack: type, kind: str, tmp_path) -> None:
-    model = MODELS[kind]
-    part = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
-    part.save_pretrained(tmp_path)
+def test_stack_saves_loads_and_runs_by_itself(stack: type, position_type: str, tmp_path) -> None:
+    model = MODELS[position_type]
+    module = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
+    module.save_pretrained(tmp_path)
     again, report = stack.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = random_tokens(2, 5)
-    assert torch.equal(again(tokens).last_hidden_state, part(tokens).last_hidden_state)
+    assert torch.equal(again(tokens).last_hidden_state, module(tokens).last_hidden_state)
     assert stack(tiny_config())(tokens).last_hidden_state.shape == (2, 5, 32)
 
 
@@ -294,35 +304,35 @@ def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant: bool) ->
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         feed_forward = model.get_decoder().layers[0].feed_forward
         feed_forward.register_forward_hook(lambda *_, mark=is_checkpointing: calls.append(mark))
-        torch.manual_seed(3)  # the same dropout
+        torch.manual_seed(3)  # the same dropout masks
         model(**batch).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for stored, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, stored, **FLOAT32)
-    assert calls == [False, True, True]  # once without, twice with it
+    assert calls == [False, True, True]  # once without checkpointing, twice with it
 
 
-def test_every_parameter_learns() -> None:
+def test_all_parameters_get_gradients() -> None:
     model = tiny_model(attention_bias=True, position_embedding="learned", tie_word_embeddings=False).train()
     model(input_ids=random_tokens(2, 5), labels=random_tokens(2, 4)).loss.backward()
     unmoved = [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ]
-    # The softmax takes no notice of what is added to every score of a query alike.
+    # A constant added to every score of a query does not change the softmax.
     assert all(name.endswith("k_proj.bias") for name in unmoved)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_stays_near_itself(dtype: torch.dtype) -> None:
+def test_half_precision_model_is_close_to_float32(dtype: torch.dtype) -> None:
     model, batch = tiny_model(), random_batch()
     exact = model(**batch).logits
     logits = model.to(dtype)(**batch).logits
     assert logits.dtype == dtype
-    # Some twenty roundings on the way of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
+    # Some twenty roundings of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
     torch.testing.assert_close(logits.float(), exact, rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.0125)
 
 
-def test_autocast_trains_near_full_precision() -> None:
+def test_autocast_gradients_are_close_to_full_precision() -> None:
     model = tiny_model(dropout=0.0).train()
     batch = {"input_ids": random_tokens(4, 6), "labels": random_tokens(4, 5)}
     model(**batch).loss.backward()
@@ -337,7 +347,7 @@ def test_autocast_trains_near_full_precision() -> None:
     assert (gradient - exact).norm() < 0.05 * exact.norm()
 
 
-def shares_its_matrix(model: VaswaniTransformerForConditionalGeneration, tied: bool) -> None:
+def assert_matrix_shared(model: VaswaniTransformerForConditionalGeneration, tied: bool) -> None:
     shared = model.model.shared.weight
     assert model.get_input_embeddings().weight is shared
     assert model.model.encoder.embed_tokens.weight is shared
@@ -349,9 +359,9 @@ def shares_its_matrix(model: VaswaniTransformerForConditionalGeneration, tied: b
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_one_matrix_serves_three_ways_and_only_the_projection_can_be_freed(tied: bool) -> None:
+def test_embeddings_share_one_matrix_and_only_the_projection_can_be_untied(tied: bool) -> None:
     model = tiny_model(tie_word_embeddings=tied)
-    shares_its_matrix(model, tied)
+    assert_matrix_shared(model, tied)
     names = [name for name, _ in model.named_parameters() if name.endswith(("shared.weight", "embed_tokens.weight"))]
     assert names == ["model.shared.weight"]
     assert model.lm_head.bias is None
@@ -359,12 +369,12 @@ def test_one_matrix_serves_three_ways_and_only_the_projection_can_be_freed(tied:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("size", [50, 128])
-def test_resizing_the_embeddings_keeps_what_is_tied(tied: bool, size: int, tmp_path) -> None:
+def test_resizing_the_embeddings_keeps_ties(tied: bool, size: int, tmp_path) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     kept = min(size, 99)
     before = model.model.shared.weight.detach()[:kept].clone()
     model.resize_token_embeddings(size)
-    shares_its_matrix(model, tied)
+    assert_matrix_shared(model, tied)
     assert torch.equal(model.model.shared.weight[:kept], before)
     assert model.config.vocab_size == model.lm_head.weight.shape[0] == model.lm_head.out_features == size
     batch = {"input_ids": random_tokens(2, 4, vocab_size=size), "labels": random_tokens(2, 3, vocab_size=size)}
@@ -372,25 +382,25 @@ def test_resizing_the_embeddings_keeps_what_is_tied(tied: bool, size: int, tmp_p
     assert logits.shape == (2, 3, size)
     model.save_pretrained(tmp_path)
     again = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    shares_its_matrix(again, tied)
+    assert_matrix_shared(again, tied)
     assert torch.equal(again(**batch).logits, logits)
 
 
-def test_embeddings_put_in_their_place_reach_both_stacks() -> None:
+def test_new_input_embeddings_reach_both_stacks() -> None:
     model, other = tiny_model(), tiny_model()
     embeddings = tiny_model().get_input_embeddings()
     nn.init.normal_(embeddings.weight)
     model.set_input_embeddings(embeddings)
     model.tie_weights()
-    shares_its_matrix(model, True)
+    assert_matrix_shared(model, True)
     batch = random_batch()
     assert not torch.equal(model(**batch).logits, other(**batch).logits)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [True, False])
-def test_initialisation_is_that_of_tensor2tensor(tied: bool) -> None:
-    """Glorot-uniform projections, embeddings and learned positions of deviation d_model^-0.5, norms 1 and 0."""
+def test_initialization_is_tensor2tensor_s(tied: bool) -> None:
+    """Glorot-uniform projections, embeddings and learned positions of std d_model^-0.5, norms 1 and 0."""
     config = VaswaniTransformerConfig(
         vocab_size=1000,
         d_model=128,
@@ -407,11 +417,11 @@ def test_initialisation_is_that_of_tensor2tensor(tied: bool) -> None:
         if isinstance(module, nn.Linear) and not (tied and name == "lm_head"):
             bound = math.sqrt(6 / (module.in_features + module.out_features))
             assert module.weight.abs().max() <= bound
-            # A uniform deviation is the bound over sqrt(3); of 16,384 numbers or more it is known to 1 %.
+            # The std of a uniform distribution is its bound over sqrt(3), known to 1 % from 16,384 numbers or more.
             assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
         elif isinstance(module, nn.Embedding):
             assert float(module.weight.std()) == pytest.approx(128**-0.5, rel=0.03)
-            assert abs(float(module.weight.mean())) < 0.002  # the deviation of this mean is 0.00025 or less
+            assert abs(float(module.weight.mean())) < 0.002  # the std of this mean is 0.00025 or less
         elif isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
             assert (module.bias == 0).all()
@@ -432,7 +442,7 @@ def matches(pattern: str, name: str) -> bool:
         VaswaniTransformerForConditionalGeneration,
     ],
 )
-def test_the_plans_name_every_matrix_and_nothing_else(model_class: type) -> None:
+def test_plans_name_every_matrix_and_nothing_else(model_class: type) -> None:
     model = model_class(tiny_config())
     modules = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Embedding))}
     for name in modules:
@@ -445,7 +455,7 @@ def test_the_plans_name_every_matrix_and_nothing_else(model_class: type) -> None
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear", ["q_proj", "lm_head"]], ids=str)
-def test_a_lora_recipe_applies_and_all_of_it_learns(targets: list[str] | str) -> None:
+def test_lora_recipe_applies_and_all_adapters_learn(targets: list[str] | str) -> None:
     model = tiny_model(tie_word_embeddings=False)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, task_type="SEQ_2_SEQ_LM")).train()
     adapted(input_ids=random_tokens(2, 5), labels=random_tokens(2, 4)).loss.backward()
@@ -454,11 +464,11 @@ def test_a_lora_recipe_applies_and_all_of_it_learns(targets: list[str] | str) ->
     assert [name for name, parameter in learning.items() if parameter.grad is None] == []
 
 
-def test_six_sentence_pairs_are_learnt_by_heart() -> None:
+def test_model_memorizes_six_sentence_pairs() -> None:
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    found = model.generate(**sources, num_beams=4, max_new_tokens=30)
-    assert tokenizer.batch_decode(found, skip_special_tokens=True) == list(PAIRS.values())
+    generated = model.generate(**sources, num_beams=4, max_new_tokens=30)
+    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
 
 
 def parameters_in_millions(name: str, vocab_size: int) -> int:
@@ -471,10 +481,10 @@ def parameters_in_millions(name: str, vocab_size: int) -> int:
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_the_models_of_table_3_have_the_printed_sizes(name: str) -> None:
-    """With the vocabulary of 41,100 that makes all rows but one come out."""
+def test_models_of_table_3_have_their_printed_sizes(name: str) -> None:
+    """With a vocabulary of 41,100 all rows but one have the printed size."""
     assert parameters_in_millions(name, 41100) == TABLE_3[name]
 
 
-def test_the_big_model_of_table_3_has_its_printed_size() -> None:
+def test_big_model_of_table_3_has_its_printed_size() -> None:
     assert parameters_in_millions("big", 36000) == 213

@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_package_and_works_where_it_is_installed(distributio
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
-    assert {"vaswani_transformer/py.typed", "vaswani_transformer/attention_page.html"} <= names
+    assert {"vaswani_transformer/py.typed", "vaswani_transformer/figures/page.html"} <= names
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])

@@ -18,32 +18,13 @@ from transformers import (
     Seq2SeqTrainingArguments,
     pipeline,
 )
-from vaswani_transformer import prepare_for_inference
 
 from tests.helpers import PAIRS, ROOT, random_tokens, run_python
 from tests.parallel_models import FAMILY, targets, tiny_cmlm, tiny_nat
-from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer
+from tests.published import PUBLISHED_FILES
+from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.pipeline import TASK
 
-SHARED = {
-    "attention.py",
-    "body.py",
-    "config.py",
-    "decoder.py",
-    "dropout.py",
-    "embeddings.py",
-    "encoder.py",
-    "layers.py",
-    "lengths.py",
-    "loss.py",
-    "parallel.py",
-    "parallel_generation.py",
-    "parallel_head.py",
-    "pipeline.py",
-    "pretrained.py",
-    "relative.py",
-}
-CODE = {"nat": SHARED | {"nat.py"}, "cmlm": SHARED | {"cmlm.py", "masking.py"}}
 CLASS_NAMES = {"nat": "VaswaniNat", "cmlm": "VaswaniCmlm"}
 
 
@@ -106,7 +87,7 @@ print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
 @pytest.mark.parametrize("family", FAMILY)
 def test_a_published_folder_carries_its_own_files_only(family: str, tmp_path) -> None:
     FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.glob("*.py")} == CODE[family]
+    assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
     name = CLASS_NAMES[family]
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == {
         "AutoConfig": f"{family}.{name}Config",

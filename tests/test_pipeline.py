@@ -1,4 +1,4 @@
-"""`pipeline("vaswani-translation")`: the shapes that the old pipeline had, and what `generate()` gives."""
+"""`pipeline("vaswani-translation")` has the shapes of the Transformers 4 pipeline and the results of `generate()`."""
 
 import copy
 import json
@@ -17,8 +17,8 @@ SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
 
 @pytest.fixture(scope="module")
-def parts():
-    """A model of its own that decodes as the paper does, and its tokenizer."""
+def components():
+    """A model with the paper's decoding, and its tokenizer."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
     model.load_state_dict(trained.state_dict())
@@ -27,13 +27,13 @@ def parts():
 
 
 @pytest.fixture
-def translator(parts):
-    return pipeline(TASK, model=parts[0], tokenizer=parts[1], device="cpu")
+def translator(components):
+    return pipeline(TASK, model=components[0], tokenizer=components[1], device="cpu")
 
 
-def generated(parts, text, **settings):
-    """What `generate()` makes of a text alone, its special tokens left out."""
-    model, tokenizer = parts
+def generated(components, text, **settings):
+    """Return the translations of a single text by `generate()`, without special tokens."""
+    model, tokenizer = components
     batch = tokenizer([text], return_tensors="pt")
     return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
 
@@ -50,7 +50,7 @@ class Sentences(Dataset):
         return SOURCES[index]
 
 
-def test_a_text_gives_a_list_of_one_and_a_list_gives_a_list(translator):
+def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator):
     assert translator(SOURCES[0]) == as_records(TARGETS[:1])
     assert translator(SOURCES) == as_records(TARGETS)
     assert translator(tuple(SOURCES)) == as_records(TARGETS)
@@ -58,52 +58,52 @@ def test_a_text_gives_a_list_of_one_and_a_list_gives_a_list(translator):
     assert translator([]) == []
 
 
-def test_what_is_not_held_in_memory_gives_an_iterator_over_what_each_text_gives(translator):
+def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(translator):
     each = [as_records([target]) for target in TARGETS]
     for texts in (iter(SOURCES), (text for text in SOURCES), Sentences()):
-        found = translator(texts, batch_size=4)
-        assert not isinstance(found, list)
-        assert list(found) == each
+        results = translator(texts, batch_size=4)
+        assert not isinstance(results, list)
+        assert list(results) == each
 
 
-def test_a_column_of_a_data_set_is_a_list_of_texts(translator):
+def test_pipeline_takes_a_column_of_a_dataset(translator):
     assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
 
 
-def test_batches_by_length_keep_the_order_and_what_each_text_gives(parts, translator):
+def test_batches_by_length_keep_order_and_translations(components, translator):
     texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
-    expected = [generated(parts, text)[0] if text.strip() else "" for text in texts]
+    expected = [generated(components, text)[0] if text.strip() else "" for text in texts]
     for batch_size in (1, 2, 5, 100):
         assert translator(texts, batch_size=batch_size) == as_records(expected)
 
 
-def test_n_best_lists_are_lists_of_lists_also_in_batches(parts, translator):
-    expected = [as_records(generated(parts, text, num_return_sequences=3)) for text in SOURCES]
+def test_n_best_lists_are_lists_of_lists_in_batches_too(components, translator):
+    expected = [as_records(generated(components, text, num_return_sequences=3)) for text in SOURCES]
     assert all(len(best) == 3 for best in expected)
     assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
     assert translator(SOURCES[0], num_return_sequences=3) == expected[0]
     assert list(translator(iter(SOURCES), num_return_sequences=3, batch_size=4)) == expected
 
 
-def test_a_prepared_model_translates_the_same_and_is_not_published(parts, translator, tmp_path):
-    fast = pipeline(TASK, model=prepare_for_inference(parts[0]), tokenizer=parts[1], device="cpu")
+def test_prepared_model_translates_the_same_and_cannot_be_saved(components, translator, tmp_path):
+    fast = pipeline(TASK, model=prepare_for_inference(components[0]), tokenizer=components[1], device="cpu")
     texts = ["cat", *SOURCES, "", "my name is black"]
     assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
     with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
         fast.save_pretrained(tmp_path)
 
 
-def test_an_empty_text_has_empty_translations(translator):
+def test_empty_text_has_empty_translations(translator):
     assert translator("") == as_records([""])
     assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
-def test_scores_stand_beside_translations_where_generate_is_asked_for_them(parts, translator):
+def test_records_have_scores_if_generate_returns_them(components, translator):
     asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
-    batch = parts[1]([SOURCES[2]], return_tensors="pt")
-    expected = parts[0].generate(**batch, **asked).sequences_scores
-    for found in (translator(SOURCES[2], **asked), translator(SOURCES, batch_size=6, **asked)[2]):
-        torch.testing.assert_close(torch.tensor([record["score"] for record in found]), expected)
+    batch = components[1]([SOURCES[2]], return_tensors="pt")
+    expected = components[0].generate(**batch, **asked).sequences_scores
+    for results in (translator(SOURCES[2], **asked), translator(SOURCES, batch_size=6, **asked)[2]):
+        torch.testing.assert_close(torch.tensor([record["score"] for record in results]), expected)
 
 
 SETTINGS = [
@@ -121,21 +121,21 @@ SETTINGS = [
 
 
 @pytest.fixture
-def generations(parts, monkeypatch):
-    """Every call of the model's `generate()` from here on: its arguments and its result."""
-    calls, generate = [], parts[0].generate
+def generations(components, monkeypatch):
+    """Arguments and result of every later call of the model's `generate()`."""
+    calls, generate = [], components[0].generate
 
     def watched(**arguments):
         calls.append((arguments, generate(**arguments)))
         return calls[-1][1]
 
-    monkeypatch.setattr(parts[0], "generate", watched)
+    monkeypatch.setattr(components[0], "generate", watched)
     return calls
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_settings_reach_generate_from_the_call_and_from_the_pipeline(parts, translator, settings, generations):
-    model, tokenizer = parts
+def test_settings_of_call_and_pipeline_reach_generate(components, translator, settings, generations):
+    model, tokenizer = components
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", **settings)("what is the cat")
     translator("what is the cat", **settings)
     model.generate(**tokenizer(["what is the cat"], return_tensors="pt"), **settings)
@@ -144,15 +144,15 @@ def test_settings_reach_generate_from_the_call_and_from_the_pipeline(parts, tran
     assert torch.equal(second, expected)
 
 
-def test_a_list_is_batched_longest_first(translator, generations):
+def test_list_is_batched_longest_first(translator, generations):
     translator(["a", "a a a a a a", "a a", "a a a a a"], batch_size=2)
     (first, longest), (second, shortest) = [arguments["input_ids"].shape for arguments, _ in generations]
     assert (first, second) == (2, 2)
     assert longest > shortest
 
 
-def test_the_models_own_search_stays_in_force():
-    """Random weights seldom end a target, so that the paper's limit, source + 50, ends it and not a default of 256."""
+def test_pipeline_keeps_the_model_s_search_settings():
+    """Random weights rarely predict an end, so the paper's limit, source + 50, ends the target, not 256."""
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
@@ -168,7 +168,7 @@ def test_the_models_own_search_stays_in_force():
     assert model.generation_config.to_dict() == before
 
 
-def test_spaces_before_punctuation_are_cleaned_on_request(translator, monkeypatch):
+def test_spaces_before_punctuation_are_removed_on_request(translator, monkeypatch):
     asked, decode = [], translator.tokenizer.batch_decode
     monkeypatch.setattr(
         translator.tokenizer, "batch_decode", lambda *args, **kwargs: asked.append(kwargs) or decode(*args, **kwargs)
@@ -179,49 +179,49 @@ def test_spaces_before_punctuation_are_cleaned_on_request(translator, monkeypatc
 
 
 @pytest.mark.parametrize("wrong", [3, ["hello", 3], [["hello"]], {"text": "hello"}])
-def test_what_is_no_text_is_refused(translator, wrong):
-    with pytest.raises(TypeError, match="not a text to translate; give a str"):
+def test_input_that_is_not_a_text_is_an_error(translator, wrong):
+    with pytest.raises(TypeError, match=r"not a text to translate; got .*, expected str"):
         translator(wrong)
 
 
-def test_a_saved_model_is_found_by_its_folder(parts, tmp_path):
-    for part in parts:
-        part.save_pretrained(tmp_path)
+def test_pipeline_loads_a_saved_folder(components, tmp_path):
+    for component in components:
+        component.save_pretrained(tmp_path)
     assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
 
 
 USE_WITHOUT_THE_PACKAGE = """
 import json, sys
 
-sys.modules["vaswani_transformer"] = None  # also where it is installed
+sys.modules["vaswani_transformer"] = None  # even if it is installed
 
 from transformers import pipeline
 
 folder, again, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-found = []
+results = []
 for task in ("vaswani-translation", None):
     made = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
     assert "transformers_modules" in type(made).__module__ and "transformers_modules" in type(made.model).__module__
-    found.append(made(texts, batch_size=4))
+    results.append(made(texts, batch_size=4))
 made.model.save_pretrained(again)
 made.tokenizer.save_pretrained(again)
-found.append(pipeline("vaswani-translation", model=again, trust_remote_code=True, device="cpu")(texts))
-print(json.dumps(found))
+results.append(pipeline("vaswani-translation", model=again, trust_remote_code=True, device="cpu")(texts))
+print(json.dumps(results))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved_by", ["pipeline", "model"])
-def test_a_published_folder_brings_the_pipeline_along(parts, saved_by, tmp_path, monkeypatch):
-    model, tokenizer = parts
+def test_published_folder_contains_the_pipeline(components, saved_by, tmp_path, monkeypatch):
+    model, tokenizer = components
     folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
     elsewhere.mkdir()
     if saved_by == "pipeline":
         pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
     else:
-        for part in (type(model.config), type(model), type(tokenizer)):
-            monkeypatch.setattr(part, "_auto_class", None)  # and back again after the test
-            part.register_for_auto_class()
+        for component in (type(model.config), type(model), type(tokenizer)):
+            monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
+            component.register_for_auto_class()
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     assert json.loads((folder / "config.json").read_text())["custom_pipelines"] == {
@@ -232,12 +232,12 @@ def test_a_published_folder_brings_the_pipeline_along(parts, saved_by, tmp_path,
         }
     }
     arguments = (str(folder), str(tmp_path / "again"), json.dumps(SOURCES))
-    found = run_python(USE_WITHOUT_THE_PACKAGE, *arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    assert json.loads(found) == [as_records(TARGETS)] * 3
+    results = run_python(USE_WITHOUT_THE_PACKAGE, *arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    assert json.loads(results) == [as_records(TARGETS)] * 3
 
 
 @pytest.mark.parametrize("trust", [None, True])
-def test_the_installed_package_needs_no_trust_in_a_published_folder(parts, translator, trust, tmp_path):
+def test_installed_package_loads_a_published_folder_without_trust(components, translator, trust, tmp_path):
     translator.save_pretrained(tmp_path)
     made = pipeline(TASK, model=str(tmp_path), trust_remote_code=trust, device="cpu")
     assert type(made) is VaswaniTransformerTranslationPipeline
@@ -245,7 +245,7 @@ def test_the_installed_package_needs_no_trust_in_a_published_folder(parts, trans
     assert made(SOURCES[0]) == as_records(TARGETS[:1])
 
 
-def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
+def test_folder_without_code_names_none(translator, tmp_path):
     translator.save_pretrained(tmp_path / "published")
     assert {path.suffix for path in (tmp_path / "published").iterdir()} == {".json", ".py", ".safetensors"}
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
@@ -256,8 +256,8 @@ def test_a_folder_without_the_code_does_not_name_it(translator, tmp_path):
         assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}
 
 
-def test_a_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(parts, monkeypatch):
-    tokenizer = copy.deepcopy(parts[1])
+def test_special_tokens_in_a_text_are_text_and_tags_are_tokens(components, monkeypatch):
+    tokenizer = copy.deepcopy(components[1])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     model = tiny_model(vocab_size=len(tokenizer))
     made = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")

@@ -10,6 +10,7 @@ from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrained
 from transformers.generation import GenerationMixin
 
 from tests.helpers import padded_batch, tiny_config, tiny_model
+from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import EncoderPass
@@ -20,7 +21,15 @@ from vaswani_transformer.pretrained import PRIVATE_NAMES
 PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
 USED = {
     "attention.py": {"_attn_implementation"},
-    "attention_weights.py": {"_attn_implementation"},
+    "body.py": {
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_hf_hook",
+        "_input_embed_layer",
+        "_tied_weights_keys",
+        "_tp_plan",
+    },
+    "cmlm.py": {"_no_split_modules"},
     "cpu/encoder.py": {"_attn_implementation"},
     "cpu/layers.py": {"_modules"},
     "cpu/linear.py": {
@@ -31,13 +40,16 @@ USED = {
         "linear_unpack",
     },
     "cpu/model.py": {"_apply", "_attn_implementation"},
+    "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
+    "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "generation.py": {"_beam_search", "_sample"},
-    "model.py": {
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_hf_hook",
-        "_input_embed_layer",
-        "_tied_weights_keys",
+    "modes.py": {"_attn_implementation"},
+    "nat.py": {"_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
+    "parallel.py": {
+        "_attn_implementation",
+        "_can_record_outputs",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
         "_tp_plan",
     },
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
@@ -208,7 +220,6 @@ def test_published_code_names_nothing_of_the_cpus_fast_path(tmp_path):
     model = tiny_model()
     model.with_remote_code().save_pretrained(tmp_path)
     published = {path.name for path in tmp_path.glob("*.py")}
-    assert {"model.py", "generation.py", "search.py"} <= published
-    assert not published & {path.name for path in (PACKAGE / "cpu").glob("*.py")} - {"model.py", "layers.py"}
+    assert published == PUBLISHED_FILES["transformer"]
     assert not any(".cpu" in path.read_text(encoding="utf-8") for path in tmp_path.glob("*.py"))
     assert PreTrainedModel in type(model).__mro__

@@ -1,4 +1,4 @@
-"""Pushing and pulling: huggingface_hub's own client over HTTP, against the small Hub of `hub_server`."""
+"""Pushing and pulling with huggingface_hub's client over HTTP, against the small Hub of `hub_server`."""
 
 import getpass
 import json
@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs, run_python, tiny_model
 from tests.hub_server import Hub, client_environment, serving
+from tests.published import PUBLISHED_FILES
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -22,10 +23,7 @@ from vaswani_transformer import (
 
 TOKEN = "hf_of_somebody"
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-CODE = {
-    "attention.py", "beam_cache.py", "config.py", "dropout.py", "embeddings.py", "generation.py", "layers.py",
-    "loss.py", "model.py", "pipeline.py", "stacks.py", "tokenizer.py",
-}  # fmt: skip
+CODE = PUBLISHED_FILES["transformer"]
 CLASSES = (
     VaswaniTransformerConfig,
     VaswaniTransformerModel,
@@ -38,27 +36,27 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def nothing_is_registered(*parts: object) -> bool:
-    """Neither the classes nor these objects of theirs count as code to be saved."""
-    return all(part._auto_class is None for part in (*CLASSES, *parts))
+def is_unregistered(*components: object) -> bool:
+    """Return whether neither the classes nor these objects are registered for saving code."""
+    return all(component._auto_class is None for component in (*CLASSES, *components))
 
 
-def test_a_plain_save_holds_no_code_whatever_was_saved_with_it_before(tmp_path) -> None:
+def test_plain_save_has_no_code_after_a_save_with_code(tmp_path) -> None:
     model, tokenizer = model_of_pairs()
-    for part in (model, tokenizer):
-        part.with_remote_code().save_pretrained(tmp_path / "published")
-        part.save_pretrained(tmp_path / "plain")
+    for component in (model, tokenizer):
+        component.with_remote_code().save_pretrained(tmp_path / "published")
+        component.save_pretrained(tmp_path / "plain")
     assert names(tmp_path / "published") == PLAIN | CODE
     assert names(tmp_path / "plain") == PLAIN
-    assert nothing_is_registered(model, model.config, tokenizer)
+    assert is_unregistered(model, model.config, tokenizer)
     for name in ("config.json", "tokenizer_config.json"):
         assert "auto_map" in json.loads((tmp_path / "published" / name).read_text())
         assert "auto_map" not in json.loads((tmp_path / "plain" / name).read_text())
 
 
-def test_what_is_loaded_from_a_published_folder_saves_plainly(tmp_path) -> None:
-    for part in model_of_pairs():
-        part.with_remote_code().save_pretrained(tmp_path / "published")
+def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path) -> None:
+    for component in model_of_pairs():
+        component.with_remote_code().save_pretrained(tmp_path / "published")
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
     AutoTokenizer.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
     assert names(tmp_path / "again") == PLAIN
@@ -66,7 +64,7 @@ def test_what_is_loaded_from_a_published_folder_saves_plainly(tmp_path) -> None:
     assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
 
 
-def test_a_published_folder_names_the_body_too(tmp_path) -> None:
+def test_published_folder_names_the_body_too(tmp_path) -> None:
     model = tiny_model()
     model.with_remote_code().save_pretrained(tmp_path / "whole")
     model.model.with_remote_code().save_pretrained(tmp_path / "body")
@@ -75,7 +73,7 @@ def test_a_published_folder_names_the_body_too(tmp_path) -> None:
     assert maps == [body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"}, body]
 
 
-def test_a_copy_with_code_has_the_same_weights_and_gives_the_same_logits() -> None:
+def test_copy_with_code_shares_weights_and_logits() -> None:
     model, tokenizer = model_of_pairs()
     published, batch = model.with_remote_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     assert all(own is other for own, other in zip(model.parameters(), published.parameters(), strict=True))
@@ -85,18 +83,18 @@ def test_a_copy_with_code_has_the_same_weights_and_gives_the_same_logits() -> No
     )
 
 
-def test_a_push_that_fails_leaves_nothing_behind(tmp_path) -> None:
-    """The tests' own processes are offline, so every push fails at its first request."""
+def test_failed_push_changes_nothing(tmp_path) -> None:
+    """Tests run offline, so every push fails at its first request."""
     model, tokenizer = model_of_pairs()
-    for part in (model, tokenizer):
+    for component in (model, tokenizer):
         with pytest.raises(OSError, match="offline"):
-            part.push_to_hub("somebody/nowhere")
-        part.save_pretrained(tmp_path)
-    assert nothing_is_registered(model, model.config, tokenizer)
+            component.push_to_hub("somebody/nowhere")
+        component.save_pretrained(tmp_path)
+    assert is_unregistered(model, model.config, tokenizer)
     assert names(tmp_path) == PLAIN
 
 
-def test_others_save_plainly_while_one_is_published(tmp_path) -> None:
+def test_models_save_without_code_while_another_is_published(tmp_path) -> None:
     published, other = tiny_model(), tiny_model()
     is_done = threading.Event()
 
@@ -143,31 +141,31 @@ model, tokenizer = model_of_pairs()
 arguments = Seq2SeqTrainingArguments("stock", hub_model_id="somebody/stock", report_to="none", use_cpu=True)
 trainer = Seq2SeqTrainer(model, arguments, processing_class=tokenizer)
 trainer.push_to_hub("plain")
-for part in (model, tokenizer):
-    type(part).register_for_auto_class()
+for component in (model, tokenizer):
+    type(component).register_for_auto_class()
 trainer.push_to_hub("registered")
 """
 
 PULL = """
 import json, sys
 
-has_package, places, texts = json.loads(sys.argv[1])
+has_package, revisions, texts = json.loads(sys.argv[1])
 trust = {} if has_package else {"trust_remote_code": True}
 if has_package:
     import vaswani_transformer
-else:  # nothing but torch, Transformers and what they need, wherever else is installed
+else:  # only torch, Transformers and what they need
     for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
         sys.modules[name] = None
 
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-found = []
-for name, revision in places:
+results = []
+for name, revision in revisions:
     at = trust | {"revision": revision}
     tokenizer = AutoTokenizer.from_pretrained(name, **at)
     model = AutoModelForSeq2SeqLM.from_pretrained(name, **at)
-    parts = (tokenizer, model, AutoModel.from_pretrained(name, **at))
-    assert {type(part).__module__.split(".")[0] for part in parts} == (
+    components = (tokenizer, model, AutoModel.from_pretrained(name, **at))
+    assert {type(component).__module__.split(".")[0] for component in components} == (
         {"vaswani_transformer"} if has_package else {"transformers_modules"}
     )
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -176,13 +174,13 @@ for name, revision in places:
     translator = pipeline("vaswani-translation", model=name, device="cpu", **at)
     written = [record["translation_text"] for record in translator(texts, batch_size=len(texts))]
     assert written == tokenizer.batch_decode(generated, skip_special_tokens=True)
-    found.append([batch["input_ids"].tolist(), logits.tolist(), generated.tolist()])
-print(json.dumps(found))
+    results.append([batch["input_ids"].tolist(), logits.tolist(), generated.tolist()])
+print(json.dumps(results))
 """
 
 
-def made_here(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]:
-    """What a pulled model is to give: ids, logits, and the translations of the paper's beam search."""
+def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]:
+    """Return the expected ids, logits and translations of a pulled model."""
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
@@ -191,7 +189,7 @@ def made_here(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]
 
 @pytest.fixture(scope="module")
 def pushed(tmp_path_factory):
-    """A folder with a model and its tokenizer, and the Hub to which they were pushed from there."""
+    """A folder with a model and its tokenizer, and the Hub that they were pushed to."""
     folder, hub = tmp_path_factory.mktemp("made-on-this-machine"), Hub()
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config)
@@ -204,10 +202,10 @@ def pushed(tmp_path_factory):
     return folder, hub
 
 
-def pull(hub: Hub, home: Path, has_package: bool, *places: tuple[str, str], token: str | None = TOKEN) -> list:
+def pull(hub: Hub, home: Path, has_package: bool, *revisions: tuple[str, str], token: str | None = TOKEN) -> list:
     elsewhere = home / "elsewhere"
     elsewhere.mkdir(parents=True)
-    arguments = json.dumps([has_package, places, list(PAIRS)])
+    arguments = json.dumps([has_package, revisions, list(PAIRS)])
     path = {"PYTHONPATH": str(ROOT)} if has_package else {}
     with serving(hub) as url:
         environment = client_environment(url, home, token) | path
@@ -215,7 +213,7 @@ def pull(hub: Hub, home: Path, has_package: bool, *places: tuple[str, str], toke
 
 
 @pytest.mark.slow
-def test_each_push_is_one_commit_with_the_code_and_the_auto_map(pushed) -> None:
+def test_push_is_one_commit_with_code_and_auto_map(pushed) -> None:
     _, hub = pushed
     for name in ("somebody/open", "somebody/secret"):
         assert hub.messages(name) == ["the model", "the tokenizer"]
@@ -226,50 +224,50 @@ def test_each_push_is_one_commit_with_the_code_and_the_auto_map(pushed) -> None:
 
 
 @pytest.mark.slow
-def test_a_push_holds_no_pickle_and_no_word_of_where_it_came_from(pushed) -> None:
+def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed) -> None:
     folder, hub = pushed
-    places = [str(folder), folder.name, str(Path.home()), str(ROOT), TOKEN]
+    traces = [str(folder), folder.name, str(Path.home()), str(ROOT), TOKEN]
     people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b".encode())
     for repository in hub.repositories:
         for name, content in hub.files(repository).items():
             assert Path(name).suffix in {".json", ".md", ".py", ".safetensors"}
-            assert not [place for place in places if place.encode() in content]
+            assert not [trace for trace in traces if trace.encode() in content]
             assert Path(name).suffix not in {".json", ".md"} or not people.search(content)
 
 
 @pytest.mark.slow
-def test_a_pull_without_the_package_gives_what_was_pushed_at_every_revision(pushed, tmp_path) -> None:
+def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(pushed, tmp_path) -> None:
     folder, hub = pushed
     commit = hub.repositories["somebody/open"].branches["main"]
-    places = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
-    *same, later = pull(hub, tmp_path, False, *places, ("somebody/open", "later"))
-    tokens, logits, translations = made_here(folder, list(PAIRS))
-    for found in same:
-        assert (found[0], found[2]) == (tokens, translations)
-        torch.testing.assert_close(torch.tensor(found[1]), logits)
+    revisions = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
+    *same, later = pull(hub, tmp_path, False, *revisions, ("somebody/open", "later"))
+    tokens, logits, translations = local_results(folder, list(PAIRS))
+    for results in same:
+        assert (results[0], results[2]) == (tokens, translations)
+        torch.testing.assert_close(torch.tensor(results[1]), logits)
     assert later[0] == tokens
     assert not torch.allclose(torch.tensor(later[1]), logits)
 
 
 @pytest.mark.slow
-def test_a_pull_with_the_package_needs_no_trust(pushed, tmp_path) -> None:
+def test_pull_with_the_package_needs_no_trust(pushed, tmp_path) -> None:
     folder, hub = pushed
-    found = pull(hub, tmp_path, True, ("somebody/open", "main"), ("somebody/at-once", "main"))
-    tokens, logits, translations = made_here(folder, list(PAIRS))
-    for own_tokens, own_logits, own_translations in found:
-        assert (own_tokens, own_translations) == (tokens, translations)
-        torch.testing.assert_close(torch.tensor(own_logits), logits)
+    results = pull(hub, tmp_path, True, ("somebody/open", "main"), ("somebody/at-once", "main"))
+    tokens, logits, translations = local_results(folder, list(PAIRS))
+    for result_tokens, result_logits, result_translations in results:
+        assert (result_tokens, result_translations) == (tokens, translations)
+        torch.testing.assert_close(torch.tensor(result_logits), logits)
 
 
 @pytest.mark.slow
-def test_a_private_repository_is_not_there_without_a_token(pushed, tmp_path) -> None:
+def test_private_repository_needs_a_token(pushed, tmp_path) -> None:
     _, hub = pushed
     with pytest.raises(AssertionError, match=r"(?s)somebody/secret.*(private|not a valid model)"):
         pull(hub, tmp_path, False, ("somebody/secret", "main"), token=None)
 
 
 @pytest.mark.slow
-def test_the_stock_trainer_pushes_the_code_of_registered_classes_alone(tmp_path) -> None:
+def test_stock_trainer_pushes_code_only_of_registered_classes(tmp_path) -> None:
     hub = Hub()
     with serving(hub) as url:
         environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
@@ -281,7 +279,7 @@ def test_the_stock_trainer_pushes_the_code_of_registered_classes_alone(tmp_path)
     assert after == before | CODE
 
 
-def test_a_server_answers_on_this_machine_alone_and_stops() -> None:
+def test_hub_server_answers_only_locally_and_stops() -> None:
     with serving(Hub()) as url:
         host, port = url.removeprefix("http://").split(":")
         assert host == "127.0.0.1"

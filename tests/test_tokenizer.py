@@ -1,4 +1,4 @@
-"""The tokenizer: nothing is lost, one plain file carries all of it, and for its text encoder no text ends itself."""
+"""The tokenizer loses nothing, is one plain file, and has a text encoder under which no text ends itself."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ WORD_PIECE = VaswaniTransformerTokenizer.train_from_iterator(TEXTS, vocab_size=1
 TOKENIZERS = {"bpe": BPE, "wordpiece": WORD_PIECE}
 ENCODERS = {name: text_encoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
-# Any text at all, and texts that spell special tokens, alone and amid others.
+# Any text, and texts that contain the characters of special tokens.
 any_text = st.text()
 spelling_text = st.lists(st.sampled_from(["</s>", "<pad>", "<s>", "<unk>", " ", "\n", "a", "gato", "é", "🙂"])).map(
     "".join
@@ -40,12 +40,12 @@ words = st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=1).map(" ".j
 
 @settings(max_examples=100)
 @given(any_text | spelling_text)
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_tokenizer_decodes_any_text_to_itself(text: str) -> None:
     assert BPE.decode(ENCODERS["bpe"](text).input_ids, skip_special_tokens=True) == text
 
 
 @given(st.lists(any_text | spelling_text, min_size=1, max_size=4))
-def test_a_padded_batch_comes_back_as_it_was(texts: list[str]) -> None:
+def test_padded_batch_decodes_to_itself(texts: list[str]) -> None:
     encode = ENCODERS["bpe"]
     batch = encode(texts, padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
@@ -58,7 +58,7 @@ def test_a_padded_batch_comes_back_as_it_was(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=any_text | spelling_text | words)
-def test_a_text_ends_once_however_it_is_spelt(name: str, text: str) -> None:
+def test_text_encoder_ends_every_text_exactly_once(name: str, text: str) -> None:
     encode = ENCODERS[name]
     tokens = encode(text).input_ids
     assert tokens[-1] == 2
@@ -67,14 +67,14 @@ def test_a_text_ends_once_however_it_is_spelt(name: str, text: str) -> None:
 
 
 @given(words)
-def test_word_pieces_bring_known_words_back(text: str) -> None:
-    found = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
-    assert found.replace(" ", "") == text.replace(" ", "")
+def test_word_pieces_decode_known_words(text: str) -> None:
+    decoded = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
+    assert decoded.replace(" ", "") == text.replace(" ", "")
     assert 3 not in WORD_PIECE(text).input_ids
 
 
 @given(source=words, target=words)
-def test_text_target_gives_the_labels(source: str, target: str) -> None:
+def test_text_target_gives_labels(source: str, target: str) -> None:
     batch = BPE(source, text_target=target)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     assert batch["input_ids"] == BPE(source).input_ids
@@ -83,7 +83,7 @@ def test_text_target_gives_the_labels(source: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=words, length=st.integers(2, 9))
-def test_a_text_cut_short_still_ends(name: str, text: str, length: int) -> None:
+def test_truncated_text_still_ends(name: str, text: str, length: int) -> None:
     whole = TOKENIZERS[name](text).input_ids
     cut = TOKENIZERS[name](text, truncation=True, max_length=length).input_ids
     assert len(cut) == min(length, len(whole))
@@ -101,20 +101,20 @@ def test_special_tokens_have_their_ids(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_ids_are_the_numbers_below_the_length(name: str) -> None:
+def test_ids_are_the_numbers_below_the_vocabulary_size(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
     assert len(tokenizer) <= (320 if name == "bpe" else 120)
 
 
-def test_special_tokens_are_found_in_a_text_as_users_of_transformers_expect() -> None:
+def test_special_tokens_in_a_text_are_tokens_as_in_transformers() -> None:
     assert BPE("a</s>").input_ids == [*BPE("a", add_special_tokens=False).input_ids, 2, 2]
     assert 2 not in BPE("a</s>", split_special_tokens=True).input_ids[:-1]
     assert ENCODERS["bpe"]("a</s>").input_ids == BPE("a</s>", split_special_tokens=True).input_ids
 
 
 def tagged(name: str) -> VaswaniTransformerTokenizer:
-    """A tokenizer with a language tag added as a special token, another as a plain one."""
+    """A tokenizer with one language tag added as a special token and another as a plain one."""
     tokenizer = copy.deepcopy(TOKENIZERS[name])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     tokenizer.add_tokens(["<2de>"])
@@ -128,7 +128,7 @@ def tokens_of(tokenizer, text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("load", [VaswaniTransformerTokenizer, AutoTokenizer, PreTrainedTokenizerFast])
-def test_an_added_special_token_is_one_token_in_a_text_of_a_saved_tokenizer(load, name: str, tmp_path) -> None:
+def test_added_special_token_is_one_token_after_saving(load, name: str, tmp_path) -> None:
     tagged(name).save_pretrained(tmp_path)
     assert not json.loads((tmp_path / "tokenizer_config.json").read_text()).get("split_special_tokens")
     again = load.from_pretrained(tmp_path)
@@ -142,7 +142,7 @@ def test_an_added_special_token_is_one_token_in_a_text_of_a_saved_tokenizer(load
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=spelling_text)
-def test_a_text_with_a_tag_ends_once_however_it_is_spelt(name: str, text: str) -> None:
+def test_text_with_a_tag_ends_exactly_once(name: str, text: str) -> None:
     tokenizer = tagged(name)
     tokens = text_encoder(tokenizer)(f"<2es>{text}").input_ids
     assert tokens[0] == tokenizer.convert_tokens_to_ids("<2es>")
@@ -152,7 +152,7 @@ def test_a_text_with_a_tag_ends_once_however_it_is_spelt(name: str, text: str) -
     assert tokenizer.decode(tokens, skip_special_tokens=True) == tokenizer.decode(untagged, skip_special_tokens=True)
 
 
-def test_a_text_encoder_leaves_its_tokenizer_as_it_is_and_sees_tokens_added_later() -> None:
+def test_text_encoder_changes_nothing_and_knows_tokens_added_later() -> None:
     tokenizer = tagged("bpe")
     before = tokenizer.backend_tokenizer.to_str()
     assert tokens_of(text_encoder(tokenizer), "<2es></s>")[:2] == ["<2es>", "<"]
@@ -162,7 +162,7 @@ def test_a_text_encoder_leaves_its_tokenizer_as_it_is_and_sees_tokens_added_late
     assert tokens_of(text_encoder(tokenizer), "<2it>")[0] == "<2it>"
 
 
-def test_an_older_tokenizer_that_was_saved_splitting_special_tokens_stays_so(tmp_path) -> None:
+def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path) -> None:
     tokenizer = tagged("bpe")
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
@@ -187,36 +187,36 @@ print(json.dumps(tokenizer.convert_ids_to_tokens(tokenizer("<2es> the cat").inpu
 
 
 @pytest.mark.slow
-def test_a_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> None:
+def test_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> None:
     tokenizer = tagged("bpe")
-    tokenizer.with_code().save_pretrained(tmp_path / "published")
+    tokenizer.with_remote_code().save_pretrained(tmp_path / "published")
     (tmp_path / "elsewhere").mkdir()
     arguments = {"folder": tmp_path / "elsewhere", "HF_HOME": str(tmp_path / "home")}
-    found = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
-    assert json.loads(found) == tokens_of(tokenizer, "<2es> the cat")
+    output = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
+    assert json.loads(output) == tokens_of(tokenizer, "<2es> the cat")
 
 
-def test_a_character_without_a_piece_is_unknown() -> None:
+def test_character_without_a_word_piece_is_unknown() -> None:
     assert WORD_PIECE("猫").input_ids == [3, 2]
     assert "<unk>" not in BPE.get_vocab()
 
 
 @pytest.mark.parametrize("name", ["bpe", "BPE", "wordpiece", "word-piece", "WordPiece", "word_piece"])
-def test_an_algorithm_has_several_spellings(name: str) -> None:
+def test_algorithm_has_several_spellings(name: str) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(iter(TEXTS), 320, algorithm=name)
     assert (tokenizer.unk_token is None) == (name.lower() == "bpe")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_what_is_learnt_depends_on_the_texts_alone(name: str) -> None:
+def test_vocabulary_depends_only_on_the_texts(name: str) -> None:
     size = 320 if name == "bpe" else 120
     for texts in (iter(TEXTS), tuple(TEXTS), (text for text in TEXTS)):
         again = VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm=name)
         assert again.get_vocab() == TOKENIZERS[name].get_vocab()
 
 
-def test_many_characters_do_not_swell_a_vocabulary_of_word_pieces() -> None:
-    """1,500 characters, each at the head of a word and within one: more than 2,100 entries hold."""
+def test_word_piece_vocabulary_keeps_its_size_with_many_characters() -> None:
+    """1,500 characters, as word starts and as continuations, are more than 2,100 entries."""
     characters = [chr(0x4E00 + i) for i in range(1500)]
     texts = ["".join(characters[i : i + 3]) for i in range(1500)]
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 2100, algorithm="wordpiece")
@@ -235,14 +235,14 @@ print(json.dumps([tokenizer(texts).input_ids for tokenizer in tokenizers]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["1", "271828"])
-def test_another_process_learns_the_same(hash_seed: str) -> None:
-    found = json.loads(run_python(TRAIN, json.dumps(TEXTS), PYTHONHASHSEED=hash_seed))
-    assert found == [BPE(TEXTS).input_ids, WORD_PIECE(TEXTS).input_ids]
+def test_vocabulary_is_the_same_in_another_process(hash_seed: str) -> None:
+    output = json.loads(run_python(TRAIN, json.dumps(TEXTS), PYTHONHASHSEED=hash_seed))
+    assert output == [BPE(TEXTS).input_ids, WORD_PIECE(TEXTS).input_ids]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("load", [VaswaniTransformerTokenizer.from_pretrained, AutoTokenizer.from_pretrained])
-def test_a_saved_tokenizer_comes_back_whole(load, name: str, tmp_path) -> None:
+def test_saved_tokenizer_loads_completely(load, name: str, tmp_path) -> None:
     tokenizer = TOKENIZERS[name]
     tokenizer.save_pretrained(tmp_path)
     again = load(tmp_path)
@@ -255,14 +255,14 @@ def test_a_saved_tokenizer_comes_back_whole(load, name: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
-def test_a_copy_of_a_text_encoder_encodes_alike(again) -> None:
-    """Copies are what worker processes are given."""
+def test_copy_of_a_text_encoder_encodes_the_same(again) -> None:
+    """Worker processes get copies."""
     for encode in (ENCODERS["bpe"], text_encoder(tagged("bpe"))):
         assert again(encode)("a </s> <2es> b").input_ids == encode("a </s> <2es> b").input_ids
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_plain_file_needs_no_plugin(name: str, tmp_path) -> None:
+def test_tokenizer_json_needs_no_plugin(name: str, tmp_path) -> None:
     tokenizer = TOKENIZERS[name]
     tokenizer.save_pretrained(tmp_path)
     file = str(tmp_path / "tokenizer.json")
@@ -274,7 +274,7 @@ def test_the_plain_file_needs_no_plugin(name: str, tmp_path) -> None:
 
 
 def unigram() -> Tokenizer:
-    """A tokenizer as others make them: its own ids, normaliser, prefix and places of special tokens."""
+    """A foreign tokenizer with other ids, normalizer, prefix and special tokens."""
     pieces = ["<unk>", "<start>", "<end>", "<fill>", "▁", "▁the", "▁cat", "s", "a", "c", "e", "h", "t"]
     tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -288,7 +288,7 @@ def unigram() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """Characters with bytes for the strange ones, and a space where each word begins."""
+    """A foreign tokenizer of characters, with bytes for unknown ones and a space before each word."""
     characters = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
     merges = [("t", "h"), ("th", "e")]
     vocabulary = [*characters, *("".join(pair) for pair in merges)]
@@ -304,7 +304,7 @@ def byte_fallback() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [unigram, byte_fallback])
 @pytest.mark.parametrize("is_configured", [True, False])
-def test_any_tokenizer_file_loads_whole(make, is_configured: bool, tmp_path: Path) -> None:
+def test_any_tokenizer_json_loads_completely(make, is_configured: bool, tmp_path: Path) -> None:
     foreign, file = make(), str(tmp_path / "tokenizer.json")
     foreign.save(file)
     if is_configured:
@@ -327,12 +327,12 @@ def test_any_tokenizer_file_loads_whole(make, is_configured: bool, tmp_path: Pat
     assert again("The Cats!").input_ids == foreign.encode("The Cats!").ids
 
 
-def test_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'unigram' is not a sub-word algorithm; choose one of bpe, wordpiece\."):
+def test_unknown_algorithm_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"algorithm: unknown; got 'unigram', expected one of bpe, wordpiece\."):
         VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 320, algorithm="unigram")
 
 
-def test_a_vocabulary_too_small_for_its_alphabet_is_refused() -> None:
+def test_vocabulary_too_small_for_its_alphabet_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"):
         VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 258)
     with pytest.raises(ValueError, match=r"vocab_size \(7\) cannot hold the 2 characters .* at least 8"):
@@ -341,7 +341,7 @@ def test_a_vocabulary_too_small_for_its_alphabet_is_refused() -> None:
     assert len(VaswaniTransformerTokenizer.train_from_iterator(["ab ba"], 8, algorithm="wordpiece")) <= 8
 
 
-def test_these_are_the_pieces_of_a_text() -> None:
-    """By hand: after the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
+def test_tokens_of_a_text_computed_by_hand() -> None:
+    """After the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["low low low lower"], vocab_size=262)
     assert tokenizer.convert_ids_to_tokens(tokenizer("low lower").input_ids) == ["low", "Ġlow", "e", "r", "</s>"]

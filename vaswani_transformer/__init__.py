@@ -1,4 +1,7 @@
-"""The original Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers it."""
+"""The original Transformer of "Attention Is All You Need" as a Hugging Face model.
+
+Importing the package registers its models with the Auto classes.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,9 +20,10 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translation import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .attention_weights import Attentions, attentions_of
     from .ctranslate2_engine import CTranslate2Search, to_ctranslate2
     from .figures import (
+        AttentionMaps,
+        attention_maps,
         attention_page,
         draw_attention,
         draw_heat_maps,
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Attentions",
+    "AttentionMaps",
     "CTranslate2Search",
     "Hypothesis",
     "MaskingCollator",
@@ -49,8 +53,8 @@ __all__ = [
     "VaswaniTransformerModel",
     "VaswaniTransformerPreTrainedModel",
     "VaswaniTransformerTokenizer",
+    "attention_maps",
     "attention_page",
-    "attentions_of",
     "draw_attention",
     "draw_heat_maps",
     "draw_learning_rate",
@@ -64,12 +68,12 @@ __all__ = [
     "translate",
 ]
 
-# Modules that are loaded when one of their names is first used, so that importing the package stays cheap.
+# Each is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_NAMES = {
-    "Attentions": "attention_weights",
-    "attentions_of": "attention_weights",
     "CTranslate2Search": "ctranslate2_engine",
     "to_ctranslate2": "ctranslate2_engine",
+    "AttentionMaps": "figures",
+    "attention_maps": "figures",
     "attention_page": "figures",
     "draw_attention": "figures",
     "draw_heat_maps": "figures",

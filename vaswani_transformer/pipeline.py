@@ -1,6 +1,6 @@
-"""`pipeline("vaswani-translation")`: texts in, translations out, as the translation pipeline of Transformers 4 had it.
+"""`pipeline("vaswani-translation")`: texts in, translations out, like the translation pipeline of Transformers 4.
 
-B texts of a batch, S source, T target, n translations of a text.
+B batch, S source, T target, n translations per text.
 """
 
 import copy
@@ -17,32 +17,33 @@ TASK = "vaswani-translation"
 
 
 class VaswaniTransformerTranslationPipeline(Pipeline):
-    """Translates texts as `model.generate()` does, by the model's own generation config.
+    """A pipeline that translates texts with `model.generate()` and the model's generation config.
 
-    `pipeline("vaswani-translation", model="...")` takes a text, a list of texts, or a generator, an iterator or a
-    `torch.utils.data.Dataset` of texts. A text gives a list of one dictionary `{"translation_text": ...}`, and a list
-    of texts a list of dictionaries; a generator, an iterator or a data set gives an iterator over what each of its
-    texts alone gives. Where `num_return_sequences` asks for n translations, a text of a list, too, gives a list of n
-    dictionaries, the best first.
+    `pipeline("vaswani-translation", model="...")` takes texts in three forms:
 
-    On a CPU a copy that `prepare_for_inference` made is faster: give it as the `model`, with its `tokenizer`.
+    - A text returns a list of one dictionary `{"translation_text": ...}`.
+    - A list of texts returns a list of dictionaries.
+    - A generator, an iterator or a `torch.utils.data.Dataset` returns an iterator over each text's list.
+
+    With `num_return_sequences=n` every text returns a list of n dictionaries, the best first.
+
+    On a CPU a prepared model is faster: give the result of `prepare_for_inference` as `model`, with its `tokenizer`.
 
     With `batch_size` a list is batched by length, the longest texts first; the results keep the order of the list. A
-    text of white space alone has the empty translation.
+    text of only white space has an empty translation.
 
     Args, of the pipeline or of a call:
-        clean_up_tokenization_spaces: whether to take out spaces before punctuation; None: as the tokenizer says.
-        truncation: whether to cut a text at the tokenizer's `model_max_length`, or how, as the tokenizer names it.
-        **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which win over the
-            model's generation config. With `return_dict_in_generate` and `output_scores` a translation that beam search
-            found has its `score` beside it.
+        clean_up_tokenization_spaces: remove spaces before punctuation; None: the tokenizer's setting.
+        truncation: truncate texts at the tokenizer's `model_max_length`; a bool, or a strategy of the tokenizer.
+        **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which override the
+            generation config. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
 
     Raises:
-        TypeError: what should be a text is not a str.
+        TypeError: a text is not a str.
     """
 
     _load_tokenizer = True
-    # Pipelines that are said to generate lay defaults of their own over the model's settings, or rebuild them.
+    # If True, Transformers overrides the model's settings with the pipeline's defaults.
     _pipeline_calls_generate = False
 
     def _sanitize_parameters(
@@ -51,41 +52,41 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         truncation: bool | str | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        before = {} if truncation is None else {"truncation": truncation}
+        preprocess_settings = {} if truncation is None else {"truncation": truncation}
         clean_up = clean_up_tokenization_spaces
-        after = {} if clean_up is None else {"clean_up_tokenization_spaces": clean_up}
-        return before, generate_kwargs, after
+        postprocess_settings = {} if clean_up is None else {"clean_up_tokenization_spaces": clean_up}
+        return preprocess_settings, generate_kwargs, postprocess_settings
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, Iterator):
             return super().__call__((text for text in inputs), *args, **kwargs)
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
             return super().__call__(inputs, *args, **kwargs)
-        texts = [text_of(text) for text in inputs]
+        texts = [check_text(text) for text in inputs]
         if not texts:
             return []
         lengths = [len(tokens) for tokens in cast(Any, text_encoder(self.tokenizer))(texts, verbose=False)["input_ids"]]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
-        found = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
-        results = [found[index] for index in range(len(texts))]
+        by_index = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
+        results = [by_index[index] for index in range(len(texts))]
         return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
 
     def preprocess(self, input_: Any, **encode_kwargs: Any) -> dict[str, Any]:
-        """The tokens of a text and their mask (1, S), and whether there is anything to translate (1)."""
-        text = text_of(input_)
+        """Return a text's tokens and mask, (1, S), and a flag (1,) that it is more than white space."""
+        text = check_text(input_)
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
         encoded = cast(Any, text_encoder(self.tokenizer))(text, **settings)
         tokens, mask = encoded["input_ids"].long(), encoded["attention_mask"].long()  # (1, S)
-        if tokens.shape[1] == 0:  # an empty text of a tokenizer that ends none: a row that is not looked at
+        if tokens.shape[1] == 0:  # a tokenizer without an end token: one token, whose output is dropped
             tokens, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
         return {"input_ids": tokens, "attention_mask": mask, "has_text": torch.tensor([bool(text.strip())])}
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
-        """The translations' tokens (B, n, T), and their scores (B, n) or None."""
+        """Return the translations' tokens, (B, n, T), and their scores, (B, n) or None."""
         has_text = input_tensors.pop("has_text")  # (B,)
-        found = cast(Any, self.model).generate(**input_tensors, **generate_kwargs)
-        tokens = found if isinstance(found, torch.Tensor) else found.sequences  # (n B, T)
-        scores = None if isinstance(found, torch.Tensor) else found.get("sequences_scores")  # (n B,)
+        output = cast(Any, self.model).generate(**input_tensors, **generate_kwargs)
+        tokens = output if isinstance(output, torch.Tensor) else output.sequences  # (n B, T)
+        scores = None if isinstance(output, torch.Tensor) else output.get("sequences_scores")  # (n B,)
         size = has_text.shape[0]
         return {
             "output_ids": tokens.view(size, -1, tokens.shape[1]),  # (B, n, T)
@@ -94,7 +95,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         }
 
     def postprocess(self, model_outputs: Any, **decode_kwargs: Any) -> list[dict[str, Any]]:
-        """The translations of a text as text, the best first."""
+        """Return one text's translations as records, the best first."""
         decode = cast(Any, self.tokenizer).batch_decode
         texts = decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
         records = [{"translation_text": text if model_outputs["has_text"] else ""} for text in texts]
@@ -104,19 +105,23 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         return records
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Save the model and its tokenizer with the code that loads them, and this pipeline, without the package."""
+        """Save model, tokenizer and pipeline with the code that loads them without the package."""
         published = copy.copy(self)
         for name in ("model", "tokenizer"):
-            part = getattr(self, name)
-            if hasattr(part, "with_remote_code"):
-                setattr(published, name, part.with_remote_code())
+            component = getattr(self, name)
+            if hasattr(component, "with_remote_code"):
+                setattr(published, name, component.with_remote_code())
         super(VaswaniTransformerTranslationPipeline, published).save_pretrained(save_directory, **kwargs)
 
 
-def text_of(text: Any) -> str:
-    """`text`, if it is one."""
+def check_text(text: Any) -> str:
+    """Return `text`.
+
+    Raises:
+        TypeError: it is not a str.
+    """
     if not isinstance(text, str):
-        raise TypeError(f"{text!r} is of type {type(text).__name__}, not a text to translate; give a str.")
+        raise TypeError(f"{text!r}: not a text to translate; got {type(text).__name__}, expected str.")
     return text
 
 
@@ -127,6 +132,6 @@ PUBLISHED_PIPELINES = {
         "type": "text",
     }
 }
-"""What the config.json of a published model says of the pipeline."""
+"""The entry for the pipeline in config.json of a published model."""
 
 __all__ = ["PUBLISHED_PIPELINES", "TASK", "VaswaniTransformerTranslationPipeline"]

@@ -1,4 +1,4 @@
-"""Makes the package known to the Auto classes and to the pipelines of Transformers."""
+"""Registration of the package with the Auto classes and pipelines of Transformers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -15,11 +15,11 @@ FAMILIES = (
     (VaswaniNatConfig, VaswaniNatModel, VaswaniNatForConditionalGeneration),
     (VaswaniCmlmConfig, VaswaniCmlmModel, VaswaniCmlmForConditionalGeneration),
 )
-"""Configuration, body and whole model of each family; all share a tokenizer and a pipeline."""
+"""Configuration, body and complete model of each family; all share a tokenizer and a pipeline."""
 
 
 def register() -> None:
-    """Tell the Auto classes of configurations, models and tokenizers, and `pipeline()`; as often as one likes."""
+    """Register every family with the Auto classes, and the task with `pipeline()`; repeated calls change nothing."""
     for config, body, model in FAMILIES:
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModel.register(config, body, exist_ok=True)

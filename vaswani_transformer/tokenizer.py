@@ -1,4 +1,4 @@
-"""One sub-word vocabulary that source and target share (5.1)."""
+"""The subword vocabulary that source and target share (5.1)."""
 
 import copy
 import functools
@@ -12,8 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
-LARGEST_ALPHABET = 1000
-WHERE_IT_CAME_FROM = ("auto_map", "is_local", "local_files_only")
+MAX_ALPHABET = 1000
+LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
+"""Settings that say where a tokenizer was loaded from; they are not saved."""
+
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token")
 T = TypeVar("T")
@@ -24,12 +26,12 @@ def special_tokens(names: dict[str, str]) -> list[AddedToken]:
 
 
 def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level byte-pair encoding: any text can be spelt, and comes back as it was (En-De in the paper)."""
+    """Learn byte-level byte-pair encoding, which encodes any text without loss (English-German in the paper)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < (least := len(alphabet) + len(SPECIAL_TOKENS)):
+    if vocab_size < (min_size := len(alphabet) + len(SPECIAL_TOKENS)):
         raise ValueError(
             f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} bytes and {len(SPECIAL_TOKENS)} special "
-            f"tokens; give at least {least}."
+            f"tokens; give at least {min_size}."
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,19 +54,19 @@ def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Word-pieces within words and punctuation marks (En-Fr in the paper); a word with a strange character is `<unk>`.
+    """Learn word pieces within words and punctuation (English-French in the paper); unknown characters give `<unk>`.
 
-    The alphabet, the most frequent characters, is given to the trainer sorted, at the head of a word and within one:
-    by itself it numbers them in an order that changes from one training to the next.
+    The trainer gets the alphabet, the most frequent characters, sorted, both as word starts and as continuations:
+    otherwise it numbers them in an order that changes from one training to the next.
     """
     texts = list(texts) if isinstance(texts, Iterator) else texts
     names = SPECIAL_TOKENS | UNKNOWN_TOKEN
     counts = Counter(character for text in texts for character in text if not character.isspace())
-    alphabet = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:LARGEST_ALPHABET])
-    if vocab_size < (least := 2 * len(alphabet) + len(names)):
+    alphabet = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])
+    if vocab_size < (min_size := 2 * len(alphabet) + len(names)):
         raise ValueError(
-            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts, at the head of a word "
-            f"and within one, and {len(names)} special tokens; give at least {least}."
+            f"vocab_size ({vocab_size}) cannot hold the {len(alphabet)} characters of the texts, as word starts "
+            f"and as continuations, and {len(names)} special tokens; give at least {min_size}."
         )
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -84,33 +86,34 @@ ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
-    """A fast tokenizer that ends every text with `</s>`; `text_encoder` gives one for which no text can end itself.
+    """A fast tokenizer that ends every text with `</s>`.
 
-    It is a plain `tokenizer.json`, which Transformers and tokenizers read without this class; and this class reads
-    any `tokenizer.json`, whoever made it. `tokenizer(sources, text_target=targets)` gives `labels`.
+    It is saved as a plain `tokenizer.json`, which Transformers and tokenizers read without this class, and this class
+    reads any `tokenizer.json`. `tokenizer(sources, text_target=targets)` returns `labels`. With `text_encoder` no text
+    can end itself.
     """
 
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
     def train_from_iterator(cls, texts: Iterable[str], vocab_size: int, algorithm: str = "bpe") -> Self:
-        """A tokenizer with a vocabulary learnt from `texts`, sources and targets together.
+        """Return a tokenizer whose vocabulary is learned from `texts`, sources and targets together.
 
         The same texts give the same vocabulary in every process. `<s>`, `<pad>` and `</s>` are 0, 1 and 2, and
-        `<unk>`, which only word-pieces need, 3. As with every tokenizer of Transformers, a text that spells a special
-        token has that token; for texts that may spell any, take `text_encoder(tokenizer)`.
+        `<unk>`, which only word pieces need, is 3. As in every tokenizer of Transformers, the characters `</s>` in a
+        text become the token `</s>`; use `text_encoder(tokenizer)` for texts that may contain any characters.
 
         Args:
-            texts: every text to learn from.
-            vocab_size: entries of the vocabulary; few texts may give fewer.
+            texts: the texts to learn from.
+            vocab_size: number of entries; few texts may give fewer.
             algorithm: "bpe", byte-level and lossless, or "wordpiece".
 
         Raises:
-            ValueError: an unknown algorithm, or a vocabulary too small for its alphabet.
+            ValueError: the algorithm is unknown, or the vocabulary is too small for its alphabet.
         """
         name = algorithm.lower().replace("-", "").replace("_", "")
         if name not in ALGORITHMS:
-            raise ValueError(f"{algorithm!r} is not a sub-word algorithm; choose one of {', '.join(ALGORITHMS)}.")
+            raise ValueError(f"algorithm: unknown; got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}.")
         tokenizer = ALGORITHMS[name](texts, vocab_size)
         end = SPECIAL_TOKENS["eos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -120,32 +123,32 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
         return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
 
     def with_remote_code(self) -> Self:
-        """This tokenizer, over the same vocabulary, whose `save_pretrained` adds the package's code and `auto_map`.
+        """Return a shallow copy whose `save_pretrained` adds the package's code and `auto_map`.
 
-        A shallow copy that counts as registered for AutoTokenizer; this tokenizer and its class stay as they are.
+        The copy counts as registered for AutoTokenizer; this tokenizer and its class do not change.
         """
         published = cast(Any, copy.copy(self))
         published._auto_class = "AutoTokenizer"
         return published
 
     def push_to_hub(self, repo_id: str, **settings: Any) -> str:
-        """Publish the tokenizer with the code that loads it, in one commit; the settings are those of every one."""
+        """Publish the tokenizer with the code that loads it, in one commit; settings are those of `PushToHubMixin`."""
         return super(VaswaniTransformerTokenizer, self.with_remote_code()).push_to_hub(repo_id, **settings)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """As every tokenizer: without the code, unless `register_for_auto_class()` or `push_to_hub=True` asks for it.
+        """Save the tokenizer; the code is added only after `register_for_auto_class()` or with `push_to_hub=True`.
 
-        A folder does not say from where this tokenizer was loaded, nor name code that it does not hold.
+        The folder does not say where this tokenizer was loaded from, and names no code that it does not contain.
         """
         if kwargs.get("push_to_hub") and self._auto_class is None:
             return self.with_remote_code().save_pretrained(save_directory, *args, **kwargs)
-        self.init_kwargs = {name: value for name, value in self.init_kwargs.items() if name not in WHERE_IT_CAME_FROM}
+        self.init_kwargs = {name: value for name, value in self.init_kwargs.items() if name not in LOADING_KEYS}
         return super().save_pretrained(save_directory, *args, **kwargs)
 
 
 @functools.lru_cache(maxsize=2)
-def with_special_tokens(state: str, control: frozenset[str]) -> Tokenizer:
-    """The tokenizer that `state` serializes, of whose added tokens the control tokens alone are special."""
+def with_only_control_tokens_special(state: str, control: frozenset[str]) -> Tokenizer:
+    """Return the tokenizer that `state` serializes, with only the control tokens marked as special."""
     fields = json.loads(state)
     for token in fields["added_tokens"]:
         token["special"] = token["content"] in control
@@ -153,11 +156,11 @@ def with_special_tokens(state: str, control: frozenset[str]) -> Tokenizer:
 
 
 def text_encoder(tokenizer: T) -> T:
-    """A copy of a tokenizer for encoding texts that may spell anything: no text ends or pads itself.
+    """Return a copy of a tokenizer that encodes texts with any characters: no text ends or pads itself.
 
-    `<s>`, `</s>`, `<pad>` and `<unk>` in a text are text to it, and tokens that a user has added, such as a language
-    tag `<2es>`, are tokens. It only encodes; the tokenizer itself decodes, and is left as it is. A tokenizer that
-    splits special tokens anyway, added ones too, or that is written in Python, is returned as it is.
+    The copy encodes `<s>`, `</s>`, `<pad>` and `<unk>` in a text as ordinary characters. Tokens that a user has added,
+    such as a language tag `<2es>`, remain tokens. Use the copy only to encode; the original decodes and does not
+    change. A tokenizer that splits special tokens already, or that is written in Python, is returned unchanged.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
         return tokenizer
@@ -166,7 +169,7 @@ def text_encoder(tokenizer: T) -> T:
     encoder.split_special_tokens = True
     added = tokenizer.added_tokens_decoder.values()
     if any(token.special != (token.content in control) for token in added):
-        encoder._tokenizer = with_special_tokens(tokenizer.backend_tokenizer.to_str(), control)
+        encoder._tokenizer = with_only_control_tokens_special(tokenizer.backend_tokenizer.to_str(), control)
     return encoder
 
 

@@ -1,4 +1,4 @@
-"""The page of a sentence's attention: whole in itself, true to the weights, and at work in a real browser."""
+"""The attention page needs no other file, shows the weights, and works in a real browser."""
 
 import json
 import shutil
@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from tests.builders import random_attentions
+from tests.builders import random_attention_maps
 from tests.helpers import model_of_pairs
-from vaswani_transformer.figures import attention_page, head_colors, main, page_of
+from vaswani_transformer.figures import attention_page, render_page
+from vaswani_transformer.figures.__main__ import main
+from vaswani_transformer.figures.style import head_colors
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -18,7 +20,7 @@ NASTY = '<script>alert("x")</script> & {{payload}} <!-- </script><b> \' 🙂'
 
 
 class Page(HTMLParser):
-    """What a test asks of a page: its elements with their attributes and their own text."""
+    """The elements of a page with their attributes and their text."""
 
     def __init__(self, text):
         super().__init__()
@@ -41,13 +43,13 @@ class Page(HTMLParser):
             element["text"] += data
 
     def all(self, tag, **attributes):
-        """Elements with these attributes; `kind` is a class that they have among others."""
-        kind = attributes.pop("kind", None)
+        """Return the elements with these attributes; `css_class` is one of their classes."""
+        css_class = attributes.pop("css_class", None)
         return [
             element
             for element in self.elements
             if element["tag"] == tag
-            and (kind is None or kind in element.get("class", "").split())
+            and (css_class is None or css_class in element.get("class", "").split())
             and all(element.get(name) == value for name, value in attributes.items())
         ]
 
@@ -61,20 +63,20 @@ def payload_of(page):
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
-def test_the_page_holds_the_words_and_the_weights_to_three_digits(stack):
-    attentions = random_attentions(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
-    held = payload_of(Page(page_of(attentions)))["stacks"][stack]
-    assert held["queries"] == attentions.queries(stack)
-    assert held["keys"] == attentions.keys(stack)
-    weights = np.array(held["weights"]).reshape(held["layers"], held["heads"], len(held["queries"]), -1) / 1000
-    np.testing.assert_allclose(weights, attentions.weights(stack), atol=0.0005 + 1e-7)
+def test_page_has_the_words_and_the_weights_to_three_digits(stack):
+    maps = random_attention_maps(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
+    stored = payload_of(Page(render_page(maps)))["stacks"][stack]
+    assert stored["queries"] == maps.queries(stack)
+    assert stored["keys"] == maps.keys(stack)
+    weights = np.array(stored["weights"]).reshape(stored["layers"], stored["heads"], len(stored["queries"]), -1) / 1000
+    np.testing.assert_allclose(weights, maps.weights(stack), atol=0.0005 + 1e-7)
 
 
-def test_head_colours_are_those_of_the_figures():
-    assert payload_of(Page(page_of(random_attentions(heads=16))))["colors"] == head_colors(16)
+def test_head_colors_are_those_of_the_figures():
+    assert payload_of(Page(render_page(random_attention_maps(heads=16))))["colors"] == head_colors(16)
 
 
-def test_a_text_cannot_become_a_part_of_the_page():
+def test_text_cannot_become_markup():
     model, tokenizer = model_of_pairs()
     plain = Page(attention_page(model, tokenizer, "hello", "hola"))
     page = Page(attention_page(model, tokenizer, NASTY, NASTY))
@@ -84,7 +86,7 @@ def test_a_text_cannot_become_a_part_of_the_page():
     assert payload_of(page)["stacks"]["cross"]["keys"][0] == "<"
 
 
-def test_the_page_needs_no_other_file():
+def test_page_needs_no_other_file():
     text = attention_page(*model_of_pairs(), "hello")
     assert "http://" not in text
     assert "https://" not in text
@@ -104,7 +106,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys):
+def test_command_writes_a_page_and_prints_its_path(folder, tmp_path, capsys):
     output = tmp_path / "page.html"
     main([str(folder), "the cat is black", "--output", str(output)])
     assert capsys.readouterr().out == f"{output}\n"
@@ -120,12 +122,12 @@ def test_the_command_writes_a_page_and_tells_its_place(folder, tmp_path, capsys)
         (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: there is no such folder; name"),
         (["{folder}", "hello", "--output", "{folder}"], "{folder}: a folder; name a file."),
         (["/", "hello", "--output", "{folder}/page.html"], "/: holds no model, for it has no config.json; name a"),
-        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: is there already; give"),
+        (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
         (["{folder}", "hello\udcff", "--output", "{folder}/page.html"], "'hello\\udcff', which is not UTF-8. See "),
         (["{folder}"], "the following arguments are required: sentence. See python -m vaswani_transformer.figures --h"),
     ],
 )
-def test_a_command_that_cannot_be_done_ends_with_one_line(arguments, message, folder, capsys):
+def test_command_error_is_one_line(arguments, message, folder, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([argument.format(folder=folder) for argument in arguments])
     (line,) = capsys.readouterr().err.splitlines()
@@ -134,7 +136,7 @@ def test_a_command_that_cannot_be_done_ends_with_one_line(arguments, message, fo
 
 
 def opened(text, folder, address="", actions=""):
-    """The page as a browser has it after `actions`, JavaScript statements with a shorthand $ for its elements."""
+    """Return the page as a browser has it after `actions`: JavaScript statements in which $ selects elements."""
     script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
     path = folder / "page.html"
     path.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
@@ -150,7 +152,7 @@ def opened(text, folder, address="", actions=""):
 
 
 def words(page, side):
-    return [element["text"] for element in page.all("button", kind="word", **{"data-side": side})]
+    return [element["text"] for element in page.all("button", css_class="word", **{"data-side": side})]
 
 
 def strokes(page):
@@ -163,11 +165,11 @@ def hidden_views(page):
 
 @in_a_browser
 @pytest.mark.slow
-def test_a_browser_shows_the_last_layer_of_cross_attention(tmp_path):
-    attentions = random_attentions()
-    page = opened(page_of(attentions), tmp_path)
-    assert words(page, "query") == attentions.written_pieces
-    assert words(page, "key") == attentions.source_pieces
+def test_browser_shows_the_last_layer_of_cross_attention(tmp_path):
+    maps = random_attention_maps()
+    page = opened(render_page(maps), tmp_path)
+    assert words(page, "query") == maps.output_tokens
+    assert words(page, "key") == maps.source_tokens
     assert strokes(page) == set(head_colors(8))
     assert hidden_views(page) == ["heat-view", "overview"]
     assert page.one("div", id="layers")["text"] == "12"
@@ -175,7 +177,7 @@ def test_a_browser_shows_the_last_layer_of_cross_attention(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_an_address_that_says_nothing_is_the_plain_page(tmp_path):
+def test_unknown_address_shows_the_plain_page(tmp_path):
     acts = """
       const seen = () => JSON.stringify([...$("path"), ...$(".word")].map((part) => part.outerHTML));
       const plain = seen();
@@ -189,13 +191,13 @@ def test_an_address_that_says_nothing_is_the_plain_page(tmp_path):
       });
       document.title = JSON.stringify(same);
     """
-    page = opened(page_of(random_attentions()), tmp_path, "", acts)
+    page = opened(render_page(random_attention_maps()), tmp_path, "", acts)
     assert json.loads(page.one("title")["text"]) == [True] * 5
 
 
 @in_a_browser
 @pytest.mark.slow
-def test_a_browser_shows_nasty_words_as_words(tmp_path):
+def test_browser_shows_markup_in_words_as_text(tmp_path):
     page = opened(attention_page(*model_of_pairs(), NASTY, NASTY), tmp_path)
     assert "".join(words(page, "query")).startswith("<s·c·r·i·p·t>")
     assert page.one("title")["text"] == f"Attention: {NASTY}"
@@ -204,18 +206,18 @@ def test_a_browser_shows_nasty_words_as_words(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_the_address_says_what_is_shown(tmp_path):
-    attentions = random_attentions()
-    page = opened(page_of(attentions), tmp_path, "#encoder-1&heads=2.5&query=4")
-    assert words(page, "query") == attentions.source_pieces
+def test_address_says_what_is_shown(tmp_path):
+    maps = random_attention_maps()
+    page = opened(render_page(maps), tmp_path, "#encoder-1&heads=2.5&query=4")
+    assert words(page, "query") == maps.source_tokens
     assert strokes(page) == {head_colors(8)[1], head_colors(8)[4]}
     kept = page.one("button", **{"aria-pressed": "true"})
     assert (kept["data-side"], kept["data-index"]) == ("query", "3")
     starts = {line.split("L")[0] for path in page.all("path") for line in path["d"].split("M")[1:]}
     assert {round(float(start.split()[1]) - 0.5) for start in starts} == {3}
-    means = attentions.encoder[0][[1, 4], 3].mean(0)
-    strongest = f"{attentions.source_pieces[means.argmax()]} {100 * means.max():.0f}%"
-    assert page.one("div", id="status")["text"].startswith(f"{attentions.source_pieces[3]} looks at {strongest}")
+    means = maps.encoder[0][[1, 4], 3].mean(0)
+    strongest = f"{maps.source_tokens[means.argmax()]} {100 * means.max():.0f}%"
+    assert page.one("div", id="status")["text"].startswith(f"{maps.source_tokens[3]} attends to {strongest}")
 
 
 @in_a_browser
@@ -226,12 +228,12 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path):
       const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
       document.title = JSON.stringify([$("canvas").length, width, height, [...pixels].filter((_, i) => i % 4 === 3)]);
     """
-    attentions = random_attentions(heads=3)
-    page = opened(page_of(attentions), tmp_path, "#cross-2&view=heat", read)
+    maps = random_attention_maps(heads=3)
+    page = opened(render_page(maps), tmp_path, "#cross-2&view=heat", read)
     count, width, height, opacities = json.loads(page.one("title")["text"])
-    assert (count, width, height) == (3, len(attentions.source_pieces), len(attentions.written_pieces))
+    assert (count, width, height) == (3, len(maps.source_tokens), len(maps.output_tokens))
     found = np.array(opacities).reshape(height, width) / 255
-    np.testing.assert_allclose(found, attentions.cross[1, 2], atol=1 / 255)
+    np.testing.assert_allclose(found, maps.cross[1, 2], atol=1 / 255)
     assert hidden_views(page) == ["lines-view", "overview"]
 
 
@@ -239,23 +241,23 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path):
 @pytest.mark.slow
 def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
     acts = """
-      const told = [];
-      const tell = () => told.push([location.hash, $("#status")[0].textContent, $(".word.is-active").length]);
-      $("#stacks input")[0].click(); tell();
-      $("#layers input")[0].click(); tell();
-      $("#heads input")[0].click(); tell();
-      $("#heads label")[2].dispatchEvent(new MouseEvent("dblclick")); tell();
-      $(".word")[1].dispatchEvent(new PointerEvent("pointerenter", { pointerType: "mouse" })); tell();
-      $(".word")[1].click(); tell();
-      $(".word")[1].dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true })); tell();
-      $("#views input")[2].click(); tell();
-      $(".thumbnail")[9].click(); tell();
-      $("#all-heads")[0].click(); tell();
-      document.title = JSON.stringify(told);
+      const states = [];
+      const record = () => states.push([location.hash, $("#status")[0].textContent, $(".word.is-active").length]);
+      $("#stacks input")[0].click(); record();
+      $("#layers input")[0].click(); record();
+      $("#heads input")[0].click(); record();
+      $("#heads label")[2].dispatchEvent(new MouseEvent("dblclick")); record();
+      $(".word")[1].dispatchEvent(new PointerEvent("pointerenter", { pointerType: "mouse" })); record();
+      $(".word")[1].click(); record();
+      $(".word")[1].dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true })); record();
+      $("#views input")[2].click(); record();
+      $(".thumbnail")[9].click(); record();
+      $("#all-heads")[0].click(); record();
+      document.title = JSON.stringify(states);
     """
-    attentions = random_attentions()
-    told = json.loads(opened(page_of(attentions), tmp_path, "", acts).one("title")["text"])
-    assert [address for address, *_ in told] == [
+    maps = random_attention_maps()
+    states = json.loads(opened(render_page(maps), tmp_path, "", acts).one("title")["text"])
+    assert [address for address, *_ in states] == [
         "#encoder-2",
         "#encoder-1",
         "#encoder-1&heads=2.3.4.5.6.7.8",
@@ -267,25 +269,25 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
         "#encoder-2&heads=2",
         "#encoder-2",
     ]
-    assert [active for *_, active in told] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
-    assert told[4][1].startswith("representation looks at ")
-    assert told[4][1].endswith("(head 3)")
+    assert [active for *_, active in states] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert states[4][1].startswith("representation attends to ")
+    assert states[4][1].endswith("(head 3)")
 
 
 @in_a_browser
 @pytest.mark.slow
-def test_the_keyboard_moves_from_word_to_word(tmp_path):
+def test_keyboard_moves_from_word_to_word(tmp_path):
     acts = """
-      const told = [];
+      const states = [];
       const press = (key) => {
         document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
         const { side, index } = document.activeElement.dataset;
-        told.push([side, Number(index), $('.word[tabindex="0"]').length]);
+        states.push([side, Number(index), $('.word[tabindex="0"]').length]);
       };
       $(".word")[0].focus();
       ["ArrowDown", "ArrowDown", "ArrowUp", "ArrowRight", "End", "ArrowLeft", "Home"].forEach(press);
-      document.title = JSON.stringify(told);
+      document.title = JSON.stringify(states);
     """
-    told = json.loads(opened(page_of(random_attentions()), tmp_path, "", acts).one("title")["text"])
-    places = [("query", 1), ("query", 2), ("query", 1), ("key", 1), ("key", 15), ("query", 2), ("query", 0)]
-    assert told == [[side, index, 2] for side, index in places]  # and two stops of the tab key, one a column
+    states = json.loads(opened(render_page(random_attention_maps()), tmp_path, "", acts).one("title")["text"])
+    positions = [("query", 1), ("query", 2), ("query", 1), ("key", 1), ("key", 15), ("query", 2), ("query", 0)]
+    assert states == [[side, index, 2] for side, index in positions]  # and two stops of the tab key, one per column

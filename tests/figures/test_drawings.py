@@ -1,4 +1,4 @@
-"""The figures show the numbers that they are made of, and nothing in them overlaps or is cut off."""
+"""Figures show the numbers that they are made of, and no text in them overlaps or is cut off."""
 
 import itertools
 import json
@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from tests.builders import random_attentions
+from tests.builders import random_attention_maps
 from tests.helpers import model_of_pairs, run_python
-from vaswani_transformer.attention_weights import attentions_of
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import (
+    attention_maps,
     draw_attention,
     draw_heat_maps,
     draw_learning_rate,
     draw_loss,
     draw_positional_encoding,
-    head_colors,
 )
+from vaswani_transformer.figures.style import head_colors
 from vaswani_transformer.schedule import learning_rate
 
 
 def words_of(figure):
-    """All texts that are seen in a figure, with the boxes in which they stand."""
+    """Return all visible texts of a figure with their boxes."""
     figure.draw_without_rendering()
     beyond = set()  # labels of ticks outside an axis, which are there and not drawn
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -41,126 +41,129 @@ def words_of(figure):
 
 
 def assert_legible(figure):
-    """No text leaves the figure, and no two overlap by more than a pixel."""
-    found = words_of(figure)
-    assert found
-    for text, box in found:
+    """Assert that no text leaves the figure and no two overlap by more than a pixel."""
+    words = words_of(figure)
+    assert words
+    for text, box in words:
         assert box.x0 >= -1, text
         assert box.y0 >= -1, text
         assert box.x1 <= figure.bbox.x1 + 1, text
         assert box.y1 <= figure.bbox.y1 + 1, text
-    for (one, box), (other, second) in itertools.combinations(found, 2):
+    for (one, box), (other, second) in itertools.combinations(words, 2):
         width = min(box.x1, second.x1) - max(box.x0, second.x0)
         height = min(box.y1, second.y1) - max(box.y0, second.y0)
         assert min(width, height) < 1, (one, other)
 
 
 def lines_of(figure):
-    """The lines of an attention picture: (head's colour, query, key) and how opaque each is."""
-    found = {}
+    """Return the opacity of each line of a figure by its head's color, query and key."""
+    lines = {}
     for collection in figure.axes[0].collections:
         for (start, end), color in zip(collection.get_segments(), collection.get_colors(), strict=True):
-            found[to_hex(color), round(start[0]), round(end[0])] = color[3]
-    return found
+            lines[to_hex(color), round(start[0]), round(end[0])] = color[3]
+    return lines
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 2])
-def test_each_line_is_as_strong_as_its_weight(stack, word):
-    attentions = random_attentions()
-    weights = attentions.weights(stack)[0]
-    lines = lines_of(draw_attention(attentions, stack, layer=1, word=word))
+def test_lines_are_as_opaque_as_their_weights(stack, word):
+    maps = random_attention_maps()
+    weights = maps.weights(stack)[0]
+    lines = lines_of(draw_attention(maps, stack, layer=1, word=word))
     for head, query, key in np.ndindex(weights.shape):
         weight = weights[head, query, key]
         is_drawn = weight > 0.04 if word is None else query == 1 and weight > 0.01
-        place = (head_colors(8)[head], query, key)
-        assert (place in lines) == is_drawn
+        line = (head_colors(8)[head], query, key)
+        assert (line in lines) == is_drawn
         if is_drawn:
-            assert lines[place] == pytest.approx(weight)
+            assert lines[line] == pytest.approx(weight)
 
 
-def test_only_the_heads_that_are_asked_for_are_drawn():
-    colors = {color for color, _, _ in lines_of(draw_attention(random_attentions(), "cross", heads=[3, 5]))}
+def test_heads_that_are_not_requested_are_not_drawn():
+    colors = {color for color, _, _ in lines_of(draw_attention(random_attention_maps(), "cross", heads=[3, 5]))}
     assert colors == {head_colors(8)[2], head_colors(8)[4]}
 
 
-def test_without_a_layer_it_is_the_last():
-    attentions = random_attentions()
-    assert lines_of(draw_attention(attentions)) == lines_of(draw_attention(attentions, layer=2))
-    assert lines_of(draw_attention(attentions)) != lines_of(draw_attention(attentions, layer=1))
+def test_layer_defaults_to_the_last():
+    maps = random_attention_maps()
+    assert lines_of(draw_attention(maps)) == lines_of(draw_attention(maps, layer=2))
+    assert lines_of(draw_attention(maps)) != lines_of(draw_attention(maps, layer=1))
 
 
-def test_a_word_is_found_by_its_name_or_its_number():
-    attentions = random_attentions()
-    by_name = lines_of(draw_attention(attentions, word="misunderstandings"))
-    assert by_name == lines_of(draw_attention(attentions, word=5))
+def test_word_is_given_by_its_text_or_its_number():
+    maps = random_attention_maps()
+    by_name = lines_of(draw_attention(maps, word="misunderstandings"))
+    assert by_name == lines_of(draw_attention(maps, word=5))
     assert {query for _, query, _ in by_name} == {4}
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"stack": "both"}, "'both' is not an attention of the model"),
-        ({"layer": 0}, r"layer \(0\) is none of the 2; they are counted from 1 to 2"),
-        ({"layer": 3}, r"layer \(3\) is none of the 2"),
-        ({"heads": 9}, r"head \(9\) is none of the 8"),
-        ({"heads": []}, r"heads \(\[\]\) names no head"),
-        ({"word": 99}, r"word \(99\) is none of the 16"),
-        ({"word": "$"}, r"word \('\$'\) stands at 10, 13; give one of these numbers"),
-        ({"word": "cat"}, r"word \('cat'\) is none of the, representation, .*; give one of these, or its number"),
+        ({"stack": "both"}, "stack: no such attention; got 'both', expected one of encoder"),
+        ({"layer": 0}, r"layer: out of range; got 0, expected 1 to 2\."),
+        ({"layer": 3}, r"layer: out of range; got 3"),
+        ({"heads": 9}, r"head: out of range; got 9, expected 1 to 8"),
+        ({"heads": []}, r"heads: no head is named; got \[\]"),
+        ({"word": 99}, r"word: out of range; got 99, expected 1 to 16"),
+        ({"word": "$"}, r"word: '\$' occurs more than once; give one of the numbers 10, 13"),
+        (
+            {"word": "cat"},
+            r"word: not in the sentence; got 'cat', expected one of the, representation, .*, or a number",
+        ),
     ],
 )
-def test_what_is_not_there_cannot_be_drawn(choice, message):
+def test_unknown_stack_layer_head_or_word_is_an_error(choice, message):
     with pytest.raises(ValueError, match=message):
-        draw_attention(random_attentions(), **choice)
+        draw_attention(random_attention_maps(), **choice)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 1])
 @pytest.mark.parametrize("heads", [1, 16])
-def test_no_word_of_an_attention_picture_overlaps_another_or_is_cut_off(stack, word, heads):
-    figure = draw_attention(random_attentions(heads=heads), stack, word=word)
+def test_words_of_an_attention_figure_do_not_overlap(stack, word, heads):
+    figure = draw_attention(random_attention_maps(heads=heads), stack, word=word)
     assert_legible(figure)
     words = [text for text, _ in words_of(figure)]
-    for shown in random_attentions().queries(stack) + random_attentions().keys(stack):
+    for shown in random_attention_maps().queries(stack) + random_attention_maps().keys(stack):
         assert shown in words
 
 
 @pytest.mark.parametrize(("stack", "heads"), [("encoder", 1), ("decoder", 3), ("cross", 8)])
-def test_a_layer_s_heat_maps_are_its_weights_head_by_head(stack, heads):
-    attentions = random_attentions(heads=heads)
-    figure = draw_heat_maps(attentions, stack, layer=2)
+def test_heat_maps_of_a_layer_are_its_weights(stack, heads):
+    maps = random_attention_maps(heads=heads)
+    figure = draw_heat_maps(maps, stack, layer=2)
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    assert np.array_equal(images, attentions.weights(stack)[1])
+    assert np.array_equal(images, maps.weights(stack)[1])
     assert_legible(figure)
     words = [text for text, _ in words_of(figure)]
-    assert all(shown in words for shown in attentions.queries(stack) + attentions.keys(stack))
+    assert all(shown in words for shown in maps.queries(stack) + maps.keys(stack))
 
 
-def test_heat_maps_of_all_layers_are_in_rows_and_columns():
-    attentions = random_attentions(heads=5, layers=3)
-    figure = draw_heat_maps(attentions, "cross", heads=[1, 5])
+def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head():
+    maps = random_attention_maps(heads=5, layers=3)
+    figure = draw_heat_maps(maps, "cross", heads=[1, 5])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    assert np.array_equal(images, attentions.cross[:, [0, 4]].reshape(6, *attentions.cross.shape[2:]))
+    assert np.array_equal(images, maps.cross[:, [0, 4]].reshape(6, *maps.cross.shape[2:]))
     assert_legible(figure)
     assert {"layer 1", "layer 2", "layer 3", "head 1", "head 5"} <= {text for text, _ in words_of(figure)}
 
 
-def test_a_sentence_s_attention_is_drawn_from_the_model_itself():
-    found = attentions_of(*model_of_pairs(), "the cat is black")
-    assert_legible(draw_attention(found, "cross"))
-    assert_legible(draw_heat_maps(found, "decoder", layer=1))
+def test_attention_of_a_real_model_is_legible():
+    maps = attention_maps(*model_of_pairs(), "the cat is black")
+    assert_legible(draw_attention(maps, "cross"))
+    assert_legible(draw_heat_maps(maps, "decoder", layer=1))
 
 
 @given(st.integers(1, 40))
-def test_each_head_has_a_colour_of_its_own(count):
+def test_heads_have_different_colors(count):
     colors = head_colors(count)
     assert len(set(colors)) == count
     assert all(to_hex(color) == color for color in colors)
 
 
 @pytest.mark.parametrize("wavelengths", [False, True])
-def test_the_positional_encoding_is_the_model_s(wavelengths):
+def test_positional_encoding_is_the_model_s(wavelengths):
     figure = draw_positional_encoding(50, 64, wavelengths)
     assert np.array_equal(figure.axes[0].images[0].get_array(), sinusoids(torch.arange(50), 64).numpy())
     assert_legible(figure)
@@ -174,14 +177,14 @@ def test_wavelengths_are_those_of_the_sinusoids():
 
 
 @pytest.mark.parametrize("sizes", [(0, 64), (10, 7), (10, 0)])
-def test_positions_that_are_none_are_refused(sizes):
+def test_positional_encoding_without_positions_or_dimensions_is_an_error(sizes):
     with pytest.raises(ValueError, match="must be at least 1"):
         draw_positional_encoding(*sizes)
 
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 9000)), min_size=1, max_size=4))
-def test_the_learning_rate_is_equation_3_with_its_peak(pairs):
+def test_learning_rate_is_equation_3_with_its_peak(pairs):
     axes = draw_learning_rate(pairs, steps=9000).axes[0]
     for (d_model, warmup), line in zip(pairs, axes.lines, strict=True):
         steps, rates = line.get_data()
@@ -189,12 +192,12 @@ def test_the_learning_rate_is_equation_3_with_its_peak(pairs):
         assert max(rates) == learning_rate(warmup, d_model, warmup)
 
 
-def test_the_learning_rate_is_legible():
+def test_learning_rate_is_legible():
     assert_legible(draw_learning_rate())
 
 
 @pytest.mark.parametrize("choice", [{"settings": ()}, {"settings": ((512, 0),)}, {"steps": 0}])
-def test_a_learning_rate_without_steps_is_refused(choice):
+def test_learning_rate_without_steps_is_an_error(choice):
     with pytest.raises(ValueError, match="must be positive; give at least one pair"):
         draw_learning_rate(**choice)
 
@@ -217,7 +220,7 @@ def curves(figure):
     return {line.get_label(): [list(data) for data in line.get_data()] for axes in figure.axes for line in axes.lines}
 
 
-def test_the_loss_of_a_run_is_drawn_with_its_bleu(tmp_path):
+def test_loss_of_a_run_is_drawn_with_its_bleu(tmp_path):
     write_log(tmp_path, LOG)
     figure = draw_loss(tmp_path)
     assert curves(figure) == {
@@ -228,42 +231,42 @@ def test_the_loss_of_a_run_is_drawn_with_its_bleu(tmp_path):
     assert_legible(figure)
 
 
-@pytest.mark.parametrize("place", ["checkpoints", "."])
-def test_a_run_that_is_not_finished_is_drawn_up_to_its_newest_checkpoint(place, tmp_path):
+@pytest.mark.parametrize("subfolder", ["checkpoints", "."])
+def test_unfinished_run_is_drawn_up_to_its_newest_checkpoint(subfolder, tmp_path):
     for step in (9, 10, 100):
-        write_log(tmp_path / place / f"checkpoint-{step}", [{"loss": 1.0, "step": step}])
-    (tmp_path / place / "checkpoint-200").mkdir()  # being written
+        write_log(tmp_path / subfolder / f"checkpoint-{step}", [{"loss": 1.0, "step": step}])
+    (tmp_path / subfolder / "checkpoint-200").mkdir()  # being written
     assert curves(draw_loss(tmp_path)) == {"training loss": [[100], [1.0]]}
 
 
-def test_results_alone_are_enough(tmp_path):
+def test_loss_is_drawn_from_results_json_too(tmp_path):
     write_log(tmp_path / "run", LOG)
     write_log(tmp_path / "results", LOG[:-1], name="curve")
     assert curves(draw_loss(str(tmp_path / "results"))) == curves(draw_loss(tmp_path / "run"))
 
 
-def test_a_folder_that_is_called_like_a_checkpoint_and_has_no_step_is_left_aside(tmp_path):
+def test_folder_named_like_a_checkpoint_without_a_step_is_ignored(tmp_path):
     write_log(tmp_path / "checkpoint-9", LOG[:1])
     write_log(tmp_path / "checkpoint-10", LOG)
     write_log(tmp_path / "checkpoint-best", LOG[:1])
     assert len(curves(draw_loss(tmp_path))["training loss"][0]) == 2
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no trainer_state.json, checkpoint or results.json; give"):
+def test_folder_without_a_log_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no trainer_state.json, checkpoint or results.json; give"):
         draw_loss(tmp_path)
 
 
-def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch):
+def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    draws = [draw_positional_encoding, draw_learning_rate, lambda: draw_attention(random_attentions())]
-    for draw in [*draws, lambda: draw_heat_maps(random_attentions())]:
+    draws = [draw_positional_encoding, draw_learning_rate, lambda: draw_attention(random_attention_maps())]
+    for draw in [*draws, lambda: draw_heat_maps(random_attention_maps())]:
         with pytest.raises(ImportError, match=r'run pip install "vaswani-transformer\[figures\]"'):
             draw()
 
 
 @pytest.mark.slow
-def test_matplotlib_is_imported_when_something_is_drawn_and_no_window_opens():
+def test_matplotlib_is_imported_only_when_something_is_drawn_and_opens_no_window():
     code = """
 import sys
 import vaswani_transformer.figures as figures

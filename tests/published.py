@@ -1,0 +1,28 @@
+"""The files of code that a published repository of each model family has, written out."""
+
+EVERY_FAMILY = {
+    "attention.py",
+    "body.py",
+    "config.py",
+    "decoder.py",
+    "dropout.py",
+    "embeddings.py",
+    "encoder.py",
+    "layers.py",
+    "loss.py",
+    "pipeline.py",
+    "pretrained.py",
+    "tokenizer.py",
+}
+EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
+    "lengths.py",
+    "parallel.py",
+    "parallel_generation.py",
+    "parallel_head.py",
+    "relative.py",
+}
+PUBLISHED_FILES = {
+    "transformer": EVERY_FAMILY | {"generation.py", "model.py", "search.py"},
+    "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
+    "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "masking.py"},
+}

@@ -1,0 +1,137 @@
+"""The package's plan: which file and which room may import which, and what a published model carries."""
+
+import ast
+import re
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, model_of_pairs, tiny_model
+from tests.parallel_models import tiny_cmlm, tiny_nat
+from tests.published import PUBLISHED_FILES
+
+PACKAGE = ROOT / "vaswani_transformer"
+
+# In reading order: a file imports only from files above it.
+PUBLISHED = [
+    *("config", "dropout", "embeddings", "attention", "layers", "tokenizer", "pipeline", "pretrained"),
+    *("encoder", "decoder", "loss", "body", "search", "generation", "model"),
+    *("lengths", "relative", "parallel", "parallel_head", "parallel_generation", "masking", "nat", "cmlm"),
+]
+# Never published, in the same order; they import from published files too.
+SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
+# Never published either: the rooms that each room imports from, beyond published and shared files.
+ROOMS = {"cpu": set(), "convert": {"translate"}, "figures": set(), "translate": {"cpu"}}
+# Flat files that have no room yet.
+UNSORTED = {"convert", "ctranslate2_engine", "folders", "lines", "originals", "translate", "translation"}
+
+ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
+# What Transformers' loader takes for an import of a sibling file, anywhere in the text.
+LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$)", re.MULTILINE)
+
+
+def existing(names: list[str]) -> list[str]:
+    return [name for name in names if (PACKAGE / f"{name}.py").is_file()]
+
+
+def flat_files() -> set[str]:
+    return {path.stem for path in PACKAGE.glob("*.py")}
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def absolute_imports(path: Path) -> set[str]:
+    """Return the top-level packages that a file imports, wherever in the file."""
+    nodes = list(ast.walk(tree_of(path)))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level and node.module]
+    return {module.split(".")[0] for module in modules}
+
+
+def relative_imports(path: Path) -> set[tuple[str, ...]]:
+    """Return the modules of the package that a file imports, wherever in the file, as paths from the package."""
+    folder = path.relative_to(PACKAGE).parent.parts
+    modules = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = folder[: len(folder) - node.level + 1]
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            modules |= {(*base, *name.split(".")) for name in names}
+    return modules
+
+
+def imported_units(path: Path) -> set[str]:
+    """Return the flat files and the rooms, each by its name, that a file imports."""
+    return {module[0] for module in relative_imports(path)}
+
+
+@pytest.mark.parametrize("name", existing(PUBLISHED))
+def test_published_file_imports_only_from_those_above_it(name: str) -> None:
+    assert imported_units(PACKAGE / f"{name}.py") <= set(PUBLISHED[: PUBLISHED.index(name)])
+
+
+@pytest.mark.parametrize("name", existing(PUBLISHED))
+def test_published_file_imports_in_the_form_that_the_loader_finds(name: str) -> None:
+    path = PACKAGE / f"{name}.py"
+    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
+    assert all(node.level == 1 and node.module and "." not in node.module for node in nodes)
+    matches = LOADER_IMPORT.findall(path.read_text(encoding="utf-8"))
+    assert {one or other for one, other in matches} == imported_units(path)
+
+
+@pytest.mark.parametrize("name", existing(PUBLISHED))
+def test_published_file_needs_no_further_package(name: str) -> None:
+    assert absolute_imports(PACKAGE / f"{name}.py") <= ALLOWED_PACKAGES
+
+
+@pytest.mark.parametrize("name", existing(SHARED))
+def test_shared_file_imports_only_from_published_files_and_those_above_it(name: str) -> None:
+    above = {*PUBLISHED, *SHARED[: SHARED.index(name)]}
+    assert imported_units(PACKAGE / f"{name}.py") <= above | (UNSORTED & flat_files())
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_room_imports_only_from_flat_files_and_the_rooms_it_may(room: str) -> None:
+    allowed = {*PUBLISHED, *SHARED, *ROOMS[room], room} | (UNSORTED & flat_files())
+    for path in (PACKAGE / room).rglob("*.py"):
+        assert imported_units(path) <= allowed, path
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_files_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+    graph = {(room, path.stem): relative_imports(path) for path in (PACKAGE / room).glob("*.py")}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    assert set(graph) <= set(order)
+
+
+def test_registration_imports_only_published_files() -> None:
+    assert imported_units(PACKAGE / "registration.py") <= set(PUBLISHED)
+
+
+def test_every_file_and_folder_of_the_package_has_its_layer() -> None:
+    assert flat_files() <= {*PUBLISHED, *SHARED, *UNSORTED, "__init__", "registration"}
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} <= set(ROOMS)
+    assert not list(PACKAGE.glob("*/*/*.py"))
+
+
+def test_package_imports_neither_training_nor_tests() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not absolute_imports(path) & {"training", "tests", "vaswani_transformer"}, path
+
+
+@pytest.mark.parametrize(
+    ("family", "make"), [("transformer", tiny_model), ("nat", tiny_nat), ("cmlm", tiny_cmlm)], ids=PUBLISHED_FILES
+)
+def test_published_model_carries_exactly_the_files_of_its_family(family: str, make, tmp_path) -> None:
+    make().with_remote_code().save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
+    assert PUBLISHED_FILES[family] <= {f"{name}.py" for name in PUBLISHED}
+
+
+def test_published_tokenizer_carries_its_own_file(tmp_path) -> None:
+    model_of_pairs()[1].with_remote_code().save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == {"tokenizer.py"}

@@ -1,0 +1,57 @@
+"""The command `python -m vaswani_transformer.figures`: write one page that shows a model's attention on a sentence."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from transformers.utils import logging
+
+from ..command_line import ArgumentParser, utf8_text
+from ..folders import load_model, load_tokenizer, refuse_other_tokenizer
+from ..lines import LineError, writing
+from .page import attention_page
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's arguments; an output that cannot be written ends it with status 2."""
+    parser = ArgumentParser(
+        prog="python -m vaswani_transformer.figures",
+        description="Write one HTML page that shows a model's attention on a sentence.",
+    )
+    parser.add_argument("model", help="folder or Hub name of a model with its tokenizer")
+    parser.add_argument("source", metavar="sentence", type=utf8_text, help="sentence to translate")
+    parser.add_argument("--target", type=utf8_text, help="its translation (default: the model's own)")
+    parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
+    parser.add_argument("--force", action="store_true", help="replace the file that --output names")
+    options = parser.parse_args(arguments)
+    folder = options.output.absolute().parent
+    if not folder.is_dir():
+        parser.error(f"{options.output}: there is no folder {folder}; make it first.")
+    if options.output.is_dir():
+        parser.error(f"{options.output}: a folder; name a file.")
+    if options.output.is_file() and not options.force:
+        parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the page of a sentence, and its path to standard output; an error is one line and exit status 2."""
+    options = parse(arguments)
+    logging.disable_progress_bar()
+    try:
+        tokenizer, model = load_tokenizer(options.model), load_model(options.model)
+        refuse_other_tokenizer(model, tokenizer, options.model)
+        try:
+            page = attention_page(model, tokenizer, options.source, options.target)
+        except ValueError as error:
+            raise LineError(f"{options.model}: {' '.join(str(error).split())}") from error
+        with writing(str(options.output), "make room, or give another --output"):
+            options.output.write_text(page, encoding="utf-8")
+    except LineError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    sys.stdout.write(f"{options.output}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A page for a browser that shows every head of every layer on one sentence."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from .style import head_colors
+from .weights import STACKS, AttentionMaps, attention_maps
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def payload(maps: AttentionMaps) -> str:
+    """Return words, weights in thousandths and colors as JSON in which no "<" can end the surrounding script."""
+    stacks = {}
+    for stack in STACKS:
+        weights = maps.weights(stack)
+        stacks[stack] = {
+            "queries": maps.queries(stack),
+            "keys": maps.keys(stack),
+            "layers": weights.shape[0],
+            "heads": weights.shape[1],
+            "weights": np.rint(1000 * weights).astype(int).ravel().tolist(),
+        }
+    colors = head_colors(max(maps.weights(stack).shape[1] for stack in STACKS))
+    text = json.dumps({"stacks": stacks, "colors": colors}, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def render_page(maps: AttentionMaps) -> str:
+    """Return the page of attention maps, with weights rounded to three digits."""
+    layers, heads = maps.encoder.shape[:2]
+    fields = {
+        "title": html.escape(maps.source),
+        "source": html.escape(maps.source),
+        "target": html.escape(maps.target),
+        "model": f"Attention in {layers} encoder and {len(maps.decoder)} decoder layers of {heads} heads",
+        "payload": payload(maps),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], TEMPLATE.read_text(encoding="utf-8"))
+
+
+def attention_page(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
+) -> str:
+    """Return one HTML page that shows every head of every layer on a sentence; `attention_maps` has the arguments.
+
+    The page is complete: it loads nothing, stores nothing and needs no network. Its address says what it shows, for
+    example `page.html#cross-2&heads=1.3&query=4`.
+    """
+    return render_page(attention_maps(model, tokenizer, source, target))
+
+
+__all__ = ["attention_page", "render_page"]

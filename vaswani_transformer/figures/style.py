@@ -1,0 +1,87 @@
+"""The style that all figures share: colors, fonts, axes, and the choice of layers and heads.
+
+Layers, heads and words are counted from 1, as in the paper's captions.
+"""
+
+import colorsys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+COLORS = ("#2f6fdb", "#e0700f", "#2b9a48", "#d03468", "#7d4fd6", "#0d93a5", "#b58a00", "#8a5a3c")
+INK, MUTED, RULE = "#1c1d20", "#62646b", "#dcdde0"
+FALLBACK_FONTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari")
+
+
+def head_colors(count: int) -> list[str]:
+    """Return one "#rrggbb" color per head: those of `COLORS`, or for more heads as many hues around the wheel."""
+    if count <= len(COLORS):
+        return list(COLORS[:count])
+    wheel = (colorsys.hls_to_rgb((0.6 + index / count) % 1, 0.46, 0.62) for index in range(count))
+    return ["#" + "".join(f"{round(255 * channel):02x}" for channel in rgb) for rgb in wheel]
+
+
+def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
+    """Return an empty figure, sized in inches, that belongs to no window.
+
+    Raises:
+        ImportError: Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'Figures need Matplotlib, which is not installed; run pip install "vaswani-transformer[figures]".'
+        ) from error
+    return Figure(figsize=(width, height), layout=layout, facecolor="white")
+
+
+def words_style() -> dict[str, Any]:
+    """Return text settings for the words of a sentence: installed fonts that have the characters, and no formulas."""
+    from matplotlib import font_manager, rcParams
+
+    installed = set(font_manager.get_font_names())
+    families = [*rcParams["font.family"], *(name for name in FALLBACK_FONTS if name in installed)]
+    return {"fontfamily": families, "parse_math": False, "color": INK}
+
+
+def style_axes(axes: "Axes") -> "Axes":
+    """Leave only the two axis lines, light, and ticks without marks."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(RULE)
+    axes.tick_params(which="both", length=0, pad=5, labelcolor=MUTED)
+    axes.xaxis.label.set_color(MUTED)
+    axes.yaxis.label.set_color(MUTED)
+    return axes
+
+
+def index_from_1(name: str, value: int, count: int) -> int:
+    """Return the index of `value`, which counts from 1.
+
+    Raises:
+        ValueError: the value is not between 1 and `count`.
+    """
+    if not 1 <= value <= count:
+        raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
+    return value - 1
+
+
+def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
+    """Return the indices of the requested heads; None requests all.
+
+    Raises:
+        ValueError: no head is requested, or one that the model does not have.
+    """
+    numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
+    if not numbers:
+        raise ValueError(f"heads: no head is named; got {heads}, expected numbers from 1 to {count}, or None for all.")
+    return [index_from_1("head", head, count) for head in numbers]
+
+
+def longest(*lists: Sequence[str]) -> int:
+    """Return the sum of the lengths, in characters, of the longest word of each list."""
+    return sum(max(map(len, words)) for words in lists)

@@ -1,0 +1,37 @@
+"""Modes that a model takes for a while: evaluation, and attention that returns its weights."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def eval_mode(model: PreTrainedModel) -> Generator[None]:
+    """Switch dropout off inside the context; afterwards every module has its former mode."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Generator[None]:
+    """Compute equation (1) step by step, the only way that returns weights; afterwards configurations are restored."""
+    configs = {
+        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
+    }
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = "eager"
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+__all__ = ["eager_attention", "eval_mode"]
