@@ -284,8 +284,8 @@ PROGRAMS = {
     "ruff": lambda arguments: parse_by_help("ruff", arguments),
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
-    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert", arguments),
-    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate", arguments),
+    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
+    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate.command", arguments),
 }
 
 

@@ -25,8 +25,8 @@ from training.card import LICENSES, make_card
 from training.command import OneLineParser, end_interrupted, reason
 from training.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
-from vaswani_transformer.lines import LineError
+from vaswani_transformer.checked_loading import load_model, load_tokenizer, refuse_other_tokenizer
+from vaswani_transformer.translate.output import LineError
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}

@@ -25,10 +25,10 @@ from training.recipe import Recipe, RecipeError, load_recipe
 from training.recipe_help import recipe_help
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.lines import reason
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
-from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
+from vaswani_transformer.translate.command import DTYPE_HELP, DTYPES, load
+from vaswani_transformer.translate.output import reason
+from vaswani_transformer.translate.translator import batches_by_length, evaluating, log_probabilities, padded, translate
 
 CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose language Moses cuts, too
 

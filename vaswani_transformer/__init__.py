@@ -14,11 +14,11 @@ from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .schedule import learning_rate, paper_adam, paper_schedule
 from .tokenizer import VaswaniTransformerTokenizer
-from .translation import Hypothesis, Translation, translate
+from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
     from .attention_weights import Attentions, attentions_of
-    from .ctranslate2_engine import CTranslate2Search, to_ctranslate2
+    from .convert.ctranslate2_exporter import CTranslate2Search, to_ctranslate2
     from .figures import (
         attention_page,
         draw_attention,
@@ -68,8 +68,8 @@ __all__ = [
 LAZY_NAMES = {
     "Attentions": "attention_weights",
     "attentions_of": "attention_weights",
-    "CTranslate2Search": "ctranslate2_engine",
-    "to_ctranslate2": "ctranslate2_engine",
+    "CTranslate2Search": "convert.ctranslate2_exporter",
+    "to_ctranslate2": "convert.ctranslate2_exporter",
     "attention_page": "figures",
     "draw_attention": "figures",
     "draw_heat_maps": "figures",

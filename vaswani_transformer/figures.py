@@ -22,11 +22,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .attention_weights import STACKS, Attentions, attentions_of
+from .checked_loading import load_model, load_tokenizer, refuse_other_tokenizer
 from .command_line import ArgumentParser, utf8_text
 from .embeddings import sinusoids
-from .folders import load_model, load_tokenizer, refuse_other_tokenizer
-from .lines import LineError, writing
 from .schedule import learning_rate
+from .translate.output import LineError, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

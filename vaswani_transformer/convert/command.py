@@ -9,13 +9,13 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from .command_line import ArgumentParser, positive_int
-from .config import VaswaniTransformerConfig
-from .ctranslate2_engine import QUANTIZATIONS, to_ctranslate2
-from .folders import load_model, load_tokenizer, loading, new_folder, refuse_folder, refuse_missing_folder
-from .lines import reason
-from .model import VaswaniTransformerForConditionalGeneration
-from .originals import Import, from_fairseq, from_fsmt, from_marian
+from ..checked_loading import load_model, load_tokenizer, loading, new_folder, refuse_folder, refuse_missing_folder
+from ..command_line import ArgumentParser, positive_int
+from ..config import VaswaniTransformerConfig
+from ..model import VaswaniTransformerForConditionalGeneration
+from ..translate.output import reason
+from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
+from .fairseq import Import, from_fairseq, from_fsmt, from_marian
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.translation import (
+from vaswani_transformer.translate.translator import (
     Hypothesis,
     ModelSearch,
     OverlongError,

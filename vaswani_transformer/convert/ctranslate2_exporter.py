@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .attention import MultiHeadAttention
-from .body import is_unwrapped_linear
-from .config import VaswaniTransformerConfig
-from .decoder import VaswaniTransformerDecoder
-from .embeddings import LearnedPositions, sinusoids
-from .encoder import VaswaniTransformerEncoder
-from .folders import load_tokenizer, new_folder
-from .layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
-from .model import VaswaniTransformerForConditionalGeneration
-from .search import LENGTH_PENALTY_TYPES, length_penalty
-from .tokenizer import text_encoder
+from ..attention import MultiHeadAttention
+from ..body import is_unwrapped_linear
+from ..checked_loading import load_tokenizer, new_folder
+from ..config import VaswaniTransformerConfig
+from ..decoder import VaswaniTransformerDecoder
+from ..embeddings import LearnedPositions, sinusoids
+from ..encoder import VaswaniTransformerEncoder
+from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..model import VaswaniTransformerForConditionalGeneration
+from ..search import LENGTH_PENALTY_TYPES, length_penalty
+from ..tokenizer import text_encoder
 
 logger = logging.get_logger(__name__)
 

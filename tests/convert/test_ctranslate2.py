@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
-from vaswani_transformer.convert import main
-from vaswani_transformer.ctranslate2_engine import ACTIVATIONS, CTranslate2Search, to_ctranslate2
+from vaswani_transformer.convert.command import main
+from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, CTranslate2Search, to_ctranslate2
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2
@@ -293,7 +293,8 @@ def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
 def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(
-        "vaswani_transformer.ctranslate2_engine.logger.warning", lambda text, *parts: told.append(text % parts)
+        "vaswani_transformer.convert.ctranslate2_exporter.logger.warning",
+        lambda text, *parts: told.append(text % parts),
     )
     model = lively()
     CTranslate2Search(to_ctranslate2(model, None, tmp_path / "plain"))

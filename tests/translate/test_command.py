@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig
 
-import vaswani_transformer.translate as command
 from tests.helpers import PAIRS, ROOT, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.convert import main as convert
-from vaswani_transformer.translation import translate
+from vaswani_transformer.convert.command import main as convert
+from vaswani_transformer.translate import command
+from vaswani_transformer.translate.translator import translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
@@ -628,7 +628,7 @@ def test_a_signal_leaves_an_output_that_can_be_gone_on_with(run, folder, tmp_pat
 
 def test_the_command_is_installed_by_its_name():
     project = Path(ROOT, "pyproject.toml").read_text()
-    assert 'vaswani-translate = "vaswani_transformer.translate:main"' in project
+    assert 'vaswani-translate = "vaswani_transformer.translate.command:main"' in project
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .search import length_penalty
-from .tokenizer import text_encoder
+from ..search import length_penalty
+from ..tokenizer import text_encoder
 
 LONGEST_SOURCE = 1024  # tokens of a text, where the model's positions have no end
 LEAST_TOKENS = 16  # that a text counts for in a batch: very short ones would be too many beams at once

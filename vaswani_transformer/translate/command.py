@@ -16,12 +16,12 @@ from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .command_line import ArgumentParser, finite_float, positive_int, utf8_text
-from .config import VaswaniTransformerConfig
-from .cpu import prepare_for_inference
-from .ctranslate2_engine import CTranslate2Search
-from .folders import load_model, load_tokenizer, loading, refuse_missing_folder, refuse_other_tokenizer
-from .lines import (
+from ..checked_loading import load_model, load_tokenizer, loading, refuse_missing_folder, refuse_other_tokenizer
+from ..command_line import ArgumentParser, finite_float, positive_int, utf8_text
+from ..config import VaswaniTransformerConfig
+from ..convert.ctranslate2_exporter import CTranslate2Search
+from ..cpu import prepare_for_inference
+from .output import (
     LineError,
     ResumableFile,
     Stream,
@@ -35,7 +35,7 @@ from .lines import (
     reason,
     text_lines,
 )
-from .translation import Overlong, OverlongError, Translation, Translator, translate
+from .translator import Overlong, OverlongError, Translation, Translator, translate
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = "of the products with weights; int8 on a CPU alone (on a CPU float32, else and with CTranslate2 as saved)"

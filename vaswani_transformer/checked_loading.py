@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .lines import LineError, reason, writing
+from .translate.output import LineError, reason, writing
 
 MARKER = "config.json"
 """The file that makes a folder one of a model: no other is replaced."""

@@ -8,9 +8,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import BROKEN, break_model, model_of_pairs, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, convert, figures, translate
-from vaswani_transformer.folders import load_model, load_tokenizer, loading, new_folder, refuse_folder
-from vaswani_transformer.lines import LineError
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, figures
+from vaswani_transformer.checked_loading import load_model, load_tokenizer, loading, new_folder, refuse_folder
+from vaswani_transformer.convert import command as convert
+from vaswani_transformer.translate import command as translate
+from vaswani_transformer.translate.output import LineError
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.lines import (
+from vaswani_transformer.translate.output import (
     LineError,
     ResumableFile,
     Texts,

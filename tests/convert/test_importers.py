@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from tests.helpers import FLOAT32
-from vaswani_transformer.convert import main
-from vaswani_transformer.ctranslate2_engine import CTranslate2Search
-from vaswani_transformer.originals import fairseq_tokenizer, from_fairseq, from_fsmt, from_marian
+from vaswani_transformer.convert.command import main
+from vaswani_transformer.convert.ctranslate2_exporter import CTranslate2Search
+from vaswani_transformer.convert.fairseq import fairseq_tokenizer, from_fairseq, from_fsmt, from_marian
 from vaswani_transformer.tokenizer import text_encoder
 
 V, D, HEADS, FF, LAYERS, PAD, END = 40, 16, 4, 24, 2, 1, 2

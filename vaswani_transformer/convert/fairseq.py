@@ -29,10 +29,10 @@ from transformers import (
 )
 from transformers.activations import ACT2FN
 
-from .config import VaswaniTransformerConfig
-from .folders import check_finite, load_model, loading
-from .model import VaswaniTransformerForConditionalGeneration
-from .tokenizer import VaswaniTransformerTokenizer
+from ..checked_loading import check_finite, load_model, loading
+from ..config import VaswaniTransformerConfig
+from ..model import VaswaniTransformerForConditionalGeneration
+from ..tokenizer import VaswaniTransformerTokenizer
 
 PARTS = {
     "self_attn.out_proj": "self_attn.o_proj",
