@@ -1,4 +1,4 @@
-"""A folder is loaded with one line for what is wrong, written whole or not at all, and replaces nothing but a model."""
+"""A broken model ends loading, and every command, with one line that says what is wrong."""
 
 import logging
 import sys
@@ -9,10 +9,10 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import BROKEN, break_model, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, figures
-from vaswani_transformer.checked_loading import load_model, load_tokenizer, loading, new_folder, refuse_folder
+from vaswani_transformer.checked_loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.convert import command as convert
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.translate import command as translate
-from vaswani_transformer.translate.output import LineError
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def saved(tmp_path_factory):
 def test_weights_that_do_not_fit_or_are_not_finite_are_told_in_a_line(saved, tmp_path, caplog, way):
     folder = break_model(saved, tmp_path / "model", way)
     for model_class in (AutoModelForSeq2SeqLM, VaswaniTransformerForConditionalGeneration):
-        with pytest.raises(LineError) as error:
+        with pytest.raises(UserError) as error:
             load_model(str(folder), model_class)
         assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
         assert "\n" not in str(error.value)
@@ -73,82 +73,19 @@ def test_from_pretrained_itself_stays_as_transformers_has_it(saved, tmp_path, wa
 
 def test_what_is_no_folder_of_a_model_is_told_in_a_line(saved, tmp_path):
     for name, message in (
-        (str(tmp_path), "holds no model, for it has no config.json; name a folder with a model."),
-        (str(saved / "config.json"), "a file; name the folder of a model, or a model on the Hub."),
+        (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
+        (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
         (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
     ):
         for load in (load_model, load_tokenizer):
-            with pytest.raises(LineError) as error:
+            with pytest.raises(UserError) as error:
                 load(name)
             assert str(error.value) == f"{name}: {message}"
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(LineError, match="holds no tokenizer; save the model's tokenizer there with save_pretrained"):
+    with pytest.raises(UserError, match="has no tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))
 
 
-def write(folder, text="new"):
-    (folder / "config.json").write_text(text)
-
-
-def test_the_folder_stands_there_at_the_end_and_not_before(tmp_path):
-    with new_folder(tmp_path / "a" / "b") as folder:
-        write(folder)
-        assert not (tmp_path / "a" / "b").exists()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
-    assert (tmp_path / "a" / "b" / "config.json").read_text() == "new"
-
-
-def test_a_place_behind_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"file/a/b: \S+file is no folder that may be written to; name a place in an"):
-        refuse_folder(tmp_path / "file" / "a" / "b", force=True)
-
-
 def test_whatever_stops_a_model_from_loading_is_told_in_a_line():
-    with pytest.raises(ValueError, match=r"^some/model: cannot be loaded: KeyError$"), loading("some/model"):
+    with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
         raise KeyError
-
-
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "out").mkdir()
-    with new_folder(tmp_path / "out") as folder:
-        write(folder)
-    assert (tmp_path / "out" / "config.json").is_file()
-
-
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_on_the_way_leaves_what_stood_there(tmp_path, error, force):
-    if force:
-        with new_folder(tmp_path / "out") as folder:
-            write(folder, "old")
-
-    def fail():
-        with new_folder(tmp_path / "out", force) as folder:
-            write(folder)
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert [path.name for path in tmp_path.iterdir()] == (["out"] if force else [])
-    assert not force or (tmp_path / "out" / "config.json").read_text() == "old"
-
-
-def test_force_replaces_the_whole_model(tmp_path):
-    for name in ("first", "second"):
-        with new_folder(tmp_path / "out", force=True) as folder:
-            write(folder, name)
-            (folder / name).touch()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "second"]
-
-
-def test_what_is_no_model_is_never_replaced(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    for path, force, message in [
-        (tmp_path, False, "the folder is in use; name another, or replace the model in it with --force"),
-        (tmp_path, True, "the folder holds no config.json, so no model that could be replaced"),
-        (tmp_path / "notes.txt", True, "a file; name a folder"),
-    ]:
-        with pytest.raises(ValueError, match=message), new_folder(path, force):
-            pass
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

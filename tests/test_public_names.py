@@ -11,7 +11,7 @@ OPTIONAL = (
     "matplotlib",
     "ctranslate2",
     "vaswani_transformer.figures",
-    "vaswani_transformer.convert.ctranslate2_exporter",
+    "vaswani_transformer.convert",
 )
 
 

@@ -18,7 +18,7 @@ from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
     from .attention_weights import Attentions, attentions_of
-    from .convert.ctranslate2_exporter import CTranslate2Search, to_ctranslate2
+    from .convert import to_ctranslate2
     from .figures import (
         attention_page,
         draw_attention,
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
         draw_loss,
         draw_positional_encoding,
     )
+    from .translate.ctranslate2_engine import CTranslate2Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Attentions",
-    "CTranslate2Search",
+    "CTranslate2Engine",
     "Hypothesis",
     "MaskingCollator",
     "TokenBudgetBatchSampler",
@@ -68,8 +69,8 @@ __all__ = [
 LAZY_NAMES = {
     "Attentions": "attention_weights",
     "attentions_of": "attention_weights",
-    "CTranslate2Search": "convert.ctranslate2_exporter",
-    "to_ctranslate2": "convert.ctranslate2_exporter",
+    "CTranslate2Engine": "translate.ctranslate2_engine",
+    "to_ctranslate2": "convert",
     "attention_page": "figures",
     "draw_attention": "figures",
     "draw_heat_maps": "figures",

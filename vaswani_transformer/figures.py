@@ -22,11 +22,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .attention_weights import STACKS, Attentions, attentions_of
-from .checked_loading import load_model, load_tokenizer, refuse_other_tokenizer
+from .checked_loading import check_tokenizer_size, load_model, load_tokenizer
 from .command_line import ArgumentParser, utf8_text
 from .embeddings import sinusoids
+from .errors import UserError, exit_on_user_error, one_line
+from .files import write_errors
 from .schedule import learning_rate
-from .translate.output import LineError, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -518,18 +519,15 @@ def main(arguments: list[str] | None = None) -> None:
     """
     options = parse(arguments)
     logging.disable_progress_bar()
-    try:
+    with exit_on_user_error():
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)
-        refuse_other_tokenizer(model, tokenizer, options.model)
+        check_tokenizer_size(model, tokenizer, options.model)
         try:
             page = attention_page(model, tokenizer, options.source, options.target)
         except ValueError as error:
-            raise LineError(f"{options.model}: {' '.join(str(error).split())}") from error
-        with writing(str(options.output), "make room, or give another --output"):
+            raise UserError(f"{options.model}: {one_line(error)}") from error
+        with write_errors(options.output, "make room, or give another --output"):
             options.output.write_text(page, encoding="utf-8")
-    except LineError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
     sys.stdout.write(f"{options.output}\n")
 
 

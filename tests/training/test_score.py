@@ -204,7 +204,7 @@ def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path,
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
         found[dtype] = json.loads((tmp_path / dtype).read_text())
     assert [scores["dtype"] for scores in found.values()] == ["float32", "bfloat16", "int8", "float16"]
-    command = importlib.import_module("vaswani_transformer.translate.command")
+    command = importlib.import_module("vaswani_transformer.translate.loading")
     monkeypatch.setattr(command, "prepare_for_inference", lambda model, _: model)
     run("--device=cpu", "--output", tmp_path / "plain")
     plain = json.loads((tmp_path / "plain").read_text())

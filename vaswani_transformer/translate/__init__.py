@@ -1,5 +1,5 @@
-"""Translating many texts: the function `translate`, the engines behind it, and the command `vaswani-translate`."""
+"""Translating many texts: the function `translate`, its engines, and the command `vaswani-translate`."""
 
-from .translator import Hypothesis, OverlongError, Translation, Translator, translate
+from .translator import Hypothesis, TooLongError, Translation, Translator, translate
 
-__all__ = ["Hypothesis", "OverlongError", "Translation", "Translator", "translate"]
+__all__ = ["Hypothesis", "TooLongError", "Translation", "Translator", "translate"]
