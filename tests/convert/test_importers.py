@@ -348,7 +348,7 @@ def test_a_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
     with pytest.raises(ValueError, match='has no "model", so it is not a fairseq checkpoint'):
         from_fairseq(tmp_path / "c.pt")
     torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(**ARGUMENTS)}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="holds no encoder and decoder of fairseq's Transformer"):
+    with pytest.raises(ValueError, match="has no encoder and decoder of fairseq's Transformer"):
         from_fairseq(tmp_path / "c.pt")
 
 

@@ -258,6 +258,10 @@ def test_a_bar_knows_how_many_lines_a_file_has(run, tmp_path):
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
+def test_translation_stays_on_its_line():
+    assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
+
+
 def test_an_error_of_another_kind_is_not_taken_for_want_of_memory(run, monkeypatch):
     def generate(*_, **__):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -512,15 +516,15 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
         (
             ["--beams=0"],
-            "argument --beams: got '0', expected a whole number of at least 1. See vaswani-translate --help.",
+            "argument --beams: got '0', expected an integer of at least 1. See vaswani-translate --help.",
         ),
-        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected a whole number of at least 1"),
-        (["--beams=nan"], "argument --beams: got 'nan', expected a whole number"),
+        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected an integer of at least 1"),
+        (["--beams=nan"], "argument --beams: got 'nan', expected an integer"),
         (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
         (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
         (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
         (["--length_penalty=1e308"], "--length_penalty=1e+308: lengths to this power overflow; give a number from -50"),
-        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected a whole number below 2^31"),
+        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected an integer below 2^31"),
         ([f"--input={ROOT}"], f"--input={ROOT}: is a folder; name a file."),
         (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),

@@ -171,7 +171,7 @@ def test_texts_may_be_endless(parts):
 LONG = "the cat is black i love you this is a book"
 
 
-def test_an_overlong_text_is_truncated_at_the_limit_and_says_so(parts):
+def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(parts):
     model, tokenizer = parts
     tokens = tokenizer(LONG)["input_ids"]
     short, found = translate(*parts, ["cat", LONG], max_source_tokens=8)
