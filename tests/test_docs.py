@@ -201,9 +201,12 @@ def parse_launch(arguments: list[str]) -> None:
 
 
 def parse_pip(arguments: list[str]) -> None:
-    """By pip's own parser, in a process of its own: importing pip turns off setuptools' distutils, which torch needs."""
+    """Parse with pip's own parser; the extras that a command names exist.
+
+    It runs in another process: importing pip turns off the distutils of setuptools, which torch's compiler needs.
+    """
     script = (
-        "import sys; from pip._internal.commands import create_command as c; c(sys.argv[1]).parse_args(sys.argv[2:])"
+        "import sys; from pip._internal import commands; commands.create_command(sys.argv[1]).parse_args(sys.argv[2:])"
     )
     subprocess.run([sys.executable, "-c", script, *arguments], check=True)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -286,8 +289,8 @@ PROGRAMS = {
     "ruff": lambda arguments: parse_by_help("ruff", arguments),
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
-    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert", arguments),
-    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate", arguments),
+    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
+    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate.command", arguments),
 }
 
 

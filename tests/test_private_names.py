@@ -72,7 +72,7 @@ USED = {
         "_tp_plan",
     },
     "tokenizer.py": {"_auto_class"},
-    "translate.py": {"_commit_hash"},
+    "translate/loading.py": {"_commit_hash"},
 }
 # Where each stands in the tested versions; `_hf_hook` is what Accelerate sets on a module, `_commit_hash` the Hub.
 OWNERS = {

@@ -7,7 +7,12 @@ import pytest
 import vaswani_transformer
 from tests.helpers import run_python
 
-OPTIONAL = ("matplotlib", "ctranslate2", "vaswani_transformer.figures", "vaswani_transformer.ctranslate2_engine")
+OPTIONAL = (
+    "matplotlib",
+    "ctranslate2",
+    "vaswani_transformer.figures",
+    "vaswani_transformer.convert",
+)
 
 
 @pytest.mark.parametrize("name", sorted(set(vaswani_transformer.__all__) - {"translate"}))

@@ -25,8 +25,8 @@ from training.card import LICENSES, make_card
 from training.command import OneLineParser, end_interrupted, reason
 from training.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
-from vaswani_transformer.lines import LineError
+from vaswani_transformer.checked_loading import check_tokenizer_size, load_model, load_tokenizer
+from vaswani_transformer.errors import UserError
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
@@ -66,8 +66,8 @@ def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrai
     try:
         model = load_model(str(run), VaswaniTransformerForConditionalGeneration, local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
-        refuse_other_tokenizer(model, tokenizer, str(run))
-    except LineError as error:
+        check_tokenizer_size(model, tokenizer, str(run))
+    except UserError as error:
         raise PublishError(str(error)) from error
     return cast(VaswaniTransformerForConditionalGeneration, model), tokenizer
 

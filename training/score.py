@@ -25,10 +25,12 @@ from training.recipe import Recipe, RecipeError, load_recipe
 from training.recipe_help import recipe_help
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.lines import reason
+from vaswani_transformer.errors import one_line
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
-from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
+from vaswani_transformer.translate.engine import eval_mode, log_probabilities, pad_rows
+from vaswani_transformer.translate.loading import load
+from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.translate.translator import batches_by_length, translate
 
 CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose language Moses cuts, too
 
@@ -85,12 +87,12 @@ def likelihood(
     encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
-    with evaluating(model):
+    with eval_mode(model):
         for batch in batches_by_length({index: max(map(len, pair)) for index, pair in enumerate(pairs)}, tokens):
             rows, labels = zip(*(pairs[index] for index in batch), strict=True)
-            source = padded(list(rows), pad, model.device)  # (B, S)
-            mask = padded([[1] * len(row) for row in rows], 0, model.device)  # (B, S)
-            target = padded(list(labels), -100, model.device)  # (B, T)
+            source = pad_rows(list(rows), pad, model.device)  # (B, S)
+            mask = pad_rows([[1] * len(row) for row in rows], 0, model.device)  # (B, S)
+            target = pad_rows(list(labels), -100, model.device)  # (B, T)
             total -= log_probabilities(model, source, mask, target).double().sum().item()
     count = sum(len(labels) for _, labels in pairs)
     return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
@@ -105,7 +107,7 @@ def translate_all(
     start = time.perf_counter()
     found = [
         translation.hypotheses[0]
-        for translation in translate(model, tokenizer, sources, batch_tokens=tokens, overlong="keep", **settings)
+        for translation in translate(model, tokenizer, sources, batch_tokens=tokens, too_long="keep", **settings)
     ]
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in found)
     return [hypothesis.text for hypothesis in found], {
@@ -146,7 +148,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
     Raises:
         RecipeError: the recipe, its data, the model or the output file cannot be used, or do not go together.
-        LineError: the model cannot be loaded, or not as it is to run.
+        UserError: the model cannot be loaded, or not as it is to run.
     """
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
         what = "is there already" if options.output.exists() else "lies in no folder"
@@ -214,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         end_interrupted()
     except (ValueError, OSError) as error:
-        print(reason(error), file=sys.stderr)
+        print(one_line(error), file=sys.stderr)
         sys.exit(2)
 
 

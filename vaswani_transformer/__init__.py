@@ -17,10 +17,10 @@ from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .schedule import learning_rate, paper_adam, paper_schedule
 from .tokenizer import VaswaniTransformerTokenizer
-from .translation import Hypothesis, Translation, translate
+from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .ctranslate2_engine import CTranslate2Search, to_ctranslate2
+    from .convert import to_ctranslate2
     from .figures import (
         AttentionMaps,
         attention_maps,
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
         draw_loss,
         draw_positional_encoding,
     )
+    from .translate.ctranslate2_engine import CTranslate2Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMaps",
-    "CTranslate2Search",
+    "CTranslate2Engine",
     "Hypothesis",
     "MaskingCollator",
     "TokenBudgetBatchSampler",
@@ -70,8 +71,8 @@ __all__ = [
 
 # Each is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_NAMES = {
-    "CTranslate2Search": "ctranslate2_engine",
-    "to_ctranslate2": "ctranslate2_engine",
+    "CTranslate2Engine": "translate.ctranslate2_engine",
+    "to_ctranslate2": "convert",
     "AttentionMaps": "figures",
     "attention_maps": "figures",
     "attention_page": "figures",

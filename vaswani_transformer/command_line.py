@@ -1,4 +1,4 @@
-"""What the commands share: a parser whose errors are one line, and numbers that are checked as they are read."""
+"""Command lines: a parser whose errors are one line, and types of arguments."""
 
 import argparse
 import math
@@ -6,21 +6,21 @@ from typing import Any, NoReturn
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` without abbreviations that ends the command with one line and exit status 2."""
+    """An `argparse.ArgumentParser` without abbreviations; an error ends the command with one line and status 2."""
 
     def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
         super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and where help is, without the usage of every option."""
+        """Print the error and how to get help, without the usage of every option."""
         self.exit(2, f"{' '.join(message.split()).removesuffix('.')}. See {self.prog} --help.\n")
 
 
 def finite_float(text: str) -> float:
-    """The number that `text` spells.
+    """Return `text` as a finite number.
 
     Raises:
-        argparse.ArgumentTypeError: it spells none, or NaN or an infinity.
+        argparse.ArgumentTypeError: it is not one.
     """
     try:
         number = float(text)
@@ -32,24 +32,24 @@ def finite_float(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """The whole number, at least 1 and below 2^31, that `text` spells.
+    """Return `text` as an integer from 1 to 2^31 - 1.
 
     Raises:
-        argparse.ArgumentTypeError: it spells none.
+        argparse.ArgumentTypeError: it is not one.
     """
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1")
     if number >= 2**31:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number below 2^31")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer below 2^31")
     return number
 
 
 def utf8_text(argument: str) -> str:
-    """An argument that is text.
+    """Return an argument that is valid text.
 
     Raises:
         argparse.ArgumentTypeError: its bytes are not UTF-8.

@@ -29,7 +29,8 @@ from transformers.utils import logging
 
 from tests.benchmarks.train_against_marian import SHAPES, make_model
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.ctranslate2_engine import ctranslate2, to_ctranslate2
+from vaswani_transformer.convert import to_ctranslate2
+from vaswani_transformer.translate.ctranslate2_engine import import_ctranslate2
 
 SOURCE_LENGTH, TARGET_LENGTH = 25, 27
 ENGINE = "ct2_"  # CTranslate2, before how it computes
@@ -81,7 +82,7 @@ def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[]
     """The same by CTranslate2, with the model's weights."""
     with tempfile.TemporaryDirectory() as folder:
         to_ctranslate2(model, None, folder, force=True)
-        translator = ctranslate2().Translator(
+        translator = import_ctranslate2().Translator(
             folder, compute_type=name.removeprefix(ENGINE), intra_threads=torch.get_num_threads(), inter_threads=1
         )
     ids, mask = sources(len(lengths), model.config.vocab_size)
@@ -125,7 +126,7 @@ def without_missing(arms: list[str], lengths: str) -> list[str]:
         reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
     else:
         try:
-            ctranslate2()
+            import_ctranslate2()
         except ImportError as error:
             reason = str(error)
     left_out = [arm for arm in arms if arm.startswith(ENGINE) and reason]

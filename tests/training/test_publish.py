@@ -176,7 +176,7 @@ def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
     with pytest.raises(PublishError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(PublishError, match=r"^[^\n]*: holds no model, for it has no config.json[^\n]*$"):
+    with pytest.raises(PublishError, match=r"^[^\n]*: has no config.json, so it holds no model[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 

@@ -170,7 +170,7 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
         (["--data.target=fr"], "no text in the language 'fr' (found: en, de)"),
         (["--nothing=1"], "nothing: no such key; a recipe has"),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
-        (["--device=nowhere"], "--device=nowhere: the model cannot go there"),
+        (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
     ],
 )
 def test_what_cannot_be_scored_ends_the_command_with_one_line(run, arguments, message):
@@ -204,7 +204,7 @@ def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path,
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
         found[dtype] = json.loads((tmp_path / dtype).read_text())
     assert [scores["dtype"] for scores in found.values()] == ["float32", "bfloat16", "int8", "float16"]
-    command = importlib.import_module("vaswani_transformer.translate")  # the module, not the function of that name
+    command = importlib.import_module("vaswani_transformer.translate.loading")
     monkeypatch.setattr(command, "prepare_for_inference", lambda model, _: model)
     run("--device=cpu", "--output", tmp_path / "plain")
     plain = json.loads((tmp_path / "plain").read_text())

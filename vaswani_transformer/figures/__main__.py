@@ -6,9 +6,10 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from ..checked_loading import check_tokenizer_size, load_model, load_tokenizer
 from ..command_line import ArgumentParser, utf8_text
-from ..folders import load_model, load_tokenizer, refuse_other_tokenizer
-from ..lines import LineError, writing
+from ..errors import UserError, exit_on_user_error, one_line
+from ..files import write_errors
 from .page import attention_page
 
 
@@ -38,18 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Write the page of a sentence, and its path to standard output; an error is one line and exit status 2."""
     options = parse(arguments)
     logging.disable_progress_bar()
-    try:
+    with exit_on_user_error():
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)
-        refuse_other_tokenizer(model, tokenizer, options.model)
+        check_tokenizer_size(model, tokenizer, options.model)
         try:
             page = attention_page(model, tokenizer, options.source, options.target)
         except ValueError as error:
-            raise LineError(f"{options.model}: {' '.join(str(error).split())}") from error
-        with writing(str(options.output), "make room, or give another --output"):
+            raise UserError(f"{options.model}: {one_line(error)}") from error
+        with write_errors(options.output, "make room, or give another --output"):
             options.output.write_text(page, encoding="utf-8")
-    except LineError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
     sys.stdout.write(f"{options.output}\n")
 
 

@@ -11,8 +11,10 @@ from transformers import AutoTokenizer
 
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
-from vaswani_transformer.convert import main
-from vaswani_transformer.ctranslate2_engine import ACTIVATIONS, CTranslate2Search, to_ctranslate2
+from vaswani_transformer.convert.command import main
+from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2
+from vaswani_transformer.translate import ctranslate2_engine
+from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2
@@ -107,7 +109,7 @@ def searched(model, sources, **settings):
 
 def assert_same_search(model, folder, sources, is_early=True, **settings):
     patience, stopping = (1, True) if is_early else (1000, "never")
-    search = CTranslate2Search(
+    search = CTranslate2Engine(
         folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
     )
     ours = searched(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
@@ -146,7 +148,7 @@ def test_one_beam_is_our_greedy_search(seed, tmp_path):
     for row, source in enumerate(sources):
         input_ids[row, : len(source)] = torch.tensor(source)
     greedy = model.generate(input_ids, attention_mask=mask, max_new_tokens=9)[:, 1:].tolist()
-    found = CTranslate2Search(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
+    found = CTranslate2Engine(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
     expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
     assert [tokens for ((tokens, _),) in found] == expected
 
@@ -163,7 +165,7 @@ def pairs_folder(tmp_path_factory):
 def test_a_trained_model_translates_alike_however_it_is_stored(quantization, num_beams, tmp_path):
     model, tokenizer = model_of_pairs()
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
-    found = CTranslate2Search(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
+    found = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
     assert found == list(PAIRS.values())
 
 
@@ -200,7 +202,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS))["input_ids"]
     options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
-    search = CTranslate2Search(
+    search = CTranslate2Engine(
         pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
     )
     for (own,), found in zip(
@@ -265,12 +267,12 @@ def test_the_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
     model = lively()
     model.use_paper_decoding()
     folder = to_ctranslate2(model, None, tmp_path / "converted", positions=100)
-    saved = CTranslate2Search(folder)
+    saved = CTranslate2Engine(folder)
     assert (saved.num_beams, saved.alpha, saved.penalty_type) == (4, 0.6, "gnmt")
-    assert (saved.limit(7), saved.limit(90), saved.longest_source()) == (57, 100, 50)
-    own = CTranslate2Search(folder, num_beams=2, length_penalty=0.0, length_penalty_type="power", max_new_tokens=9)
+    assert (saved.limit(7), saved.limit(90), saved.max_source_tokens()) == (57, 100, 50)
+    own = CTranslate2Engine(folder, num_beams=2, length_penalty=0.0, length_penalty_type="power", max_new_tokens=9)
     assert (own.num_beams, own.alpha, own.penalty_type, own.limit(7)) == (2, 0.0, "power", 9)
-    both = CTranslate2Search(folder, max_new_tokens=9, max_source_relative_length=1)
+    both = CTranslate2Engine(folder, max_new_tokens=9, max_source_relative_length=1)
     assert (both.limit(7), both.limit(30)) == (8, 9)
     with pytest.raises(ValueError, match=r"A text of 101 tokens is longer than the table of 100 positions; shorten"):
         saved([[3] * 101])
@@ -286,20 +288,18 @@ def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
     ]
     folder = to_ctranslate2(model, None, tmp_path / "converted")
     for beams in (1, 3):
-        (((tokens, _),),) = CTranslate2Search(folder, num_beams=beams, max_new_tokens=4, threads=1)([[5, 6, END]])
+        (((tokens, _),),) = CTranslate2Engine(folder, num_beams=beams, max_new_tokens=4, threads=1)([[5, 6, END]])
         assert tokens == [7, 7, 7, 7]
 
 
 def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(
-        "vaswani_transformer.ctranslate2_engine.logger.warning", lambda text, *parts: told.append(text % parts)
-    )
+    monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: told.append(text % parts))
     model = lively()
-    CTranslate2Search(to_ctranslate2(model, None, tmp_path / "plain"))
+    CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "plain"))
     assert told == []
     model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.2, num_beams=4)
-    CTranslate2Search(to_ctranslate2(model, None, tmp_path / "converted"))
+    CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "converted"))
     assert told == [
         f"{tmp_path / 'converted'}: CTranslate2 searches without the saved no_repeat_ngram_size, repetition_penalty."
     ]
@@ -307,11 +307,11 @@ def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeyp
 
 def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_source(tmp_path):
     folder = to_ctranslate2(lively(), None, tmp_path / "converted")
-    assert CTranslate2Search(folder).limit(7) == 57
+    assert CTranslate2Engine(folder).limit(7) == 57
     with pytest.raises(ValueError, match="converted without its tokenizer"):
-        CTranslate2Search(folder).translate(["a"])
+        CTranslate2Engine(folder).translate(["a"])
     with pytest.raises(TypeError, match="texts is the str 'a'; give a list of texts"):
-        CTranslate2Search(folder).translate("a")
+        CTranslate2Engine(folder).translate("a")
 
 
 @pytest.mark.parametrize(
@@ -325,12 +325,12 @@ def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_
 def test_a_setting_out_of_range_is_refused(settings, message, tmp_path):
     folder = to_ctranslate2(tiny_model(), None, tmp_path / "converted")
     with pytest.raises(ValueError, match=message):
-        CTranslate2Search(folder, **settings)
+        CTranslate2Engine(folder, **settings)
 
 
 def test_a_folder_without_a_converted_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'no model that "vaswani-convert ctranslate2" wrote'):
-        CTranslate2Search(tmp_path)
+        CTranslate2Engine(tmp_path)
 
 
 def prepared():
@@ -340,11 +340,19 @@ def prepared():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: tiny_model().model, {}, "A VaswaniTransformerModel is no VaswaniTransformerForConditionalGeneration"),
-        (prepared, {}, r"is a PackedLinear that is more than its weight, or not here; merge adapters"),
-        (lambda: tiny_model().to("meta"), {}, r"is a Linear that is more than its weight, or not here"),
-        (lambda: tiny_model(activation_function="mish"), {}, "CTranslate2 has no activation function 'mish'; those of"),
-        (lambda: tiny_model(eos_token_id=[2, 4]), {}, r"one token as eos_token_id, and .* has \[2, 4\]; set one"),
+        (
+            lambda: tiny_model().model,
+            {},
+            "A VaswaniTransformerModel is not a VaswaniTransformerFor",
+        ),
+        (prepared, {}, r"is a PackedLinear that is wrapped, or whose weight is not loaded; merge adapters"),
+        (lambda: tiny_model().to("meta"), {}, r"is a Linear that is wrapped, or whose weight is not loaded"),
+        (
+            lambda: tiny_model(activation_function="mish"),
+            {},
+            "CTranslate2 has no activation function 'mish'; it has",
+        ),
+        (lambda: tiny_model(eos_token_id=[2, 4]), {}, r"one token as eos_token_id; got \[2, 4\]\. Set one"),
         (tiny_model, {"quantization": "int4"}, "quantization is 'int4'; choose one of float32"),
         (tiny_model, {"positions": 0}, r"positions \(0\) is not positive"),
     ],
@@ -388,7 +396,7 @@ def test_the_command_converts_a_folder_and_refuses_one_in_use(tmp_path, capsys):
     call = ["ctranslate2", str(tmp_path / "model"), str(tmp_path / "converted"), "--quantization=int8"]
     main(call)
     assert capsys.readouterr().out.endswith("for CTranslate2, int8\n")
-    assert len(CTranslate2Search(tmp_path / "converted", max_new_tokens=4).translate(list(PAIRS))) == len(PAIRS)
+    assert len(CTranslate2Engine(tmp_path / "converted", max_new_tokens=4).translate(list(PAIRS))) == len(PAIRS)
     before = (tmp_path / "converted" / "model.bin").read_bytes()
     with pytest.raises(SystemExit):
         main(call)
@@ -406,7 +414,7 @@ def test_the_command_refuses_other_models_in_one_line(tmp_path, capsys):
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for model, message in [
         (tmp_path / "none", "there is no such folder; name one with a model"),
-        (tmp_path / "bart", "a model of type 'bart', not 'vaswani_transformer'"),
+        (tmp_path / "bart", "a model of type 'bart', expected 'vaswani_transformer'"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(["ctranslate2", str(model), str(tmp_path / "converted")])
@@ -418,11 +426,11 @@ def test_the_command_refuses_other_models_in_one_line(tmp_path, capsys):
 
 def test_without_ctranslate2_the_command_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ImportError, match='CTranslate2 is not installed; "pip install ctranslate2" installs it'):
+    with pytest.raises(ImportError, match='CTranslate2 is not installed; install it with "pip install ctranslate2"'):
         to_ctranslate2(tiny_model(), None, tmp_path / "converted")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_importing_the_package_does_not_import_ctranslate2():
-    run_python("import sys, vaswani_transformer.convert; assert 'ctranslate2' not in sys.modules")
+    run_python("import sys, vaswani_transformer.convert.command; assert 'ctranslate2' not in sys.modules")

@@ -20,10 +20,12 @@ from transformers import (
 )
 
 from tests.helpers import FLOAT32
-from vaswani_transformer.convert import main
-from vaswani_transformer.ctranslate2_engine import CTranslate2Search
-from vaswani_transformer.originals import fairseq_tokenizer, from_fairseq, from_fsmt, from_marian
+from vaswani_transformer.convert.command import main
+from vaswani_transformer.convert.fairseq import from_fairseq
+from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
+from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
 from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
 
 V, D, HEADS, FF, LAYERS, PAD, END = 40, 16, 4, 24, 2, 1, 2
 SHAPE = {
@@ -112,7 +114,7 @@ def test_a_bias_that_would_be_lost_in_rounding_is_refused(tmp_path):
     original.final_logits_bias.normal_()
     original.model.decoder.layers[-1].final_layer_norm.weight.data[3] = 0
     original.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"final_logits_bias cannot be represented: .* gains as good as 0"):
+    with pytest.raises(ValueError, match=r"final_logits_bias cannot be represented: .* gains close to 0"):
         from_marian(str(tmp_path), with_tokenizer=False)
 
 
@@ -129,7 +131,10 @@ def test_a_fsmt_model_computes_the_same(scale, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: marian(normalize_before=True), "normalize_before is True, pre-norm, which the paper's model has not"),
+        (
+            lambda: marian(normalize_before=True),
+            "normalize_before is True, pre-norm, which the paper's model does not",
+        ),
         (lambda: marian(normalize_embedding=True), "normalize_embedding is True, a norm of the embeddings"),
         (lambda: marian(decoder_attention_heads=2), r"_attention_heads \(4\) and decoder_attention_heads \(2\) differ"),
         (lambda: marian(decoder_ffn_dim=12), r"encoder_ffn_dim \(24\) and decoder_ffn_dim \(12\) differ"),
@@ -271,14 +276,14 @@ class Malicious:
 def test_no_code_of_a_checkpoint_is_run(place, tmp_path):
     content = {"model": {}, "args": argparse.Namespace()}
     torch.save(content | {place: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match=r"holds \S*exec, which is not read, as it could run code"):
+    with pytest.raises(ValueError, match=r"contains \S*exec, which could run code"):
         from_fairseq(tmp_path / "c.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK"])
 def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
     (tmp_path / "c.pt").write_bytes(content)
-    with pytest.raises(ValueError, match="no checkpoint that torch reads"):
+    with pytest.raises(ValueError, match="not a checkpoint that torch can read"):
         from_fairseq(tmp_path / "c.pt")
 
 
@@ -287,20 +292,20 @@ def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
     [
         ({}, {"encoder_normalize_before": True}, "encoder_normalize_before is True, pre-norm"),
         ({}, {"adaptive_softmax_cutoff": "1,2"}, "adaptive_softmax_cutoff is '1,2', an adaptive softmax"),
-        ({"decoder.layer_norm.weight": torch.ones(D)}, {}, r"has a weight decoder.layer_norm.weight, for which"),
+        ({"decoder.layer_norm.weight": torch.ones(D)}, {}, r"has a weight decoder.layer_norm.weight, which"),
         ({"decoder.embed_tokens.weight": torch.ones(V, D)}, {}, "has separate embeddings of source and target"),
-        ({}, {"activation_fn": "relu_squared_or_so"}, "'relu_squared_or_so' is not an activation function"),
+        ({}, {"activation_fn": "relu_squared_or_so"}, "'relu_squared_or_so' is not a known activation function"),
         ({}, {"decoder_attention_heads": 2}, r"decoder_attention_heads \(2\) differ"),
         (
             {"decoder.layers.0.fc2.bias": torch.ones(30)},
             {},
             r"decoder.layers.0.feed_forward.fc2.bias has the shape \(30,\), and by its other weights .* \(16,\); here",
         ),
-        ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int and no weight; save the"),
+        ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int, not a weight; save the"),
         (
             {},
             {"encoder_attention_heads": 3, "decoder_attention_heads": 3},
-            r"its settings make no model: .*d_model \(16\) must be divisible by num_heads \(3\)",
+            r"its settings are invalid: .*d_model \(16\) must be divisible by num_heads \(3\)",
         ),
     ],
 )
@@ -313,16 +318,16 @@ def test_what_fairseq_has_and_the_paper_not_is_refused_by_name(change, arguments
 def test_a_checkpoint_with_biases_in_one_stack_alone_is_refused(tmp_path):
     state = FairseqTransformer().state_dict()
     state = {key: value for key, value in state.items() if not (key.startswith("encoder") and "in_proj_bias" in key)}
-    with pytest.raises(ValueError, match=r"has model\.\S+bias, for which a model with its other weights has no place"):
+    with pytest.raises(ValueError, match=r"has model\.\S+bias, which a model with its other weights does not have"):
         from_fairseq(save_checkpoint(tmp_path / "c.pt", state))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "settings.json: not JSON that can be read"),
-        (b"\xff", "settings.json: not JSON that can be read"),
-        (b"[1]", "settings.json: of type list, not an object such as"),
+        (b"{", "settings.json: not valid JSON"),
+        (b"\xff", "settings.json: not valid JSON"),
+        (b"[1]", "settings.json: got a list, expected an object such as"),
     ],
 )
 def test_a_file_without_settings_is_refused(content, message, tmp_path):
@@ -335,15 +340,15 @@ def test_a_file_without_settings_is_refused(content, message, tmp_path):
 def test_a_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
     original = FairseqTransformer()
     torch.save({"model": original.state_dict()}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="does not say how many heads the model has; give a JSON file"):
+    with pytest.raises(ValueError, match="has no number of heads; give a JSON file"):
         from_fairseq(tmp_path / "c.pt")
     (tmp_path / "settings.json").write_text(json.dumps(ARGUMENTS))
     assert_alike(from_fairseq(tmp_path / "c.pt", config=tmp_path / "settings.json").model, original, PAD)
     torch.save({"weights": {}}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match='no fairseq checkpoint: it has no "model"'):
+    with pytest.raises(ValueError, match='has no "model", so it is not a fairseq checkpoint'):
         from_fairseq(tmp_path / "c.pt")
     torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(**ARGUMENTS)}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="holds no encoder and decoder of fairseq's Transformer"):
+    with pytest.raises(ValueError, match="has no encoder and decoder of fairseq's Transformer"):
         from_fairseq(tmp_path / "c.pt")
 
 
@@ -404,10 +409,10 @@ def test_fairseqs_vocabulary_and_merges_become_a_tokenizer(vocabulary):
         (
             "codes",
             CODES + "q w\n",
-            "1 of 7 merges have pieces that the vocabulary lacks, the first 'q w'; no",
+            "1 of 7 merges have pieces that the vocabulary lacks, the first 'q w'; a",
         ),
-        ("codes", "l o\nw </w>\n", "line 2: no merge of subword-nmt's version 0.2 or of fastBPE"),
-        ("dict.txt", "a 1\nb\n", "line 2: no token and its count; give fairseq's dict.txt"),
+        ("codes", "l o\nw </w>\n", "line 2: not a merge of subword-nmt 0.2 or fastBPE"),
+        ("dict.txt", "a 1\nb\n", "line 2: not a token and its count; give fairseq's dict.txt"),
         ("dict.txt", "\udcff 1\n", r"dict.txt: not UTF-8 \(.*byte 0xff in position 0.*\); give the file that fairseq"),
         ("codes", "l \udcff\n", "codes: not UTF-8"),
     ],
@@ -488,7 +493,7 @@ def test_a_marian_model_goes_on_to_ctranslate2(marian_folder, tmp_path, capsys):
     found = model.generate(
         **tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9, forced_eos_token_id=None
     )
-    search = CTranslate2Search(tmp_path / "engine", max_new_tokens=9, threads=1)
+    search = CTranslate2Engine(tmp_path / "engine", max_new_tokens=9, threads=1)
     assert search.translate(texts) == tokenizer.batch_decode(found, skip_special_tokens=True)
 
 
@@ -509,7 +514,7 @@ def test_a_fsmt_models_tokenizer_comes_along(tmp_path, capsys):
 def test_the_command_refuses_a_model_of_another_kind(marian_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fsmt", str(marian_folder), str(tmp_path / "out")])
-    assert "a model of type 'marian', not 'fsmt'" in capsys.readouterr().err
+    assert "a model of type 'marian', expected 'fsmt'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["fairseq", str(tmp_path / "c.pt"), str(tmp_path / "out"), "--codes=x"])
     assert "a tokenizer needs the vocabulary too; give --dict as well" in capsys.readouterr().err

@@ -11,15 +11,8 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.translation import (
-    Hypothesis,
-    ModelSearch,
-    OverlongError,
-    Translator,
-    batches_by_length,
-    log_probabilities,
-    translate,
-)
+from vaswani_transformer.translate.engine import TransformersEngine, log_probabilities
+from vaswani_transformer.translate.translator import Hypothesis, TooLongError, Translator, batches_by_length, translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
@@ -178,25 +171,25 @@ def test_texts_may_be_endless(parts):
 LONG = "the cat is black i love you this is a book"
 
 
-def test_an_overlong_text_is_cut_at_the_limit_and_says_so(parts):
+def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(parts):
     model, tokenizer = parts
     tokens = tokenizer(LONG)["input_ids"]
     short, found = translate(*parts, ["cat", LONG], max_source_tokens=8)
-    assert (found.source_tokens, found.is_cut, short.is_cut) == (len(tokens), True, False)
+    assert (found.source_tokens, found.is_truncated, short.is_truncated) == (len(tokens), True, False)
     batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
     assert found.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
 
 
-def test_an_overlong_text_is_kept_on_request(parts):
-    (found,) = translate(*parts, [LONG], max_source_tokens=8, overlong="keep")
-    assert (found.text, found.is_cut) == (alone(parts, LONG)[0], False)
+def test_text_that_is_too_long_is_kept_on_request(parts):
+    (found,) = translate(*parts, [LONG], max_source_tokens=8, too_long="keep")
+    assert (found.text, found.is_truncated) == (alone(parts, LONG)[0], False)
 
 
-def test_an_overlong_text_is_refused_on_request_before_its_window_is_translated(bytes_tokenizer):
+def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(bytes_tokenizer):
     search = Echo()
-    found = Translator(search, bytes_tokenizer, 5, window=2, overlong="refuse")(["a", "b", "a", "abcde", "a"])
+    found = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
     assert [translation.text for translation in itertools.islice(found, 2)] == ["a", "b"]
-    with pytest.raises(OverlongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
+    with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
         next(found)
     assert (refusal.value.index, len(search.batches)) == (3, 1)
 
@@ -204,14 +197,14 @@ def test_an_overlong_text_is_refused_on_request_before_its_window_is_translated(
 def test_a_text_has_room_for_its_translation_in_a_table_of_positions():
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    assert ModelSearch(model, 1).longest_source() == 30
+    assert TransformersEngine(model, 1).max_source_tokens() == 30
     model.use_paper_decoding()
     model.generation_config.max_source_relative_length = 10
-    assert ModelSearch(model, 1).longest_source() == 20
-    assert ModelSearch(model, 1, max_new_tokens=5).longest_source() == 30
+    assert TransformersEngine(model, 1).max_source_tokens() == 20
+    assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
     (found,) = translate(model, tokenizer, [LONG * 3])
-    assert found.is_cut
-    assert ModelSearch(tiny_model(), 1).longest_source() == 1024
+    assert found.is_truncated
+    assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024
 
 
 @pytest.mark.parametrize("pad", [1, 2, 0])
@@ -219,9 +212,9 @@ def test_a_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
     model = tiny_model(pad_token_id=pad)
     model.generation_config.eos_token_id = [2, 7]
     targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
-    assert ModelSearch(model, pad).lengths(targets).tolist() == [2, 3, 4, 1]
+    assert TransformersEngine(model, pad).lengths(targets).tolist() == [2, 3, 4, 1]
     cut_off = torch.tensor([[5, 6, 8, pad]])
-    assert ModelSearch(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
+    assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
 
 
 def test_log_probabilities_are_those_of_each_pair_alone(parts):
@@ -250,7 +243,7 @@ def test_another_encoder_decoder_is_translated_with_as_well():
     batch = tokenizer(["cat"], return_tensors="pt")
     expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
     assert found[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
-    assert ModelSearch(model, 1).longest_source() == 40
+    assert TransformersEngine(model, 1).max_source_tokens() == 40
 
 
 def test_a_model_in_training_translates_without_dropout_and_goes_on_training(parts):
@@ -269,7 +262,7 @@ def test_a_model_in_training_translates_without_dropout_and_goes_on_training(par
         ({"batch_tokens": 0}, r"batch_tokens \(0\) is not positive"),
         ({"window": 0}, r"window \(0\) is not positive"),
         ({"max_source_tokens": 0}, r"max_source_tokens \(0\) is not positive"),
-        ({"overlong": "drop"}, "overlong is 'drop'; choose one of cut, keep, refuse"),
+        ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
     ],
 )
 def test_settings_out_of_range_are_refused_at_once(parts, settings, message):

@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig
 
-import vaswani_transformer.translate as command
 from tests.helpers import PAIRS, ROOT, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
-from vaswani_transformer.convert import main as convert
-from vaswani_transformer.translation import translate
+from vaswani_transformer.convert.command import main as convert
+from vaswani_transformer.translate import command, loading
+from vaswani_transformer.translate.translator import translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
@@ -174,7 +174,7 @@ class TwoLines:
 def test_a_cpu_has_its_model_prepared_in_the_dtype_that_is_asked_for(run, monkeypatch, option, expected):
     dtypes = []
     monkeypatch.setattr(
-        command, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+        loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
     )
     assert run("--device=cpu", option, stdin=lines(SOURCES).encode()) == (lines(TARGETS), "", 0)
     assert dtypes == expected
@@ -193,20 +193,20 @@ def test_8_bits_are_refused_to_other_devices_and_other_models(run, folder, tmp_p
     _, errors, status = run("--dtype=int8", "--device=meta", stdin=b"cat\n")
     assert (status, errors) == (
         2,
-        f"--dtype=int8: for models of this package on a CPU, and {folder} is of type 'vaswani_transformer' on meta; "
-        "give --device=cpu, or another --dtype.\n",
+        f"--dtype=int8: is for models of this package on a CPU; got {folder} of type 'vaswani_transformer' on meta. "
+        "Give --device=cpu, or another --dtype.\n",
     )
     MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
     _, errors, status = run("--dtype=int8", "--device=cpu", stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
-    assert errors.endswith("is of type 'marian' on cpu; give another --dtype.\n")
+    assert errors.endswith("of type 'marian' on cpu. Give another --dtype.\n")
 
 
 def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(run, folder, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
-    assert errors.startswith(f"{tmp_path}: holds no tokenizer; save the model's tokenizer there with save_pretrained.")
+    assert errors.startswith(f"{tmp_path}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(tmp_path)
     expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
@@ -215,7 +215,7 @@ def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(r
 
 def test_only_an_output_that_can_be_gone_on_with_digests_the_model(run, monkeypatch, tmp_path):
     digested = []
-    monkeypatch.setattr(command, "digest_of_folder", lambda folder: digested.append(folder) or "abc")
+    monkeypatch.setattr(loading, "digest_of_model", lambda folder: digested.append(folder) or "abc")
     run(stdin=b"cat\n")
     run("--interactive", stdin=b"cat\n")
     assert digested == []
@@ -231,23 +231,21 @@ def test_a_stream_that_is_closed_is_named(folder, monkeypatch, capsys, name):
     assert capsys.readouterr().err == f"standard {name} is closed; give --{name}=FILE.\n"
 
 
-def test_an_overlong_line_is_cut_with_a_warning_or_kept_or_refused(run):
+def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(run):
     source = lines([SOURCES[0], "", "is a book this good morning", SOURCES[1]]).encode()
     output, errors, status = run("--max_source_tokens=9", stdin=source)
-    kept, no_errors, _ = run("--max_source_tokens=9", "--overlong=keep", stdin=source)
+    kept, no_errors, _ = run("--max_source_tokens=9", "--too_long=keep", stdin=source)
     assert (status, no_errors) == (0, "")
     assert [output.splitlines()[index] for index in (0, 1, 3)] == [kept.splitlines()[index] for index in (0, 1, 3)]
     scored, kept_scored = (
         run("--max_source_tokens=9", "--scores", *more, stdin=source)[0].splitlines()[2]
-        for more in ((), ("--overlong=keep",))
+        for more in ((), ("--too_long=keep",))
     )
     assert scored != kept_scored
-    assert errors.startswith(
-        "standard input, line 3: 19 tokens, more than 9, so the last of them were cut off; --overlong=keep"
-    )
-    output, errors, status = run("--max_source_tokens=9", "--overlong=refuse", "--window=1", stdin=source)
+    assert errors.startswith("standard input, line 3: 19 tokens, more than 9, so it was truncated; --too_long=keep")
+    output, errors, status = run("--max_source_tokens=9", "--too_long=error", "--window=1", stdin=source)
     assert (output, status) == (lines([TARGETS[0], ""]), 2)
-    assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --overlong=cut")
+    assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --too_long=truncate")
 
 
 def test_the_bar_is_shown_on_request(run):
@@ -258,6 +256,10 @@ def test_the_bar_is_shown_on_request(run):
 def test_a_bar_knows_how_many_lines_a_file_has(run, tmp_path):
     (tmp_path / "source").write_text(lines(SOURCES))
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
+
+
+def test_translation_stays_on_its_line():
+    assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
 
 
 def test_an_error_of_another_kind_is_not_taken_for_want_of_memory(run, monkeypatch):
@@ -273,12 +275,12 @@ class Interrupted:
     """Ends the command, as a signal would, before it writes result number `stop_at`."""
 
     def __init__(self, stop_at):
-        self.stop_at, self.formatted = stop_at, command.formatted
+        self.stop_at, self.format_lines = stop_at, command.format_lines
 
     def __call__(self, found, number, options):
         if number == self.stop_at:
             raise KeyboardInterrupt
-        return self.formatted(found, number, options)
+        return self.format_lines(found, number, options)
 
 
 @pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
@@ -290,15 +292,15 @@ def test_an_interrupted_output_ends_up_as_one_that_was_not(run, tmp_path, monkey
     arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
     run(*arguments, "--output", whole)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "formatted", Interrupted(stop_at))
+        patch.setattr(command, "format_lines", Interrupted(stop_at))
         _, errors, status = run(*arguments, "--output", path)
-    assert (errors, status) == ("Interrupted; the same command goes on from here.\n", 130)
+    assert (errors, status) == ("Interrupted; the same command resumes it.\n", 130)
     path.write_bytes(path.read_bytes()[: path.stat().st_size - cut_off])
     _, errors, status = run(*arguments, "--output", path)
     assert status == 0
-    assert ("goes on behind line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
+    assert ("resumes after line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
     assert path.read_bytes() == whole.read_bytes()
-    assert run(*arguments, "--output", path) == ("", f"{path}: finished already, and left as it is.\n", 0)
+    assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
 
 
 @pytest.fixture
@@ -307,7 +309,7 @@ def unfinished(run, tmp_path, monkeypatch):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     with monkeypatch.context() as patch:
-        patch.setattr(command, "formatted", Interrupted(5))
+        patch.setattr(command, "format_lines", Interrupted(5))
         run("--input", source, "--output", path, "--window=4")
     assert path.read_text() == lines(TARGETS[:4])
     return source, path
@@ -318,16 +320,14 @@ def unfinished(run, tmp_path, monkeypatch):
     [
         ("--beams=2", "without --beams, not with --beams=2"),
         ("--scores", "without --scores, not with --scores"),
-        ("--overlong=keep", "with --overlong=cut, not with --overlong=keep"),
+        ("--too_long=keep", "with --too_long=truncate, not with --too_long=keep"),
     ],
 )
 def test_an_unfinished_output_is_refused_to_other_settings(run, unfinished, option, message):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.startswith(
-        f"{path}: was translated {message}; it is left as it is: give the same command as then, an"
-    )
+    assert errors.startswith(f"{path}: was translated {message}; it stays unchanged: give the same command as then, an")
 
 
 def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folder, tmp_path):
@@ -338,7 +338,7 @@ def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folde
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
-    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
+    assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
 
 
 def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
@@ -346,14 +346,14 @@ def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
     source.write_text(lines(["cat", *SOURCES[1:]]))
     _, errors, status = run("--input", source, "--output", path, "--window=4")
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.splitlines()[-1].startswith(f"{source}: not what the unfinished output was begun with, whose first 4")
+    assert errors.splitlines()[-1].startswith(f"{source}: is not the text of the unfinished output, whose first 4")
 
 
 def test_an_unfinished_output_goes_on_with_other_batches_and_says_so(run, unfinished):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
     assert (status, path.read_text()) == (0, lines(TARGETS))
-    assert "was begun with other batches" in errors
+    assert "was started with other batches" in errors
 
 
 @pytest.fixture
@@ -367,8 +367,8 @@ def finished(run, tmp_path):
 
 def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
     source, path = finished
-    monkeypatch.setattr(command, "load", lambda options: pytest.fail("the model is loaded"))
-    expected = ("", f"{path}: finished already, and left as it is.\n", 0)
+    monkeypatch.setattr(command, "make_translator", lambda options: pytest.fail("the model is loaded"))
+    expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
     assert run("--input", source, "--output", path) == expected
     assert run("--output", path, stdin=source.read_bytes()) == expected
     assert path.read_text() == lines(TARGETS)
@@ -377,9 +377,9 @@ def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--beams=1"], "was translated without --beams, not with --beams=1; it is left as it is"),
-        (["--nbest=1"], "was translated without --nbest, not with --nbest=1; it is left as it is"),
-        (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it is left as it is"),
+        (["--beams=1"], "was translated without --beams, not with --beams=1; it stays unchanged"),
+        (["--nbest=1"], "was translated without --nbest, not with --nbest=1; it stays unchanged"),
+        (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
     ],
 )
 def test_a_finished_output_is_refused_to_other_settings(run, finished, options, message):
@@ -397,7 +397,7 @@ def test_a_finished_output_is_refused_to_another_model(run, finished, folder, tm
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert (status, path.read_text()) == (2, lines(TARGETS))
-    assert errors.startswith(f"{path}: was translated by another model; it is left as it is")
+    assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_a_finished_output_that_was_changed_is_left_as_it_is(run, finished):
     path.write_text(lines("abcdef"))
     _, errors, status = run("--input", source, "--output", path)
     assert (status, path.read_text()) == (2, lines("abcdef"))
-    assert errors.startswith(f"{path}: was changed after it was finished; it is left as it is")
+    assert errors.startswith(f"{path}: was changed after it was finished; it stays unchanged")
 
 
 @pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
@@ -431,7 +431,7 @@ def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path,
     path.write_text(lines(text))
     _, errors, status = run("--input", source, "--output", path)
     assert (status, path.read_text()) == (2, lines(text))
-    assert errors.startswith(f"{path}: is there already, without the path.record of a translation; it is left")
+    assert errors.startswith(f"{path}: exists already, without the path.record of a translation; it stays")
 
 
 def test_a_finished_output_that_was_removed_is_made_anew(run, finished):
@@ -454,11 +454,11 @@ def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); mend the line"),
-        (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON that can be read"),
+        ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); correct the line"),
+        (["--format=jsonl"], b"cat\n", "standard input, line 1: not valid JSON"),
         (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
-        (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot go there: "),
-        (["--device=meta"], b"cat\n", "--device=meta: weights hold no numbers there; give a device that computes."),
+        (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot run there: "),
+        (["--device=meta"], b"cat\n", "--device=meta: weights have no values there; give a device that computes."),
         (
             ["--output=/proc/x"],
             b"cat\n",
@@ -516,20 +516,20 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
         (
             ["--beams=0"],
-            "argument --beams: got '0', expected a whole number of at least 1. See vaswani-translate --help.",
+            "argument --beams: got '0', expected an integer of at least 1. See vaswani-translate --help.",
         ),
-        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected a whole number of at least 1"),
-        (["--beams=nan"], "argument --beams: got 'nan', expected a whole number"),
+        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected an integer of at least 1"),
+        (["--beams=nan"], "argument --beams: got 'nan', expected an integer"),
         (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
         (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
         (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
         (["--length_penalty=1e308"], "--length_penalty=1e+308: lengths to this power overflow; give a number from -50"),
-        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected a whole number below 2^31"),
-        ([f"--input={ROOT}"], f"--input={ROOT}: a folder; name a file."),
+        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected an integer below 2^31"),
+        ([f"--input={ROOT}"], f"--input={ROOT}: is a folder; name a file."),
         (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
-        (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: there is no such file; name one that is"),
-        ([f"--output={ROOT}"], f"--output={ROOT}: a folder; name a file."),
-        (["--output=/nothing/path"], "--output=/nothing/path: /nothing is no folder; make it first."),
+        (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),
+        ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
+        (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
         (["--beam=1"], "unrecognized arguments: --beam=1"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],
@@ -544,7 +544,7 @@ def test_a_conversation_has_a_line_for_a_line(run):
     typed = lines([SOURCES[0], "", SOURCES[1]]).encode()
     assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), "", 0)
     output, errors, _ = run(
-        "--interactive", "--overlong=refuse", "--max_source_tokens=8", stdin=lines(SOURCES[:3]).encode()
+        "--interactive", "--too_long=error", "--max_source_tokens=8", stdin=lines(SOURCES[:3]).encode()
     )
     assert (output, errors) == (lines(TARGETS[:2]), "9 tokens, more than 8; shorten the line.\n")
     output, errors, status = run("--interactive", stdin=b"hello world\n\xff\n")
@@ -628,7 +628,7 @@ def test_a_signal_leaves_an_output_that_can_be_gone_on_with(run, folder, tmp_pat
 
 def test_the_command_is_installed_by_its_name():
     project = Path(ROOT, "pyproject.toml").read_text()
-    assert 'vaswani-translate = "vaswani_transformer.translate:main"' in project
+    assert 'vaswani-translate = "vaswani_transformer.translate.command:main"' in project
 
 
 @pytest.fixture(scope="module")
@@ -690,7 +690,7 @@ def test_a_converted_model_without_its_tokenizer_is_told_in_a_line(run, engine_f
 
 
 def test_a_model_that_was_converted_is_refused_by_torch(run, engine_folder):
-    message = f"{engine_folder}: a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.\n"
+    message = f"{engine_folder}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.\n"
     assert run(stdin=b"a\n", model=engine_folder) == ("", message, 2)
 
 

@@ -1,80 +1,20 @@
-"""Lines in and out: a bad one is named, and a file of results is gone on with as if it had never been left."""
+"""A file of results resumes as if it had never been interrupted, and protects what it holds."""
 
-import io
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.lines import (
-    LineError,
-    ResumableFile,
-    Texts,
-    UnwritableError,
-    digest_of_folder,
-    is_finished,
-    json_texts,
-    one_line,
-    text_lines,
-)
-
-
-def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text():
-    stream = io.BytesIO("\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive".encode())
-    assert list(text_lines(stream, "f")) == ["one", "", "two\rthree \u2028four", "\ufefffive"]
-
-
-def test_a_line_that_is_not_utf8_is_named():
-    lines = text_lines(io.BytesIO(b"one\ntw\xff\n"), "some.txt")
-    assert next(lines) == "one"
-    with pytest.raises(LineError, match=r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); mend"):
-        next(lines)
-
-
-def test_texts_are_fields_of_json_lines():
-    stream = io.BytesIO(b'{"text": " a ", "id": 1}\n\n{"text": "b\\nc"}')
-    assert list(json_texts(stream, "f", "text")) == ["a", "", "b\nc"]
-    stream = io.BytesIO(b'{"translation": {"en": "a", "de": "b"}}\n')
-    assert list(json_texts(stream, "f", "text", "de")) == ["b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "language", "message"),
-    [
-        ('{"text": ', None, r"f, line 2: not JSON that can be read"),
-        ('{"text": "a\\ud800"}', None, r"f, line 2: the text holds '\\ud800', half of a surrogate pair and no char"),
-        ('{"id": ' + "1" * 5000 + "}", None, r"f, line 2: not JSON that can be read \(Exceeds the limit"),
-        ('{"txt": "a"}', None, r'f, line 2: found the fields txt, expected \{"text": "\.\.\."\}; correct the'),
-        ('{"text": 3}', None, r"f, line 2: found a number in the field text, expected"),
-        ('{"text": null}', None, r"f, line 2: found null in the field text, expected"),
-        ('{"text": ["a"]}', None, r"f, line 2: found a list in the field text, expected"),
-        ('{"text": true}', None, r"f, line 2: found a boolean in the field text, expected"),
-        ("{}", None, r"f, line 2: found no fields, expected"),
-        ("[1]", None, r"f, line 2: found a list, expected"),
-        ('"text"', None, r"f, line 2: found a text, expected"),
-        ('{"text": "a"}', "en", r'f, line 2: found null, expected \{"translation": \{"en": "\.\.\."\}\}'),
-        ('{"translation": {"de": "a"}}', "en", r"f, line 2: found the fields de, expected"),
-        ('{"translation": {"en": null}}', "en", r"f, line 2: found null in the field en, expected"),
-    ],
-)
-def test_a_line_without_a_text_is_named(line, language, message):
-    texts = json_texts(
-        io.BytesIO(b'{"text": "a", "translation": {"en": "a"}}\n' + line.encode()), "f", "text", language
-    )
-    assert next(texts) == "a"
-    with pytest.raises(LineError, match=message):
-        next(texts)
-
-
-def test_a_translation_stays_on_its_line():
-    assert one_line("a\nb\r\nc\rd") == "a b  c d"
+from vaswani_transformer.errors import OutputError, UserError
+from vaswani_transformer.translate.output import ResumableFile, is_finished
+from vaswani_transformer.translate.readers import DigestedInput
 
 
 def write_all(path, texts, settings, stop_at=None):
     """What the command does with texts of which each one's result is itself, twice; stopped before a text, or not."""
     output = ResumableFile(path, 2, settings, [1, 1])
-    counted = Texts(texts, "the input", output.done, output.known, output.digest)
+    counted = DigestedInput(texts, "the input", output.done, output.known, output.digest)
     try:
         window = []
         for number, text in enumerate(counted):
@@ -113,7 +53,7 @@ def test_other_texts_than_before_are_refused_and_later_ones_may_differ(tmp_path)
     write_all(path, texts, {}, stop_at=2)  # after a window of three was read
     before = path.read_bytes()
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
-        with pytest.raises(LineError, match="the input: not what the unfinished output was begun with, whose first 3"):
+        with pytest.raises(UserError, match="the input: is not the text of the unfinished output, whose first 3"):
             write_all(path, other, {})
         assert path.read_bytes() == before
     write_all(path, [*texts[:5], "x"], {})
@@ -124,9 +64,9 @@ def test_other_settings_than_before_are_refused(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
     before = path.read_bytes()
-    with pytest.raises(LineError, match=r"out: was translated with --beams=4, not with --beams=5; it is left as it is"):
+    with pytest.raises(UserError, match=r"out: was translated with --beams=4, not with --beams=5; it stays unchanged"):
         ResumableFile(path, 2, {"beams": 5, "model": "m"}, [1, 1])
-    with pytest.raises(LineError, match=r"out: was translated without --scores, not with --scores; it is"):
+    with pytest.raises(UserError, match=r"out: was translated without --scores, not with --scores; it stays"):
         ResumableFile(path, 2, {"beams": 4, "model": "m", "scores": True}, [1, 1])
     assert path.read_bytes() == before
 
@@ -137,13 +77,13 @@ def test_other_batches_than_before_are_told(tmp_path):
     for batches in ([1, 1], [2, 1]):
         output = ResumableFile(path, 2, {}, batches)
         output.close()
-        assert output.has_other_batches == (batches != [1, 1])
+        assert output.batching_changed == (batches != [1, 1])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}'])
 def test_a_record_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "out.record").write_text(text)
-    with pytest.raises(LineError, match=r"out\.record: not the record of a translation; remove it"):
+    with pytest.raises(UserError, match=r"out\.record: not the record of a translation; remove it"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.record").read_text() == text
@@ -168,16 +108,16 @@ def test_a_finished_file_is_known_by_its_record(finished):
         (
             {"model": "n", "beams": 4},
             "abcd",
-            "out: was translated by another model; it is left as it is: give the same",
+            "out: was translated by another model; it stays unchanged: give the same",
         ),
-        ({"model": "m", "beams": None}, "abcd", "out: was translated with --beams=4, not without --beams; it is left"),
-        (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which is left as it is; give"),
+        ({"model": "m", "beams": None}, "abcd", "out: was translated with --beams=4, not without --beams; it stays"),
+        (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which stays unchanged; give"),
         (FINISHED, "abc", "the input: is another text than that of the finished "),
         (FINISHED, "abcde", "the input: has more lines than the 4 of the finished "),
     ],
 )
 def test_a_finished_file_of_something_else_is_refused(finished, settings, texts, message):
-    with pytest.raises(LineError, match=message):
+    with pytest.raises(UserError, match=message):
         is_finished(finished, settings, list(texts), "the input")
 
 
@@ -186,13 +126,13 @@ def test_a_finished_file_of_something_else_is_refused(finished, settings, texts,
 )
 def test_a_finished_file_that_was_changed_is_refused(finished, change):
     finished.write_text(change(finished.read_text()))
-    with pytest.raises(LineError, match=r"out: was changed after it was finished; it is left as it is: give another"):
+    with pytest.raises(UserError, match=r"out: was changed after it was finished; it stays unchanged: give another"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
 def test_a_file_without_a_record_is_refused(finished):
     (finished.parent / "out.record").unlink()
-    with pytest.raises(LineError, match=r"out: is there already, without the out\.record of a translation; it is left"):
+    with pytest.raises(UserError, match=r"out: exists already, without the out\.record of a translation; it stays"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
@@ -208,7 +148,7 @@ def test_a_record_whose_file_holds_nothing_any_more_protects_nothing(finished, l
 
 def test_a_file_that_another_command_has_finished_meanwhile_is_left(finished):
     before = finished.read_bytes()
-    with pytest.raises(LineError, match="out: another command has finished it meanwhile; it is left as it is"):
+    with pytest.raises(UserError, match="out: another command has finished it meanwhile; it stays unchanged"):
         ResumableFile(finished, 2, FINISHED, [1, 1])
     assert finished.read_bytes() == before
 
@@ -225,7 +165,7 @@ def test_more_results_than_texts_are_refused(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {}, stop_at=1)
     path.write_text("a\n" * 20)
-    with pytest.raises(LineError, match=r"out: holds 10 results, more than the 3 that out\.record knows of"):
+    with pytest.raises(UserError, match=r"out: has 10 results, more than the 3 in out\.record"):
         ResumableFile(path, 2, {}, [1, 1])
 
 
@@ -237,7 +177,7 @@ def test_a_full_disk_is_told_of_and_what_is_there_is_gone_on_with(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(UnwritableError, match=r"path: cannot be written: File too large; the same command goes on"):
+        with pytest.raises(OutputError, match=r"path: cannot be written: File too large; make room, and the same"):
             write_all(path, texts, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -249,7 +189,7 @@ def test_a_full_disk_is_told_of_and_what_is_there_is_gone_on_with(tmp_path):
 def test_two_commands_do_not_write_the_same_file(tmp_path):
     pytest.importorskip("fcntl")
     first = ResumableFile(tmp_path / "out", 1, {}, [1, 1])
-    with pytest.raises(LineError, match=r"out: another command is writing it; wait for that one, or give another"):
+    with pytest.raises(UserError, match=r"out: another command is writing it; wait for that one, or give another"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
     first.close()
     ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
@@ -260,18 +200,3 @@ def test_a_record_says_what_was_read(tmp_path):
     record = json.loads((tmp_path / "out.record").read_text())
     assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 6)
     assert (tmp_path / "out").read_text().count("\n") == 8
-
-
-def test_a_folder_has_another_digest_when_what_makes_the_model_changes(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    (tmp_path / "config.json").write_text("{}")
-    before = digest_of_folder(tmp_path)
-    (tmp_path / "README.md").write_text("a card")
-    for name in ("results.json", "trainer_state.json", "translations.json", "out.txt", "out.txt.record"):
-        (tmp_path / name).write_text("what was made by the model")
-    (tmp_path / "checkpoints").mkdir()
-    assert digest_of_folder(tmp_path) == before
-    for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "merges.txt", "model.py"):
-        (tmp_path / name).write_bytes(b"other")
-        assert digest_of_folder(tmp_path) != before
-        before = digest_of_folder(tmp_path)

@@ -1,0 +1,92 @@
+"""A broken model ends loading, and every command, with one line that says what is wrong."""
+
+import logging
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import BROKEN, break_model, model_of_pairs, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.checked_loading import load_errors, load_model, load_tokenizer
+from vaswani_transformer.convert import command as convert
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.figures.__main__ import main as draw_page
+from vaswani_transformer.translate import command as translate
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The model of pairs with its tokenizer, on disk."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    for part in model_of_pairs():
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_weights_that_do_not_fit_or_are_not_finite_are_told_in_a_line(saved, tmp_path, caplog, way):
+    folder = break_model(saved, tmp_path / "model", way)
+    for model_class in (AutoModelForSeq2SeqLM, VaswaniTransformerForConditionalGeneration):
+        with pytest.raises(UserError) as error:
+            load_model(str(folder), model_class)
+        assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
+        assert "\n" not in str(error.value)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("way", BROKEN)
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (translate.main, ["{folder}", "--output={out}"]),
+        (translate.main, ["{folder}", "--interactive"]),
+        (translate.main, ["{folder}", "--dtype=bfloat16"]),
+        (draw_page, ["{folder}", "hello world", "--output={out}"]),
+        (convert.main, ["ctranslate2", "{folder}", "{out}"]),
+    ],
+)
+def test_every_command_refuses_broken_weights(saved, tmp_path, capsys, monkeypatch, main, arguments, way):
+    pytest.importorskip("ctranslate2")
+    folder, out = break_model(saved, tmp_path / "model", way), tmp_path / "out"
+    monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads it
+    with pytest.raises(SystemExit, match="2"):
+        main([argument.format(folder=folder, out=out) for argument in arguments])
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert errors.startswith(f"{folder}: {BROKEN[way]}")
+    assert not out.exists()
+
+
+def test_a_whole_model_is_loaded_as_transformers_loads_it(saved):
+    model = load_model(str(saved))
+    other = AutoModelForSeq2SeqLM.from_pretrained(saved)
+    for (name, weight), (_, expected) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(weight, expected), name
+
+
+@pytest.mark.parametrize("way", ["layer more", "layer less"])
+def test_from_pretrained_itself_stays_as_transformers_has_it(saved, tmp_path, way):
+    model = AutoModelForSeq2SeqLM.from_pretrained(break_model(saved, tmp_path / "model", way))
+    assert (model.config.encoder_layers, model.config.decoder_layers) == ((3, 2) if way == "layer more" else (2, 1))
+
+
+def test_what_is_no_folder_of_a_model_is_told_in_a_line(saved, tmp_path):
+    for name, message in (
+        (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
+        (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
+        (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
+    ):
+        for load in (load_model, load_tokenizer):
+            with pytest.raises(UserError) as error:
+                load(name)
+            assert str(error.value) == f"{name}: {message}"
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has no tokenizer; save the model's tokenizer there with save_pretrained"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_whatever_stops_a_model_from_loading_is_told_in_a_line():
+    with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
+        raise KeyError

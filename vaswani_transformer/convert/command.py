@@ -1,0 +1,131 @@
+"""The command `vaswani-convert`, also `python -m vaswani_transformer.convert`: models to and from other tools."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import cast
+
+from safetensors import SafetensorError
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from ..checked_loading import check_model_name, load_errors, load_model, load_tokenizer
+from ..command_line import ArgumentParser, positive_int
+from ..config import VaswaniTransformerConfig
+from ..errors import UserError, exit_on_user_error
+from ..files import atomic_folder, check_new_folder
+from ..model import VaswaniTransformerForConditionalGeneration
+from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
+from .fairseq import from_fairseq
+from .foreign import ImportResult
+from .transformers_models import from_fsmt, from_marian
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options."""
+    parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    engine = formats.add_parser("ctranslate2", help="a model of this package to CTranslate2")
+    engine.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    engine.add_argument("output", type=Path, metavar="OUT", help="a new folder")
+    engine.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
+    engine.add_argument(
+        "--positions", type=positive_int, default=1024, metavar="N", help="the longest text's tokens (1024)"
+    )
+    engine.add_argument("--revision", default="main", help="of a model on the Hub")
+    engine.set_defaults(run=convert_to_ctranslate2)
+    fairseq = formats.add_parser("fairseq", help="a checkpoint of fairseq to this package")
+    fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
+    fairseq.add_argument("output", type=Path, metavar="OUT", help="a new folder")
+    fairseq.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
+    fairseq.add_argument(
+        "--codes", type=Path, metavar="FILE", help="the merges; without them texts must be split beforehand"
+    )
+    fairseq.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
+    fairseq.set_defaults(run=convert_from_fairseq)
+    for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
+        foreign = formats.add_parser(name, help=f"a {name} model of Transformers to this package")
+        foreign.add_argument(
+            "model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub"
+        )
+        foreign.add_argument("output", type=Path, metavar="OUT", help="a new folder")
+        foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
+        foreign.set_defaults(run=convert_from_transformers, import_model=import_model)
+    for subparser in formats.choices.values():
+        subparser.add_argument("--force", action="store_true", help="replace the model in OUT")
+    return parser.parse_args(arguments)
+
+
+def check_other_folder(options: argparse.Namespace) -> None:
+    """Check that the output is not the model itself."""
+    if options.output.exists() and Path(options.model).exists() and options.output.samefile(options.model):
+        raise UserError(f"{options.output}: is the model itself; name another folder.")
+
+
+def check_model_type(model: str, expected: str, revision: str = "main") -> None:
+    """Check that a model has the expected type, before it is loaded as one of that type.
+
+    Raises:
+        UserError: it cannot be loaded, or has another type.
+    """
+    check_model_name(model)
+    with load_errors(model):
+        model_type = AutoConfig.from_pretrained(model, revision=revision).model_type
+    if model_type != expected:
+        raise UserError(f"{model}: is a model of type {model_type!r}, expected {expected!r}; name one of that type.")
+
+
+def convert_to_ctranslate2(options: argparse.Namespace) -> None:
+    """Run `vaswani-convert ctranslate2 MODEL OUT`."""
+    check_model_type(options.model, VaswaniTransformerConfig.model_type, options.revision)
+    tokenizer = load_tokenizer(options.model, revision=options.revision)
+    model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
+    to_ctranslate2(
+        cast(VaswaniTransformerForConditionalGeneration, model),
+        tokenizer,
+        options.output,
+        options.quantization,
+        positions=options.positions,
+        force=options.force,
+    )
+    sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
+
+
+def convert_from_fairseq(options: argparse.Namespace) -> None:
+    """Run `vaswani-convert fairseq CHECKPOINT OUT`."""
+    if options.codes is not None and options.dict is None:
+        raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; give --dict as well.")
+    save(from_fairseq(options.model, options.dict, options.codes, options.config), options)
+
+
+def convert_from_transformers(options: argparse.Namespace) -> None:
+    """Run `vaswani-convert fsmt MODEL OUT` or `vaswani-convert marian MODEL OUT`."""
+    check_model_type(options.model, options.format)
+    save(options.import_model(options.model, with_tokenizer=not options.without_tokenizer), options)
+
+
+def save(imported: ImportResult, options: argparse.Namespace) -> None:
+    """Write an imported model, and report its difference from the original."""
+    with atomic_folder(options.output, options.force) as folder:
+        imported.model.save_pretrained(folder)
+        if imported.tokenizer is not None:
+            imported.tokenizer.save_pretrained(folder)
+    tokenizer = "without a tokenizer" if imported.tokenizer is None else f"with a {type(imported.tokenizer).__name__}"
+    sys.stdout.write(f"{options.output}: {options.model}, {tokenizer}\n")
+    if imported.difference is None:
+        sys.stdout.write("No original to compare it with.\n")
+    else:
+        sys.stdout.write(
+            f"Largest difference on random sentences: {imported.difference:.1e}, of log-probabilities down to "
+            f"-{imported.largest:.1f}\n"
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a model that cannot be converted ends it with one line and exit status 2."""
+    options = parse(arguments)
+    logging.disable_progress_bar()
+    with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
+        check_other_folder(options)
+        check_new_folder(options.output, options.force)
+        options.run(options)

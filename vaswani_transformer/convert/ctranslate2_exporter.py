@@ -1,0 +1,256 @@
+"""Export a model to CTranslate2. Needs the extra `ctranslate2`.
+
+H heads, P rows of the table of positions, V vocabulary.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ..attention import MultiHeadAttention
+from ..body import is_unwrapped_linear
+from ..config import VaswaniTransformerConfig
+from ..decoder import VaswaniTransformerDecoder
+from ..embeddings import LearnedPositions, sinusoids
+from ..encoder import VaswaniTransformerEncoder
+from ..errors import UserError
+from ..files import atomic_folder
+from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..model import VaswaniTransformerForConditionalGeneration
+from ..translate.ctranslate2_engine import POSITIONS_KEY, import_ctranslate2
+
+QUANTIZATIONS = (
+    "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
+)  # fmt: skip
+
+# CTranslate2's names of Transformers' functions, by their formula. "GELU" is the one with the error function.
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_python": "GELU",
+    "gelu_new": "GELUTanh",
+    "gelu_fast": "GELUTanh",
+    "gelu_pytorch_tanh": "GELUTanh",
+    "gelu_python_tanh": "GELUTanh",
+    "gelu_accurate": "GELUTanh",
+    "quick_gelu": "GELUSigmoid",
+    "silu": "SWISH",
+    "swish": "SWISH",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+}
+
+
+def check_model(model: nn.Module, quantization: str | None, positions: int) -> None:
+    """Check that CTranslate2 can represent a model.
+
+    Raises:
+        UserError: naming the part that it cannot.
+    """
+    if not isinstance(model, VaswaniTransformerForConditionalGeneration):
+        raise UserError(
+            f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; convert another model "
+            "into one first, and merge adapters with merge_and_unload()."
+        )
+    config = model.config
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise UserError(f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.")
+    if positions < 1:
+        raise UserError(f"positions ({positions}) is not positive; give the longest text's number of tokens.")
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(
+            f"CTranslate2 has no activation function {config.activation_function!r}; it has {', '.join(ACTIVATIONS)}."
+        )
+    for name, value in (("eos_token_id", config.eos_token_id), ("bos_token_id", config.target_start_token_id)):
+        if not isinstance(value, int):
+            raise UserError(f"CTranslate2 takes one token as {name}; got {value}. Set one in the configuration.")
+    for name, module in model.named_modules():
+        is_projection = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
+        if is_projection and (not is_unwrapped_linear(module) or cast(nn.Linear, module).weight.is_meta):
+            raise UserError(
+                f"{name} is a {type(module).__name__} that is wrapped, or whose weight is not loaded; merge adapters "
+                "with merge_and_unload(), and load the model without device_map or prepare_for_inference."
+            )
+
+
+def vocabulary(config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    """Return a string for each entry (V): the tokenizer's, or else its number.
+
+    Raises:
+        UserError: the tokenizer has more entries than the model.
+    """
+    if tokenizer is None:
+        return [str(index) for index in range(config.vocab_size)]
+    strings = {index: token for token, index in tokenizer.get_vocab().items()}
+    if (needed := max(strings) + 1) > config.vocab_size:
+        raise UserError(
+            f"The tokenizer has ids up to {needed - 1} and the model a vocabulary of {config.vocab_size} entries; "
+            "give the model's own tokenizer."
+        )
+    return [strings.get(index, f"<no token {index}>") for index in range(config.vocab_size)]
+
+
+def to_cpu_float32(weight: Tensor) -> Tensor:
+    """Return a copy of a weight in float32 on the CPU; CTranslate2 quantizes in place."""
+    return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def set_norm(spec: Any, add_norm: AddAndNorm) -> None:
+    spec.gamma, spec.beta = to_cpu_float32(add_norm.norm.weight), to_cpu_float32(add_norm.norm.bias)
+
+
+def set_linear(spec: Any, *linears: nn.Linear) -> None:
+    """Set one projection from several, with their outputs concatenated."""
+    spec.weight = torch.cat([to_cpu_float32(linear.weight) for linear in linears])
+    if linears[0].bias is not None:
+        spec.bias = torch.cat([to_cpu_float32(linear.bias) for linear in linears])
+
+
+def widen_heads(linear: nn.Linear, num_heads: int, width: int) -> nn.Linear:
+    """Return the projection with each head's output padded with zeros to `width`."""
+
+    def widen(rows: Tensor) -> Tensor:
+        heads = rows.detach().unflatten(0, (num_heads, -1))  # (H, d_k or d_v, ...)
+        missing = heads.new_zeros(num_heads, width - heads.shape[1], *heads.shape[2:])
+        return torch.cat((heads, missing), dim=1).flatten(0, 1)
+
+    wide = nn.Linear(linear.in_features, num_heads * width, bias=linear.bias is not None, device="meta")
+    wide.weight = nn.Parameter(widen(linear.weight))
+    if linear.bias is not None:
+        wide.bias = nn.Parameter(widen(linear.bias))
+    return wide
+
+
+def set_attention(spec: Any, attention: MultiHeadAttention, is_self_attention: bool) -> None:
+    """Set an attention; d_k and d_v, one width in CTranslate2, both become the wider of the two."""
+    heads, width = attention.config.num_heads, max(attention.head_dim, attention.value_head_dim)
+    query, key, value = (
+        widen_heads(projection, heads, width) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    if is_self_attention:
+        set_linear(spec.linear[0], query, key, value)
+    else:
+        set_linear(spec.linear[0], query)
+        set_linear(spec.linear[1], key, value)
+    set_linear(spec.linear[-1], attention.o_proj)
+    by_head = attention.o_proj.weight.detach().unflatten(1, (heads, -1))  # (d_model, H, d_v)
+    spec.linear[-1].weight = to_cpu_float32(
+        nn.functional.pad(by_head, (0, width - attention.value_head_dim)).flatten(1)
+    )
+    spec.queries_scale = attention.scaling
+
+
+def set_layer(spec: Any, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
+    set_attention(spec.self_attention, layer.self_attn, is_self_attention=True)
+    set_norm(spec.self_attention.layer_norm, layer.self_attn_add_norm)
+    if isinstance(layer, VaswaniTransformerDecoderLayer):
+        set_attention(spec.attention, layer.cross_attn, is_self_attention=False)
+        set_norm(spec.attention.layer_norm, layer.cross_attn_add_norm)
+    set_linear(spec.ffn.linear_0, layer.feed_forward.fc1)
+    set_linear(spec.ffn.linear_1, layer.feed_forward.fc2)
+    set_norm(spec.ffn.layer_norm, layer.feed_forward_add_norm)
+
+
+def set_stack(spec: Any, stack: VaswaniTransformerEncoder | VaswaniTransformerDecoder, positions: int) -> None:
+    """Set a stack with its embeddings and its table of positions (P, d_model)."""
+    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+    embeddings.weight = to_cpu_float32(stack.embed_tokens.weight)
+    spec.scale_embeddings = stack.config.scale_embedding
+    table = stack.input_embedding.positions
+    is_learned = isinstance(table, LearnedPositions)
+    rows = table.table.weight if is_learned else sinusoids(torch.arange(positions), stack.config.d_model)
+    spec.position_encodings.encodings = to_cpu_float32(rows)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        set_layer(layer_spec, cast(VaswaniTransformerEncoderLayer, layer))
+
+
+def specification(model: VaswaniTransformerForConditionalGeneration, positions: int) -> Any:
+    """Return the model as CTranslate2's TransformerSpec, post-norm."""
+    specs = import_ctranslate2().specs
+    config = model.config
+    width = max(config.head_dim, config.value_head_dim)
+    shape = {
+        "num_heads": config.num_heads,
+        "pre_norm": False,
+        "activation": getattr(specs.common_spec.Activation, ACTIVATIONS[config.activation_function]),
+        "head_dim": None if width * config.num_heads == config.d_model else width,
+    }
+    encoder = specs.transformer_spec.TransformerEncoderSpec(config.encoder_layers, **shape)
+    decoder = specs.transformer_spec.TransformerDecoderSpec(config.decoder_layers, **shape)
+    spec = specs.TransformerSpec(encoder, decoder)
+    set_stack(encoder, model.model.encoder, positions)
+    set_stack(decoder, model.model.decoder, positions)
+    decoder.projection.weight = to_cpu_float32(model.lm_head.weight)
+    return spec
+
+
+def set_vocabulary(spec: Any, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Set the strings of the tokens, and which of them start and end a text.
+
+    Sources come with their `</s>` from the tokenizer, so none is added. CTranslate2 reads an unknown string as
+    `unk_token`, which must be in the vocabulary: without an `<unk>` it is the padding token.
+    """
+    strings = vocabulary(config, tokenizer)
+    spec.register_source_vocabulary(strings)
+    spec.register_target_vocabulary(strings)
+    end, start = cast(int, config.eos_token_id), cast(int, config.target_start_token_id)
+    unknown = None if tokenizer is None else tokenizer.unk_token_id
+    unknown = unknown if unknown is not None else config.pad_token_id
+    spec.config.bos_token = strings[start if config.bos_token_id is None else config.bos_token_id]
+    spec.config.eos_token = strings[end]
+    spec.config.unk_token = strings[start if unknown is None else unknown]
+    spec.config.decoder_start_token = strings[start]
+    spec.config.add_source_bos = spec.config.add_source_eos = False
+
+
+def to_ctranslate2(
+    model: VaswaniTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase | None,
+    output_dir: str | os.PathLike[str],
+    quantization: str | None = None,
+    *,
+    positions: int = 1024,
+    force: bool = False,
+) -> Path:
+    """Write a model in CTranslate2's format, with its tokenizer and its generation config.
+
+    `ctranslate2.Translator(output_dir)` then takes the tokenizer's own tokens, `</s>` included:
+    `tokenizer.convert_ids_to_tokens(tokenizer("a text").input_ids)`.
+
+    Args:
+        model: the model, on any device; it stays unchanged.
+        tokenizer: its tokenizer; None names the tokens "0", "1" and so on.
+        output_dir: a folder that is written completely or not at all.
+        quantization: how weights are stored, one of `QUANTIZATIONS`; None: float32. CTranslate2 computes in the
+            nearest type that the device has.
+        positions: the tokens that a source and a target may have; learned positions have as many as their table.
+        force: whether to replace a model in `output_dir`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ImportError: CTranslate2 is not installed.
+        UserError: CTranslate2 cannot represent the model, the tokenizer is of another model, or the folder is in use.
+    """
+    check_model(model, quantization, positions)
+    import_ctranslate2()
+    with atomic_folder(output_dir, force) as folder, torch.no_grad():
+        spec = specification(model, positions)
+        set_vocabulary(spec, model.config, tokenizer)
+        spec.config.layer_norm_epsilon = float(model.config.layer_norm_eps)
+        spec.config.add_attribute(POSITIONS_KEY, spec.decoder.position_encodings.encodings.shape[0])
+        spec.validate()
+        spec.optimize(None if quantization == "float32" else quantization)
+        spec.save(str(folder))
+        model.generation_config.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+    return Path(output_dir)
+
+
+__all__ = ["QUANTIZATIONS", "to_ctranslate2"]

@@ -1,0 +1,319 @@
+"""Models of other tools as models of this package: what fairseq, FSMT and Marian share.
+
+All three are the paper's post-norm model with biases on the attention projections, sines and cosines in two halves
+instead of interleaved, and layer norms with an epsilon of 1e-5. The halves become a table of learned positions. Parts
+that this package does not have are errors that name them. V vocabulary, P rows of a table of positions.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.activations import ACT2FN
+
+from ..config import VaswaniTransformerConfig
+from ..errors import UserError, one_line
+from ..model import VaswaniTransformerForConditionalGeneration
+
+LAYER_NAMES = {
+    "self_attn.out_proj": "self_attn.o_proj",
+    "encoder_attn.q_proj": "cross_attn.q_proj",
+    "encoder_attn.k_proj": "cross_attn.k_proj",
+    "encoder_attn.v_proj": "cross_attn.v_proj",
+    "encoder_attn.out_proj": "cross_attn.o_proj",
+    "self_attn_layer_norm": "self_attn_add_norm.norm",
+    "encoder_attn_layer_norm": "cross_attn_add_norm.norm",
+    "final_layer_norm": "feed_forward_add_norm.norm",
+    "fc1": "feed_forward.fc1",
+    "fc2": "feed_forward.fc2",
+} | {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
+"""The foreign names of a layer's parts, and those of this package."""
+
+IGNORED_KEYS = re.compile(r"(en|de)coder\.(version|embed_positions\._float_tensor)")
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+OUTPUTS = ("lm_head.weight", "decoder.output_projection.weight")
+TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
+LAYER_NORM_EPS = 1e-5
+
+# Settings of fairseq and Marian for parts that the paper's model does not have. Each is an error if it is set.
+UNSUPPORTED_SETTINGS = {
+    "encoder_normalize_before": "pre-norm",
+    "decoder_normalize_before": "pre-norm",
+    "normalize_before": "pre-norm",
+    "add_final_layer_norm": "a norm after the last layer",
+    "normalize_embedding": "a norm of the embeddings",
+    "layernorm_embedding": "a norm of the embeddings",
+    "no_token_positional_embeddings": "no positions",
+    "adaptive_softmax_cutoff": "an adaptive softmax",
+    "cross_self_attention": "attention over source and target together",
+    "no_cross_attention": "no attention over the source",
+    "tie_adaptive_weights": "an adaptive softmax",
+    "encoder_layers_to_keep": "layers left out",
+    "decoder_layers_to_keep": "layers left out",
+}
+
+
+@dataclass
+class ForeignModel:
+    """A model of another tool.
+
+    settings: fields of this package's configuration.
+    state: the weights, by fairseq's names.
+    tables: the positions (P, d_model) of encoder and decoder.
+    bias: the bias of the logits (V,), or None.
+    """
+
+    settings: dict[str, Any]
+    state: dict[str, Tensor]
+    tables: tuple[Tensor, Tensor]
+    bias: Tensor | None = None
+
+
+def check_supported(settings: dict[str, Any], name: str) -> None:
+    """Check that a model has no part that this package lacks.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    for key, meaning in UNSUPPORTED_SETTINGS.items():
+        if settings.get(key):
+            raise UserError(f"{name}: {key} is {settings[key]!r}, {meaning}, which the paper's model does not have.")
+
+
+def require_equal(settings: dict[str, Any], name: str, first: str, second: str) -> Any:
+    """Return a setting that encoder and decoder have separately there, and together here.
+
+    Raises:
+        UserError: they differ.
+    """
+    if settings[first] != settings[second]:
+        raise UserError(
+            f"{name}: {first} ({settings[first]}) and {second} ({settings[second]}) differ; here they are one setting."
+        )
+    return settings[first]
+
+
+def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Tensor:
+    """Return fairseq's table (P, d_model): sines in the first half and cosines in the second.
+
+    The frequencies are 10000^(-i / (d_model / 2 - 1)), and the first position has the number padding_idx + 1.
+    Computed in float32, as in training.
+    """
+    half = d_model // 2
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
+    numbers = torch.arange(padding_idx + 1, padding_idx + 1 + positions, dtype=torch.float32)
+    angles = numbers[:, None] * frequencies  # (P, d_model / 2)
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+def activation_name(function: str, name: str) -> str:
+    """Return the name of an activation function in Transformers.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if function not in ACT2FN:
+        raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")
+    return "silu" if function == "swish" else function
+
+
+def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights by fairseq's newer names, which separate queries, keys and values."""
+    split = {}
+    for key, value in state.items():
+        if match := re.fullmatch(r"(.*attn\.)in_proj_(weight|bias)", key):
+            for name, weight in zip("qkv", value.chunk(3), strict=True):
+                split[f"{match[1]}{name}_proj.{match[2]}"] = weight
+        else:
+            key = key.replace("layer_norms.0.", "self_attn_layer_norm.").replace("layer_norms.1.", "final_layer_norm.")
+            split[key] = value
+    return split
+
+
+def map_weight_name(key: str, name: str) -> str:
+    """Return this package's name of a layer's weight.
+
+    Raises:
+        UserError: the model has no such weight.
+    """
+    match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
+    if match is None or match[2] not in LAYER_NAMES:
+        raise UserError(f"{name}: has a weight {key}, which the paper's model does not have.")
+    return f"model.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """Take out and return the shared embeddings (V, d_model) of source and target, and the output projection.
+
+    Raises:
+        UserError: source and target have different embeddings.
+    """
+    first, *others = [state.pop(key) for key in EMBEDDINGS if key in state]
+    if any(other.shape != first.shape or not torch.equal(other, first) for other in others):
+        raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
+    outputs = [state.pop(key) for key in OUTPUTS if key in state]
+    return first, outputs[0] if outputs else first
+
+
+def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, name: str) -> None:
+    """Fold a bias b (V,) of the logits exactly into the output projection E, which has no bias here.
+
+    The last norm gives h = g x + c, and the elements of x always sum to 0. So with c' = c + s g, s being
+    1 or -1, the row vector u = 1 / g has u (h + s g) = sum(c / g) + s d_model = k, a constant, and the projection
+    E + (b - s E g) u / k of h + s g is E h + b. The code uses the s with the larger k.
+
+    Raises:
+        UserError: an element of g is so small that rounding would change the logits.
+    """
+    norm = cast(Any, model.model.decoder.layers[-1]).feed_forward_add_norm.norm
+    gain, shift = norm.weight.double(), norm.bias.double()  # g, c
+    weight = model.lm_head.weight.double()  # (V, d_model)
+    total = (shift / gain).sum()
+    sign = 1.0 if total >= 0 else -1.0
+    constant = total + sign * gain.numel()  # k
+    if not ((shift / gain).abs().sum() / constant.abs() < 1e3):
+        raise UserError(f"{name}: final_logits_bias cannot be represented: the last norm has gains close to 0.")
+    norm.bias.copy_(shift + sign * gain)
+    model.lm_head.weight.copy_(weight + torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant)
+
+
+def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
+    """Load weights that have exactly the names and shapes of the model's.
+
+    Raises:
+        UserError: one is missing, unknown, or of another shape.
+    """
+    expected = model.state_dict()
+    if missing := sorted(expected.keys() - weights.keys()):
+        raise UserError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
+    for key, weight in weights.items():
+        if key not in expected:
+            raise UserError(f"{name}: has {key}, which a model with its other weights does not have.")
+        if weight.shape != expected[key].shape:
+            raise UserError(
+                f"{name}: {key} has the shape {tuple(weight.shape)}, and by its other weights and settings the model "
+                f"{tuple(expected[key].shape)}; here all layers are alike."
+            )
+    model.load_state_dict(weights)
+
+
+def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
+    """Return the configuration with these settings and learned positions.
+
+    Raises:
+        UserError: a setting is invalid.
+    """
+    try:
+        return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
+    except StrictDataclassError as error:
+        raise UserError(f"{name}: its settings are invalid: {one_line(error)}") from error
+
+
+@torch.no_grad()
+def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
+    """Return the model of this package that computes the same.
+
+    Raises:
+        UserError: a weight is missing, unknown or shared differently, or a setting is invalid.
+    """
+    state = {key: value.float() for key, value in split_fused(original.state).items() if not IGNORED_KEYS.match(key)}
+    embedding, output = pop_embeddings(state, name)
+    bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
+    sizes = {len(table) for table in original.tables}
+    if len(sizes) > 1:
+        raise UserError(
+            f"{name}: has positions for {sorted(sizes)} tokens of source and target; here both have as many."
+        )
+    config = build_config(
+        name,
+        **original.settings,
+        max_position_embeddings=sizes.pop(),
+        vocab_size=embedding.shape[0],
+        d_model=embedding.shape[1],
+        attention_bias="encoder.layers.0.self_attn.q_proj.bias" in state,
+        tie_word_embeddings=bias is None and torch.equal(output, embedding),
+    )
+    model = VaswaniTransformerForConditionalGeneration(config).eval()
+    weights = {map_weight_name(key, name): value for key, value in state.items()}
+    for stack, table in zip(("encoder", "decoder"), original.tables, strict=True):
+        weights[f"model.{stack}.input_embedding.positions.table.weight"] = table
+        weights[f"model.{stack}.embed_tokens.weight"] = embedding
+    weights |= {"model.shared.weight": embedding, "lm_head.weight": output}
+    load_weights(model, weights, name)
+    if bias is not None:
+        fold_bias(model, bias, name)
+    return model
+
+
+@torch.no_grad()
+def largest_difference(
+    ours: PreTrainedModel, theirs: PreTrainedModel, sentences: int = 8, longest: int = 24
+) -> tuple[float, float]:
+    """Return the largest difference of two models' log-probabilities, and the largest absolute log-probability.
+
+    They are compared on random padded sentences, whose logits may differ by a number for each position.
+    """
+    config, generator = cast(VaswaniTransformerConfig, ours.config), torch.Generator().manual_seed(0)
+    longest = min(longest, config.max_position_embeddings)
+    lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
+    mask = (torch.arange(longest) < lengths).long()  # (B, S)
+    pad = cast(int, config.pad_token_id)
+    special = {pad, config.bos_token_id, config.eos_token_id, config.target_start_token_id}
+    ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
+    tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
+    sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]
+    targets[:, 0] = cast(int, config.target_start_token_id)
+    inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
+    log_probs = [cast(Any, model.eval())(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
+    return (log_probs[0] - log_probs[1]).abs().max().item(), log_probs[1].abs().max().item()
+
+
+@dataclass
+class ImportResult:
+    """An imported model.
+
+    model: the model of this package.
+    tokenizer: its tokenizer; the original's own if no `tokenizer.json` can do the same; None without a tokenizer.
+    difference: the largest difference of log-probabilities from the original, or None without an original that runs.
+    largest: the largest absolute log-probability.
+    """
+
+    model: VaswaniTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase | None
+    difference: float | None
+    largest: float | None
+
+
+def check_equivalence(
+    model: VaswaniTransformerForConditionalGeneration, original: PreTrainedModel, name: str
+) -> tuple[float, float]:
+    """Check that two models compute the same; return the values of `largest_difference`.
+
+    Raises:
+        UserError: they differ.
+    """
+    difference, largest = largest_difference(model, original)
+    if not difference <= 1e-3 * max(1.0, largest):
+        raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")
+    return difference, largest
+
+
+__all__ = [
+    "IGNORED_KEYS",
+    "TABLES",
+    "ForeignModel",
+    "ImportResult",
+    "activation_name",
+    "build_model",
+    "check_equivalence",
+    "check_supported",
+    "concatenated_sinusoids",
+    "largest_difference",
+    "require_equal",
+    "split_fused",
+]

@@ -1,0 +1,98 @@
+"""Import FSMT and Marian models of Transformers."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    FSMTForConditionalGeneration,
+    FSMTTokenizer,
+    GenerationConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ..checked_loading import load_errors, load_model
+from .foreign import (
+    TABLES,
+    ForeignModel,
+    ImportResult,
+    activation_name,
+    build_model,
+    check_equivalence,
+    check_supported,
+    require_equal,
+)
+
+
+def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignModel:
+    """Return the weights and settings of an FSMT or Marian model.
+
+    Raises:
+        UserError: it has a part that the paper's model does not have.
+    """
+    settings = original.config.to_dict()
+    check_supported(settings, name)
+    inner = cast(Any, original).model
+    offset = inner.encoder.padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
+    size = settings["max_position_embeddings"]
+    tables = tuple(
+        stack.embed_positions.weight.detach()[offset : offset + size] for stack in (inner.encoder, inner.decoder)
+    )
+    state = {key.removeprefix("model."): value for key, value in original.state_dict().items()}
+    bias = state.pop("final_logits_bias", None)
+    for key in TABLES:
+        state.pop(key, None)
+    return ForeignModel(
+        {
+            "encoder_layers": settings["encoder_layers"],
+            "decoder_layers": settings["decoder_layers"],
+            "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
+            "d_ff": require_equal(settings, name, "encoder_ffn_dim", "decoder_ffn_dim"),
+            "dropout": settings["dropout"],
+            "attention_dropout": settings["attention_dropout"],
+            "activation_dropout": settings["activation_dropout"],
+            "activation_function": activation_name(settings["activation_function"], name),
+            "scale_embedding": settings["scale_embedding"],
+        }
+        | {key: getattr(original.config, key) for key in ("bos_token_id", "pad_token_id", "eos_token_id")}
+        | {"decoder_start_token_id": original.config.decoder_start_token_id},
+        state,
+        cast(tuple[Tensor, Tensor], tables),
+        None if bias is None else bias[0].float(),
+    )
+
+
+def import_transformers_model(
+    folder: str, model_class: type[PreTrainedModel], tokenizer_class: type[PreTrainedTokenizerBase] | None
+) -> ImportResult:
+    """Import an FSMT or Marian model of Transformers, from a folder or the Hub.
+
+    Its tokenizer stays the original's: Marian's has two sentencepiece models over a third vocabulary, FSMT's calls
+    Moses' scripts, and neither can be a `tokenizer.json`.
+
+    Raises:
+        UserError: it cannot be represented.
+    """
+    original = load_model(folder, model_class, dtype=torch.float32).eval()
+    with load_errors(f"{folder}: its tokenizer"):
+        tokenizer = None if tokenizer_class is None else cast(Any, tokenizer_class).from_pretrained(folder)
+    model = build_model(read_transformers_model(original, folder), folder)
+    difference, largest = check_equivalence(model, original, folder)
+    model.generation_config = cast(GenerationConfig, original.generation_config)
+    return ImportResult(model, tokenizer, difference, largest)
+
+
+def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
+    """Import a Marian model of Transformers, such as those of OPUS-MT; see `import_transformers_model`."""
+    return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
+
+
+def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
+    """Import an FSMT model whose source and target share their embeddings; see `import_transformers_model`."""
+    return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)
+
+
+__all__ = ["from_fsmt", "from_marian"]

@@ -1,0 +1,5 @@
+"""Translating many texts: the function `translate`, its engines, and the command `vaswani-translate`."""
+
+from .translator import Hypothesis, TooLongError, Translation, Translator, translate
+
+__all__ = ["Hypothesis", "TooLongError", "Translation", "Translator", "translate"]

@@ -1,0 +1,258 @@
+"""The command `vaswani-translate MODEL < source.txt > target.txt`, also `python -m vaswani_transformer.translate`."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging
+
+from ..errors import OutputError, UserError, one_line
+from ..files import read_errors
+from .loading import make_translator, model_digest
+from .options import parse
+from .output import ResumableFile, StreamOutput, is_finished
+from .readers import DigestedInput, json_texts, text_lines
+from .translator import TooLongError, Translation
+
+RESUME_KEYS = (
+    "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "max_length", "max_source_tokens",
+    "too_long", "dtype", "engine",
+)  # fmt: skip
+"""The options, besides the model, that results depend on."""
+
+
+def log(message: str) -> None:
+    """Write a line to standard error, above the progress bar."""
+    tqdm.write(message, file=sys.stderr)
+
+
+def read_texts(options: argparse.Namespace, source: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the texts in the input's lines."""
+    if options.format == "text":
+        return text_lines(source, name)
+    return json_texts(source, name, options.field or "text", options.source)
+
+
+def join_lines(text: str) -> str:
+    """Return a text on one line."""
+    return " ".join(text.replace("\r", "\n").split("\n"))
+
+
+def format_lines(translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
+    """Return the output lines of a line's translations."""
+    hypotheses = translation.hypotheses
+    if options.format == "text":
+        lines = [join_lines(hypothesis.text) for hypothesis in hypotheses]
+        if options.scores:
+            lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
+        return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
+    rows: list[dict[str, Any]] = [{"translation": hypothesis.text} for hypothesis in hypotheses]
+    if options.scores:
+        for row, hypothesis in zip(rows, hypotheses, strict=True):
+            row["score"] = round(cast(float, hypothesis.score), 4)
+    return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
+
+
+def lines_per_text(options: argparse.Namespace) -> int:
+    """Return the number of output lines of a line."""
+    return options.nbest or 1 if options.format == "text" else 1
+
+
+def has_record(options: argparse.Namespace) -> bool:
+    """Return whether the output is a file, which has a record, and not a pipe or device."""
+    return options.output is not None and (options.output.is_file() or not options.output.exists())
+
+
+def resume_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the results depend on, besides the texts.
+
+    Raises:
+        UserError: as `model_digest`.
+    """
+    return {"model": model_digest(options)} | {name: getattr(options, name) for name in RESUME_KEYS}
+
+
+def open_input(options: argparse.Namespace) -> BinaryIO:
+    """Return the stream of the input's lines.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if options.input is None:
+        return sys.stdin.buffer
+    with read_errors(options.input):
+        return options.input.open("rb")
+
+
+def open_output(options: argparse.Namespace, settings: dict[str, Any]) -> StreamOutput | ResumableFile:
+    """Return where the results go.
+
+    Raises:
+        UserError: the file was started with other settings.
+    """
+    if options.output is None:
+        return StreamOutput(sys.stdout.buffer, "standard output")
+    if not has_record(options):
+        return StreamOutput(options.output.open("wb"), str(options.output))
+    return ResumableFile(options.output, lines_per_text(options), settings, [options.batch_tokens, options.window])
+
+
+def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
+    """Return a bar of translated lines, shown in a terminal or on request."""
+    is_shown = sys.stderr.isatty() if options.progress is None else options.progress
+    total = None
+    if is_shown and options.input is not None and options.input.is_file():
+        with options.input.open("rb") as file:
+            total = sum(1 for _ in file)
+    return tqdm(total=total, initial=done, unit="line", disable=not is_shown, file=sys.stderr)
+
+
+def warn_of_truncation(translation: Translation, name: str, number: int) -> None:
+    log(
+        f"{name}, line {number}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it "
+        "was truncated; --too_long=keep translates all of it, --too_long=error ends at such a line."
+    )
+
+
+def translate_lines(
+    translations: Callable[..., Iterator[Translation]],
+    texts: DigestedInput,
+    output: StreamOutput | ResumableFile,
+    options: argparse.Namespace,
+) -> None:
+    """Write the translations of all texts that have none yet.
+
+    Raises:
+        UserError: a line is invalid, or too long under `--too_long=error`.
+    """
+    with progress_bar(options, output.done) as bar:
+        try:
+            results = translations(texts, skip=output.done, progress=bar.update)
+            for number, translation in enumerate(results, output.done + 1):
+                if translation.is_truncated:
+                    warn_of_truncation(translation, texts.name, number)
+                output.write(format_lines(translation, number, options), texts)
+        except TooLongError as error:
+            raise UserError(
+                f"{texts.name}, line {error.index + 1}: {error.tokens} tokens, more than {error.limit}; shorten it, or "
+                "give --too_long=truncate, --too_long=keep or another --max_source_tokens."
+            ) from error
+
+
+def run(options: argparse.Namespace) -> None:
+    """Translate the input's lines.
+
+    Raises:
+        UserError: the input, the output or the model cannot be used.
+    """
+    name = "standard input" if options.input is None else str(options.input)
+    with open_input(options) as source:
+        settings = resume_settings(options) if has_record(options) else {}
+        if settings and is_finished(options.output, settings, read_texts(options, source, name), name):
+            log(f"{options.output}: is finished already and stays unchanged.")
+            return
+        translations = make_translator(options)
+        with contextlib.closing(open_output(options, settings)) as output:
+            if output.done:
+                log(f"{options.output}: resumes after line {output.done} of {name}.")
+            if output.batching_changed:
+                log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
+            texts = DigestedInput(read_texts(options, source, name), name, output.done, output.known, output.digest)
+            translate_lines(translations, texts, output, options)
+            output.finish(texts)
+
+
+def prompt_lines() -> Iterator[str]:
+    """Yield lines of standard input; in a terminal with a prompt, editing and a history.
+
+    Raises:
+        UserError: a line is not UTF-8 and does not come from a terminal.
+    """
+    if not sys.stdin.isatty():
+        yield from text_lines(sys.stdin.buffer, "standard input")
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` editing and a history
+    with contextlib.suppress(EOFError):
+        while True:
+            try:
+                line = input("> ").strip()
+                line.encode()
+            except UnicodeError:
+                log("The line is not UTF-8; type it again.")
+            else:
+                yield line
+
+
+def run_interactive(options: argparse.Namespace) -> None:
+    """Translate each line as soon as it is read.
+
+    Raises:
+        UserError: the model cannot be used.
+    """
+    translations = make_translator(options)
+    output = StreamOutput(sys.stdout.buffer, "standard output")
+    for number, line in enumerate(prompt_lines(), start=1):
+        try:
+            (translation,) = translations([line])
+        except TooLongError as error:
+            log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
+            continue
+        if translation.is_truncated:
+            warn_of_truncation(translation, "standard input", number)
+        output.write(format_lines(translation, number, options))
+
+
+def check_streams(options: argparse.Namespace) -> None:
+    """Check that standard input and output are open if the command uses them.
+
+    Raises:
+        UserError: naming the option to give instead.
+    """
+    for stream, name, path in ((sys.stdin, "input", options.input), (sys.stdout, "output", options.output)):
+        if stream is None and path is None:
+            raise UserError(f"standard {name} is closed; give --{name}=FILE.")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory is used up; for the CPU's memory torch and CTranslate2 raise a RuntimeError."""
+    names_memory = re.search("out of memory|allocate memory|not enough memory", str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or names_memory
+
+
+def silence_stdout() -> None:
+    """Discard what standard output could not take, which Python would write again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's error ends it with one line and exit status 2."""
+    options = parse(arguments)
+    logging.disable_progress_bar()
+    try:
+        check_streams(options)
+        run_interactive(options) if options.interactive else run(options)
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        silence_stdout()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        log(f"Interrupted{'; the same command resumes it' if options.output else ''}.")
+        sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        log("The device has too little memory for a batch; give a smaller --batch_tokens.")
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        log(one_line(error))
+        if isinstance(error, OutputError) and options.output is None:
+            silence_stdout()
+        sys.exit(2)
