@@ -168,8 +168,7 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
             raise ParsedError
         return found
 
-    is_package = hasattr(importlib.import_module(module), "__path__")
-    main = importlib.import_module(f"{module}.__main__" if is_package else module).main
+    main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         if module == "training.score":  # it reads the fields of a recipe from what its parser leaves
