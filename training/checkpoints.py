@@ -11,18 +11,16 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
+from training.monitor.monitor import trained_seconds
 from training.recipe import RecipeError, TrainingRecipe
-from training.watch import trained_seconds
 
 try:
     import fcntl
 except ImportError:  # as on Windows
     fcntl = None
-
 logger = logging.getLogger(__name__)
-
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
@@ -163,21 +161,6 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
     waited = early_stopping.get("early_stopping_patience_counter", 0)  # evaluations
     is_tired = training.patience is not None and waited >= training.patience
     return is_tired or is_beyond(checkpoint, training)
-
-
-class WholeCheckpoints(TrainerCallback):
-    """Marks a checkpoint when all ranks have written theirs, and only then deletes older ones."""
-
-    def __init__(self, run: Path, keep: int) -> None:
-        self.run = run
-        self.keep = keep
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            mark_whole(checkpoint_at(self.run, state.global_step))
-            rotate(self.run, self.keep, state.best_global_step)
-        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
 
 
 def free_megabytes(path: Path) -> int:

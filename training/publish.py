@@ -21,9 +21,10 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.card import LICENSES, make_card
 from training.command import OneLineParser, end_interrupted, reason
-from training.results import RESULTS, plain
+from training.report.card import make_card
+from training.report.licenses import LICENSES
+from training.report.results import RESULTS, plain
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
 from vaswani_transformer.lines import LineError

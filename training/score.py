@@ -19,11 +19,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from training.command import OneLineParser, end_interrupted
-from training.data import SPLITS, load_pairs
-from training.metrics import bleu, chrf, tokenized_bleu
+from training.data.files import SPLITS
+from training.data.pairs import load_pairs
+from training.decoding import decoding_config
 from training.recipe import Recipe, RecipeError, load_recipe
 from training.recipe_help import recipe_help
-from training.trainer import decoding_config
+from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.lines import reason
 from vaswani_transformer.tokenizer import text_encoder

@@ -5,123 +5,36 @@ import json
 import logging
 import math
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.compute as pc
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import HfApi
 from torch.utils.data import DataLoader
-from transformers import (
-    DataCollatorForSeq2Seq,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
+from training.callbacks import EpochOfStream, FurtherCheckpoints, LogEntries, LowerLossDecides, StopAfterMinutes
 from training.checkpoints import writing
-from training.data import NUMBER, PairStream, encoder
+from training.data.stream import PairStream
+from training.data.tokenizing import NUMBER, encoder, lengths
+from training.decoding import decoding_config
+from training.distributed import shard, without_ties
 from training.divergence import DivergenceGuard, is_finite
-from training.engines import shard, without_ties
-from training.metrics import bleu
+from training.monitor.trainer import WatchedTrainer
 from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, RunError, as_tree
-from training.results import commit, hardware, published, versions
-from training.watch import Watch, WatchedTrainer
+from training.report.results import commit, hardware, published, versions
+from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
-
 PLACE = "stream.json"  # beside a checkpoint: where in the stream it was written
-
-
-def agreed(seconds: float) -> float:
-    """The main process's reading of its clock, the same on every rank, which must act together."""
-    return broadcast_object_list([seconds])[0]
-
-
-class StopAfterMinutes(TrainerCallback):
-    """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
-
-    def __init__(self, minutes: float, watch: Watch) -> None:
-        self.seconds = 60 * minutes
-        self.watch = watch
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if agreed(self.watch.trained) > self.seconds:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-
-
-class FurtherCheckpoints(TrainerCallback):
-    """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
-
-    def __init__(self, steps: int | None, minutes: float | None) -> None:
-        self.steps = steps
-        self.seconds = None if minutes is None else 60 * minutes
-        self.last = time.monotonic()
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        is_due = self.steps is not None and state.global_step % self.steps == 0
-        if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
-            control.should_save = True
-
-
-class LogEntries(TrainerCallback):
-    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step % self.steps == 0:
-            control.should_log = True
-
-
-class LowerLossDecides(TrainerCallback):
-    """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
-
-    The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
-    called after this one: the best so far is lowered by the least there is.
-    """
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        best = state.best_metric
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        before = losses.get(state.best_global_step, -math.inf)
-        if best is not None and metrics.get("eval_bleu") == best and metrics["eval_loss"] < before:
-            state.best_metric = math.nextafter(best, -math.inf)
-
-
-class EpochOfStream(TrainerCallback):
-    """Has the log count the passes over a stream, whose length the Trainer does not know."""
-
-    def __init__(self, batches: TokenBudgetBatches) -> None:
-        self.batches = batches
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        state.epoch = float(self.batches.epoch)
-
-
-def accumulation(recipe: Recipe, num_processes: int) -> int:
-    """The forward passes that a rank's share of a step takes, so that each keeps to `device_tokens`."""
-    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
-    return math.ceil(tokens / (num_processes * recipe.training.device_tokens))
 
 
 def batches_of_stream(
@@ -475,25 +388,3 @@ def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -
         for part, targets in parts
     ]
     return torch.cat(losses)
-
-
-def lengths(dataset: Dataset, column: str) -> list[int]:
-    """The tokens of each row of a column."""
-    table = dataset.select_columns([column]).with_format("arrow")[:]
-    return cast(Any, pc).list_value_length(table.column(column)).to_pylist()
-
-
-def decoding_config(
-    model: VaswaniTransformerForConditionalGeneration, recipe: Recipe, num_beams: int | None = None
-) -> GenerationConfig:
-    """A fresh GenerationConfig with the recipe's search: one that is edited in place loses the paper's settings."""
-    search = vars(recipe.decoding) | ({} if num_beams is None else {"num_beams": num_beams})
-    if search["num_beams"] == 1:  # no search weighs lengths then, and the model's own setting is not to step in
-        search["length_penalty"] = 1.0
-    return GenerationConfig(
-        bos_token_id=model.config.bos_token_id,
-        pad_token_id=model.config.pad_token_id,
-        eos_token_id=model.config.eos_token_id,
-        decoder_start_token_id=model.config.decoder_start_token_id,
-        **search,
-    )

@@ -37,10 +37,10 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
+from training.checks import attention
+from training.monitor.flops import pair_lengths, training_flops
 from training.recipe import DataRecipe, Recipe, TrainingRecipe
-from training.train import attention
 from training.trainer import TranslationTrainer
-from training.watch import pair_lengths, training_flops
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

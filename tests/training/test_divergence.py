@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
-from vaswani_transformer.optimization import paper_adam
 
 from tests.helpers import tiny_model
 from tests.training.runs import SHARDED, TWO_PROCESSES, equal, finish, start, weights
@@ -15,6 +14,7 @@ from training.divergence import DivergenceGuard, is_finite
 from training.recipe import RecipeError, TrainingRecipe, load_recipe
 from training.train import run
 from training.trainer import TranslationTrainer
+from vaswani_transformer.schedule import paper_adam
 
 POISON = "tests.training.poisoned"
 BAD_STEP = 5
@@ -179,7 +179,7 @@ def test_a_skipped_update_alone_is_left_out(tmp_path, caplog):
 
 
 def test_an_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.optimization.FUSED_ON", ())
+    monkeypatch.setattr("vaswani_transformer.schedule.FUSED_DEVICES", ())
     seen, _ = guarded(tmp_path, [1.0, float("nan"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
     assert not equal(seen[1], seen[2])

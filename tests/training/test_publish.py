@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
-from training import card as card_module
-from training.card import CURVE_ROWS, LICENSES, make_card, spread
 from training.publish import NEEDED, PublishError, main, publish
 from training.recipe import Recipe, as_tree, load_recipe
+from training.report import card as card_module
+from training.report.card import CURVE_ROWS, make_card, spread
+from training.report.licenses import LICENSES
 from training.train import run
 
 TOKEN = "hf_of_somebody"
@@ -417,7 +418,8 @@ import sys
 from pathlib import Path
 
 from training.recipe import load_recipe
-from training.train import make_trainer, prepare, prepare_folder
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare
 
 recipe = load_recipe(sys.argv[1], sys.argv[2:])
 folder = prepare_folder(recipe)

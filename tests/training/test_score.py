@@ -9,9 +9,9 @@ import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
-from training.metrics import bleu, chrf, tokenized_bleu
 from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
 from training.score import main, quality, refuse_misfits
+from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 SOURCES = list(PAIRS)

@@ -22,9 +22,10 @@ from tests.training.runs import (
     weights,
 )
 from training.checkpoints import last_checkpoint, step_of
-from training.engines import join_processes
+from training.distributed import join_processes
 from training.recipe import load_recipe
-from training.train import make_trainer, prepare, prepare_folder, run
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare, run
 
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 

@@ -27,10 +27,12 @@ from tests.training.runs import (
     start,
     weights,
 )
-from training import data, train
+from training import train
 from training.checkpoints import alone_in, last_checkpoint, step_of
-from training.recipe import RecipeError, load_recipe
-from training.train import changed, prepare, prepare_folder, run
+from training.data import pairs as data_pairs
+from training.recipe import RecipeError, as_tree, load_recipe
+from training.run_folder import changed, prepare_folder
+from training.train import prepare, run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer, batching
 
 
@@ -176,7 +178,7 @@ def test_a_streamed_run_on_two_processes_or_in_parts_learns_from_the_same_steps(
 def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one_resumes(
     streamed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(data, "LOOK", 16)
+    monkeypatch.setattr(data_pairs, "LOOK", 16)
     monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
     good = path.read_text()
@@ -402,7 +404,7 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(as_tree(recipe)))
     assert prepare_folder(recipe) == folder
     other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
     with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
@@ -416,7 +418,7 @@ def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(as_tree(recipe)))
     with alone_in(folder), pytest.raises(RecipeError, match=r"run: a run is going on in it; end its processes"):
         prepare_folder(recipe)
     assert prepare_folder(recipe) == folder

@@ -9,8 +9,11 @@ import logging
 import datasets
 import pytest
 
-from training import data
-from training.data import PairStream, columns, encoder, load_pairs, sample_texts, token_ids, tokenize
+from training.data import pairs as data_pairs
+from training.data.pairs import columns, load_pairs
+from training.data.stream import PairStream
+from training.data.tokenizing import encoder, token_ids, tokenize
+from training.data.vocabulary import sample_texts
 from training.recipe import DataRecipe, RecipeError
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -224,7 +227,7 @@ def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(h
 
 
 def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_it_is_reached(folder, monkeypatch):
-    monkeypatch.setattr(data, "LOOK", 2)
+    monkeypatch.setattr(data_pairs, "LOOK", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
     own = recipe(folder, train="train.jsonl", streaming=True)
     for bad in (1, 2, 3):

@@ -20,12 +20,15 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback,
 
 from tests.helpers import ROOT, random_tokens, tiny_config
 from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, start
-from training import train, watch
+from training import train
+from training.callbacks import LowerLossDecides, StopAfterMinutes
 from training.checkpoints import mark_whole
+from training.checks import model_config
+from training.monitor.flops import peak_teraflops, training_flops
+from training.monitor.monitor import FILE, Watch
+from training.monitor.stopwatch import PHASES, CudaStopwatch, Stopwatch, shares, time_line
 from training.recipe import load_recipe
-from training.train import model_config, run
-from training.trainer import LowerLossDecides, StopAfterMinutes
-from training.watch import PHASES, CudaStopwatch, Stopwatch, Watch, peak_teraflops, shares, time_line, training_flops
+from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
@@ -346,7 +349,7 @@ def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkey
     folder = tmp_path / "run"
     own = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
     interrupt(monkeypatch, own, step=7)
-    saved = folder / "checkpoints" / "checkpoint-6" / watch.FILE
+    saved = folder / "checkpoints" / "checkpoint-6" / FILE
     before = json.loads(saved.read_text())
     assert 0 < before["trained"] < 60
     assert before["time"]["forward"] > 0

@@ -13,9 +13,10 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import cut_back, same_course
-from training.engines import KERNELS, join_processes, limit_cached_kernels, load_weights, uses_cpu, without_ties
+from training.distributed import KERNELS, join_processes, limit_cached_kernels, load_weights, uses_cpu, without_ties
 from training.recipe import RecipeError, load_recipe
-from training.train import make_trainer, prepare, prepare_folder, run
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare, run
 
 FILES = {
     "one-gpu": (1, 1),
@@ -97,7 +98,7 @@ def test_limits_of_cached_kernels_in_the_environment_win():
 
 KERNEL_MEMORY = """
 import ctypes, torch
-from training.engines import join_processes
+from training.distributed import join_processes
 
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})

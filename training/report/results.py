@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 import vaswani_transformer
+from training.data.pairs import is_streamed
+from training.recipe import Recipe
 
 RESULTS = "results.json"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
@@ -109,3 +111,11 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, list):
         return [plain(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
+    """Of each split; streamed training pairs are told by the first of them."""
+    return {
+        str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
+        for split, texts in pairs.items()
+    }

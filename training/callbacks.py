@@ -1,0 +1,101 @@
+"""What a run does between its steps: stop, save, log, and choose the best checkpoint."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training.checkpoints import checkpoint_at, mark_whole, rotate
+from training.monitor.monitor import Watch
+from vaswani_transformer.batching import TokenBudgetBatches
+
+
+def agreed(seconds: float) -> float:
+    """The main process's reading of its clock, the same on every rank, which must act together."""
+    return broadcast_object_list([seconds])[0]
+
+
+class StopAfterMinutes(TrainerCallback):
+    """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
+
+    def __init__(self, minutes: float, watch: Watch) -> None:
+        self.seconds = 60 * minutes
+        self.watch = watch
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if agreed(self.watch.trained) > self.seconds:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+
+
+class FurtherCheckpoints(TrainerCallback):
+    """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
+
+    def __init__(self, steps: int | None, minutes: float | None) -> None:
+        self.steps = steps
+        self.seconds = None if minutes is None else 60 * minutes
+        self.last = time.monotonic()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        is_due = self.steps is not None and state.global_step % self.steps == 0
+        if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
+            control.should_save = True
+
+
+class LogEntries(TrainerCallback):
+    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % self.steps == 0:
+            control.should_log = True
+
+
+class LowerLossDecides(TrainerCallback):
+    """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
+
+    The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
+    called after this one: the best so far is lowered by the least there is.
+    """
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        best = state.best_metric
+        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+        before = losses.get(state.best_global_step, -math.inf)
+        if best is not None and metrics.get("eval_bleu") == best and metrics["eval_loss"] < before:
+            state.best_metric = math.nextafter(best, -math.inf)
+
+
+class EpochOfStream(TrainerCallback):
+    """Has the log count the passes over a stream, whose length the Trainer does not know."""
+
+    def __init__(self, batches: TokenBudgetBatches) -> None:
+        self.batches = batches
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.epoch = float(self.batches.epoch)
+
+
+class WholeCheckpoints(TrainerCallback):
+    """Marks a checkpoint when all ranks have written theirs, and only then deletes older ones."""
+
+    def __init__(self, run: Path, keep: int) -> None:
+        self.run = run
+        self.keep = keep
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        PartialState().wait_for_everyone()
+        if state.is_world_process_zero:
+            mark_whole(checkpoint_at(self.run, state.global_step))
+            rotate(self.run, self.keep, state.best_global_step)
+        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on

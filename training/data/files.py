@@ -1,0 +1,163 @@
+"""Sentence pairs in files, JSON Lines or parallel text: read line by line, and checked."""
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from accelerate import PartialState
+
+from training.recipe import DataRecipe, RecipeError
+
+logger = logging.getLogger(__name__)
+SPLITS = ("train", "validation", "test")
+JSON_TYPES = {
+    type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list",
+    dict: "a group",
+}  # fmt: skip
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file, compressed where its name says so; only a line feed ends a line, and a byte order mark is no text.
+
+    Raises:
+        RecipeError: there is no such file.
+    """
+    if not path.is_file():
+        raise RecipeError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline="\n"))
+    return path.open(encoding="utf-8-sig", newline="\n")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers from 1, without their ends.
+
+    Raises:
+        RecipeError: the file is missing, is not UTF-8 text, or is cut off within its compression.
+    """
+    number = 0
+    try:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.rstrip("\n")
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecipeError(
+            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
+        ) from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); make it readable, or name another.") from error
+
+
+def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
+    """Whether both sides of a pair hold text.
+
+    Raises:
+        RecipeError: one does not, and the recipe does not drop such pairs.
+    """
+    if source and target:
+        return True
+    if recipe.unusable == "refuse":
+        side = recipe.target if source else recipe.source
+        raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.unusable=drop.")
+    return False
+
+
+def warn_of_unusable(where: object, count: int) -> None:
+    if count and PartialState().is_main_process:
+        logger.warning("%s: left out %d pairs with an empty side.", where, count)
+
+
+def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
+    """The source and the target of a line of JSON.
+
+    Raises:
+        RecipeError: it holds no texts in the recipe's languages.
+    """
+    pair = row.get("translation") if isinstance(row, dict) else None
+    if not isinstance(pair, dict):
+        schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
+        if isinstance(row, dict) and "translation" in row:
+            found = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
+        else:
+            found = (
+                f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
+            )
+        raise RecipeError(f"{where}: {found}; each line must be {schema}.")
+    for language in (recipe.source, recipe.target):
+        if language not in pair:
+            raise RecipeError(
+                f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
+                "data.target to languages of the file."
+            )
+        if not isinstance(text := pair[language], str):
+            raise RecipeError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
+        check_unicode(text, f"{where}: the side {language!r}")
+    return pair[recipe.source], pair[recipe.target]
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise RecipeError(
+            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
+        ) from error
+
+
+def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
+    path, unusable = folder / name, 0
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RecipeError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
+        except RecursionError as error:
+            raise RecipeError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
+        source, target = (text.strip() for text in json_pair(recipe, where, row))
+        if is_usable(recipe, where, source, target):
+            yield source, target
+        else:
+            unusable += 1
+    warn_of_unusable(path, unusable)
+
+
+def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of two text files, line n of one to line n of the other; `name` holds `{language}`."""
+    if "{language}" not in name:
+        raise RecipeError(
+            f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}."
+        )
+    source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
+    sources, targets, unusable = numbered_lines(source_path), numbered_lines(target_path), 0
+    for number, source in sources:
+        other = next(targets, None)
+        if other is None:
+            raise RecipeError(
+                f"{target_path}: ends before line {number} of {source_path}; pair the files line by line."
+            )
+        pair = source.strip(), other[1].strip()
+        if is_usable(recipe, f"{source_path}, line {number}", *pair):
+            yield pair
+        else:
+            unusable += 1
+    if (other := next(targets, None)) is not None:
+        raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
+    warn_of_unusable(source_path, unusable)
+
+
+def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a split in files of the recipe's kind."""
+    read = read_json if recipe.kind == "json" else read_text
+    return read(recipe, Path(recipe.path or ""), name)

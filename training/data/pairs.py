@@ -1,0 +1,114 @@
+"""The sentence pairs that a recipe names, split by split, from files, the Hub or the shipped task."""
+
+import logging
+from itertools import islice
+from typing import Any, cast
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+from training.data.files import SPLITS, read_file
+from training.grammar import make_splits
+from training.recipe import DataRecipe, RecipeError
+
+logger = logging.getLogger(__name__)
+LOOK = 1000  # pairs of a stream that are looked at before training begins
+
+
+def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+    """The recipe's splits, each with the columns `source` and `target`; of streamed training pairs the first ones.
+
+    Raises:
+        RecipeError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
+            message names the file, the line and the way out.
+    """
+    if recipe.kind == "grammar":
+        splits = columns(make_splits(), recipe)
+        if recipe.test is None:
+            del splits["test"]
+        return splits
+    if recipe.kind == "hub":
+        return load_from_hub(recipe)
+    splits = datasets.DatasetDict()
+    for split in SPLITS:
+        if (name := getattr(recipe, split)) is not None:
+            sources, targets = [], []
+            for source, target in islice(read_file(recipe, name), LOOK if is_streamed(recipe, split) else None):
+                sources.append(source)
+                targets.append(target)
+            splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
+    return refuse_empty(splits, recipe)
+
+
+def is_streamed(recipe: DataRecipe, split: str) -> bool:
+    return recipe.streaming and split == "train"
+
+
+def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    """Splits in the schema of Hugging Face translation data sets as `source` and `target`."""
+    for name, split in splits.items():
+        feature = split.features.get("translation")
+        languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
+        if recipe.source not in languages or recipe.target not in languages:
+            raise RecipeError(
+                f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
+                f"languages {', '.join(languages) or 'none'}, not a translation of {recipe.source} and "
+                f"{recipe.target}; set data.source and data.target."
+            )
+
+    def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
+        pairs = [pair or {} for pair in batch["translation"]]
+        return {
+            "source": [(pair.get(recipe.source) or "").strip() for pair in pairs],
+            "target": [(pair.get(recipe.target) or "").strip() for pair in pairs],
+        }
+
+    picked = datasets.DatasetDict()
+    for name, split in splits.items():
+        picked[name] = split.map(pick, batched=True, remove_columns=split.column_names, desc=f"Reading {name}")
+    return picked
+
+
+def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
+    """A data set of the Hub, which `datasets` keeps on disk, without its unusable pairs."""
+    loaded = datasets.DatasetDict()
+    for split in SPLITS:
+        if getattr(recipe, split) is not None:
+            loaded[split] = open_hub_split(recipe, split)
+            if is_streamed(recipe, split):
+                loaded[split] = datasets.Dataset.from_list(list(loaded[split].take(LOOK)), loaded[split].features)
+    pairs = columns(loaded, recipe)
+    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
+    for split, kept in whole.items():
+        if missing := len(pairs[split]) - len(kept):
+            if recipe.unusable == "refuse":
+                raise RecipeError(
+                    f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.unusable=drop to "
+                    "leave them out."
+                )
+            logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
+    return refuse_empty(whole, recipe)
+
+
+def open_hub_split(recipe: DataRecipe, split: str) -> Any:
+    """A split of a data set of the Hub, the training pairs of a recipe that streams them as a stream.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    name, path = getattr(recipe, split), cast(str, recipe.path)
+    try:
+        return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        raise RecipeError(
+            f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
+            f"({' '.join(str(error).split())}); set data.path, data.subset and the splits, for example "
+            "--data.validation='train[:1%]', or --data.test=null for none."
+        ) from error
+
+
+def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    for name, split in splits.items():
+        if len(split) == 0:
+            raise RecipeError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")
+    return splits

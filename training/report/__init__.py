@@ -1,0 +1,1 @@
+"""What a run reports: `results.json`, and the model card made from it."""

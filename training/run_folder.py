@@ -1,0 +1,195 @@
+"""The folder of a run: checked before it is used, written once, extended by larger limits."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from datasets import DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from training.checkpoints import (
+    PARTIAL,
+    RECIPE,
+    STATE,
+    alone_in,
+    has_ended,
+    is_beyond,
+    last_checkpoint,
+    step_of,
+    write,
+    writing,
+)
+from training.command import reason
+from training.data.vocabulary import load_tokenizer, make_tokenizer
+from training.monitor.monitor import trained_seconds
+from training.recipe import Recipe, RecipeError, RunError, as_tree
+from training.report.results import RESULTS, fingerprints
+
+TRAINED = STATE
+DATA = "data.json"  # the fingerprints of what a run was begun with
+LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
+REMARKS = ("expected", "published")  # on a run, which change nothing of it
+# How a machine computes a run and what it prints: a step is the same on any of them.
+MEANS = (
+    "training.device_tokens",
+    "training.gradient_checkpointing",
+    "training.evaluation_batch_size",
+    "training.log_steps",
+    "training.on_divergence",
+    "training.skip_limit",
+)
+
+
+def prepare_folder(recipe: Recipe) -> Path:
+    """The run's folder: new, or with a run of the same recipe, unfinished or to go on by larger limits.
+
+    Raises:
+        RecipeError: there is no name for it, it cannot be written, or it holds something else.
+    """
+    if recipe.output_dir is None:
+        raise RecipeError("output_dir: the run needs a folder of its own; give --output_dir=...")
+    folder = Path(recipe.output_dir)
+    check_writable(folder)
+    if not (folder / RECIPE).exists():
+        if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
+            raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
+        return folder
+    names = differences(folder, recipe)
+    checkpoint = last_checkpoint(folder)
+    is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMITS, *MEANS}):
+        raise RecipeError(
+            f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
+            "training.minutes, whichever ended it, and nothing else, to go on with it."
+        )
+    for name in names:
+        if name not in LIMITS + MEANS:
+            raise RecipeError(
+                f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
+                "it, or another --output_dir."
+            )
+    if names and checkpoint is not None and is_beyond(checkpoint, recipe.training):
+        minutes = trained_seconds(checkpoint) / 60
+        raise RecipeError(
+            f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
+            "training.steps and training.minutes beyond them, or another --output_dir."
+        )
+    with alone_in(folder):
+        return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that the run's folder is there and can be written to, or can be made.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    ancestor = folder
+    try:
+        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
+            pass
+    except OSError as error:
+        raise RecipeError(
+            f"{folder}: {ancestor} is no folder that can be written to ({reason(error)}); give another --output_dir."
+        ) from error
+
+
+def recipe_in(folder: Path) -> dict[str, Any]:
+    """The recipe of the run in a folder, as a tree."""
+    return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+
+
+def differences(folder: Path, recipe: Recipe) -> list[str]:
+    """The names of the fields in which a recipe asks for something else than the run in a folder."""
+    return [name for name in changed(recipe_in(folder), as_tree(recipe)) if name not in REMARKS]
+
+
+def go_on(recipe: Recipe, folder: Path) -> None:
+    """Give a run other limits, and one that had finished by its own another end.
+
+    What it had become by then is kept in a folder of its own, named for its steps, with all that loads it.
+    """
+    if (results := folder / RESULTS).exists():
+        kept = folder / f"finished-{json.loads(results.read_text(encoding='utf-8'))['steps']}"
+        if not kept.exists():
+            partial = kept.with_name(f"{kept.name}{PARTIAL}")
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+            with writing(kept):
+                partial.mkdir()
+                for path in [path for path in folder.iterdir() if path.is_file()]:
+                    shutil.copy2(path, partial)
+                partial.rename(kept)
+        results.unlink()
+    (folder / TRAINED).unlink(missing_ok=True)
+    write_recipe(recipe, folder)
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
+
+
+def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
+    """The names of the fields that differ between two recipes."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [prefix.rstrip(".")]
+    names = sorted(before.keys() | now.keys())
+    return [name for key in names for name in changed(before.get(key), now.get(key), f"{prefix}{key}.")]
+
+
+def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Check that a run in a folder, where there is one, was begun with the data at hand.
+
+    Args:
+        found: the fingerprints of the data at hand.
+
+    Raises:
+        RunError: it was not.
+    """
+    if not ((folder / DATA).exists() and (folder / "tokenizer.json").exists()):
+        return
+    for split, before in json.loads((folder / DATA).read_text(encoding="utf-8")).items():
+        if found.get(split, before) != before:
+            raise RunError(
+                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
+                f"({before['pairs']:,d} then, {found[split]['pairs']:,d} now, of other text); restore them, or give "
+                "another --output_dir."
+            )
+
+
+def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder; give the tokenizer.
+
+    What is there already stays.
+
+    Raises:
+        RecipeError: the tokenizer cannot be made.
+        RunError: the run was begun with other data.
+    """
+    found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
+    check_data(folder, *broadcast_object_list([found]))
+    if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
+        tokenizer = make_tokenizer(recipe, pairs)
+        folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+        write_recipe(recipe, folder)
+        write(folder / DATA, json.dumps(found, indent=2))
+        with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
+            tokenizer.save_pretrained(partial)
+            for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
+                path.replace(folder / path.name)
+    elif PartialState().is_main_process and not (folder / DATA).exists():
+        write(folder / DATA, json.dumps(found, indent=2))
+    PartialState().wait_for_everyone()
+    if not (folder / "tokenizer.json").exists():
+        raise RecipeError(
+            f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
+            "machines of the launch share."
+        )
+    return load_tokenizer(folder)
