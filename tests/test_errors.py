@@ -1,0 +1,39 @@
+"""User-facing errors are one line, and commands end with status 2 after it."""
+
+import pytest
+
+from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error, one_line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such model\nSee the documentation"), "no such model"),
+        (ValueError("problems:\n  one\n  two"), "problems: one two"),
+        (ValueError("  a  wide\tmessage "), "a wide message"),
+        (KeyError(), "KeyError"),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("not a model\nof the Hub"), "not a model"),
+    ],
+)
+def test_message_is_one_line(error, line):
+    assert one_line(error) == line
+
+
+def test_message_can_leave_out_the_file():
+    assert one_line(FileNotFoundError(2, "No such file", "a.txt"), with_file=False) == "No such file"
+
+
+@pytest.mark.parametrize("error", [UserError, OutputError, KeyError])
+def test_command_ends_with_one_line_and_status_2(error, capsys):
+    with pytest.raises(SystemExit, match="2"), exit_on_user_error(KeyError):
+        raise error("a: problem; fix.\nmore")
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert "a: problem; fix." in errors
+
+
+def test_other_errors_pass_through_a_command():
+    with pytest.raises(RuntimeError, match="bug"), exit_on_user_error(KeyError):
+        raise RuntimeError("bug")

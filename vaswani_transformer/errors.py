@@ -1,0 +1,52 @@
+"""Errors that a user causes and can fix: one class, one line each.
+
+    UserError           an argument, a file, a recipe or a model cannot be used
+    └── OutputError     the system cannot write a file or folder
+
+A command prints the line and exits with status 2; every other exception passes through with its traceback.
+"""
+
+import contextlib
+import sys
+from collections.abc import Generator
+
+
+class UserError(ValueError):
+    """Something that the user gave cannot be used; the message is one line: the subject, the problem and a fix."""
+
+
+class OutputError(UserError):
+    """The system cannot write a file or folder."""
+
+
+def one_line(error: BaseException, with_file: bool = True) -> str:
+    """Return an error's message on one line: the first line, or all of them if the first one opens a list.
+
+    Args:
+        error: the error; one of the operating system becomes "file: problem", without its number.
+        with_file: whether an error of the operating system names its file.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        names_file = with_file and error.filename is not None
+        return f"{error.filename}: {error.strerror}" if names_file else error.strerror
+    first, _, others = str(error).strip().partition("\n")
+    if first.rstrip().endswith((":", ",", "(")):
+        first = f"{first} {others}"
+    return " ".join(first.split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def exit_on_user_error(*others: type[Exception]) -> Generator[None]:
+    """Print the line of a UserError and exit with status 2.
+
+    Args:
+        others: further exceptions that end a command in the same way.
+    """
+    try:
+        yield
+    except (UserError, *others) as error:
+        sys.stderr.write(f"{one_line(error)}\n")
+        sys.exit(2)
+
+
+__all__ = ["OutputError", "UserError", "exit_on_user_error", "one_line"]

@@ -1,0 +1,194 @@
+"""Files and folders that are written completely or not at all, locks, and digests."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+from transformers.utils import logging
+
+from .errors import OutputError, UserError, one_line
+
+logger = logging.get_logger(__name__)
+
+PARTIAL = ".part"
+"""The suffix of a file or folder that is not finished yet."""
+MODEL_MARKER = "config.json"
+"""The file that every model folder has; `atomic_folder` replaces no other folder."""
+MODEL_FILES = (
+    "*.bin", "*.index.json", "*.model", "*.py", "*.safetensors", "*.spm", "*config.json", "*vocab*",
+    "added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
+"""The files of a saved model: weights, settings, code and tokenizer."""
+BLOCK = 1 << 20  # bytes
+
+
+def free_megabytes(path: Path) -> int:
+    """Return the free space, in MB, of the disk that holds a path or its nearest existing folder."""
+    return shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free >> 20
+
+
+@contextlib.contextmanager
+def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
+    """Turn an OSError into a UserError that names the input."""
+    try:
+        yield
+    except OSError as error:
+        problem = one_line(error, with_file=False)
+        raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
+
+
+@contextlib.contextmanager
+def write_errors(name: str | os.PathLike[str], fix: str, *others: type[Exception]) -> Generator[None]:
+    """Turn an OSError, or one of `others`, into an OutputError; a broken pipe passes through.
+
+    Args:
+        name: the file or stream that is written.
+        fix: what the user can do, which ends the message.
+        others: further exceptions by which libraries report a failed write.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, *others) as error:
+        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {fix}.") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in UTF-8 so that it is there completely or not at all."""
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def check_new_folder(path: Path, force: bool = False) -> None:
+    """Check that a model folder can be written at `path`.
+
+    Args:
+        path: the folder.
+        force: whether it may replace a model.
+
+    Raises:
+        UserError: `path` is a file, is in use, or lies where nothing can be written.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file; name a folder.")
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"{path}: {parent} is not a writable folder; name a folder elsewhere.")
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not force:
+        raise UserError(f"{path}: the folder is in use; name another, or replace the model in it with --force.")
+    if not (path / MODEL_MARKER).is_file():
+        raise UserError(f"{path}: the folder has no {MODEL_MARKER}, so it holds no model to replace; name another.")
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
+    """Yield a staging folder that becomes `path` at the end; an error before that leaves `path` as it was.
+
+    Args:
+        path: the folder to write; missing parents are made.
+        force: whether it may replace a model.
+
+    Raises:
+        UserError: as `check_new_folder`.
+        OutputError: the staging folder cannot be made.
+    """
+    target = Path(path).absolute()
+    check_new_folder(target, force)
+    staging, backup = (target.with_name(f".{target.name}.{role}-{os.getpid()}") for role in ("new", "old"))
+    try:
+        with write_errors(path, "name another folder"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging.mkdir()
+        yield staging
+        if target.exists():
+            target.rename(backup)
+        staging.rename(target)
+    except BaseException:
+        if backup.exists() and not target.exists():
+            backup.rename(target)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(backup, ignore_errors=True)
+
+
+def lock(file: IO, message: str) -> None:
+    """Lock an open file until it is closed or the process ends.
+
+    Windows has no such locks; a file system without them causes a warning.
+
+    Args:
+        file: the file.
+        message: the error's message if another process holds the lock.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(message) from error
+    except OSError:
+        logger.warning("%s: its file system has no locks; check that no other process writes it.", file.name)
+
+
+class TextDigest:
+    """The SHA-256 of texts in UTF-8, each followed by a zero byte, and their `count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sha256 = hashlib.sha256()
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        self._sha256.update(text.encode() + b"\0")
+
+    def hexdigest(self) -> str:
+        """Return the digest of the texts so far."""
+        return self._sha256.hexdigest()
+
+
+def digest_of_file(path: Path) -> list[int | str]:
+    """Return the size of a file in bytes and the SHA-256 of its content."""
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def digest_of_model(folder: Path) -> str:
+    """Return the SHA-256 of the names, sizes and contents of `MODEL_FILES` in a folder."""
+    sha256 = hashlib.sha256()
+    for path in sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)}):
+        if path.is_file():
+            sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    sha256.update(block)
+    return sha256.hexdigest()
+
+
+__all__ = [
+    "MODEL_MARKER",
+    "PARTIAL",
+    "TextDigest",
+    "atomic_folder",
+    "check_new_folder",
+    "digest_of_file",
+    "digest_of_model",
+    "free_megabytes",
+    "lock",
+    "read_errors",
+    "write_atomically",
+    "write_errors",
+]
