@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.checkpoints import MANIFEST, STATE, WEIGHTS, step_of, whole_checkpoints
-from training.command import OneLineParser, end_interrupted, reason
+from training.checkpoints import MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
+from training.command import OneLineParser, exit_interrupted, reason
 from training.recipe import RecipeError
 
 
@@ -49,7 +49,7 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     Raises:
         RecipeError: the run has fewer.
     """
-    found = whole_checkpoints(run)
+    found = complete_checkpoints(run)
     if last < 1 or len(found) < last:
         raise RecipeError(
             f"{run}: has {len(found)} whole checkpoints, not {last} to average; ask for fewer, or keep more of them "
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        end_interrupted()
+        exit_interrupted()
     print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 

@@ -9,29 +9,29 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.checkpoints import checkpoint_at, mark_whole, rotate
-from training.monitor.monitor import Watch
+from training.checkpoints import checkpoint_at, mark_complete, rotate
+from training.monitor.monitor import TrainingMonitor
 from vaswani_transformer.batching import TokenBudgetBatches
 
 
-def agreed(seconds: float) -> float:
+def broadcast_from_main(seconds: float) -> float:
     """The main process's reading of its clock, the same on every rank, which must act together."""
     return broadcast_object_list([seconds])[0]
 
 
-class StopAfterMinutes(TrainerCallback):
+class TimeLimitCallback(TrainerCallback):
     """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
 
-    def __init__(self, minutes: float, watch: Watch) -> None:
+    def __init__(self, minutes: float, watch: TrainingMonitor) -> None:
         self.seconds = 60 * minutes
-        self.watch = watch
+        self.monitor = watch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if agreed(self.watch.trained) > self.seconds:
+        if broadcast_from_main(self.monitor.trained) > self.seconds:
             control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
-class FurtherCheckpoints(TrainerCallback):
+class PeriodicCheckpointCallback(TrainerCallback):
     """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
 
     def __init__(self, steps: int | None, minutes: float | None) -> None:
@@ -44,11 +44,11 @@ class FurtherCheckpoints(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         is_due = self.steps is not None and state.global_step % self.steps == 0
-        if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
+        if is_due or (self.seconds is not None and broadcast_from_main(time.monotonic() - self.last) > self.seconds):
             control.should_save = True
 
 
-class LogEntries(TrainerCallback):
+class LogEveryCallback(TrainerCallback):
     """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
 
     def __init__(self, steps: int) -> None:
@@ -59,7 +59,7 @@ class LogEntries(TrainerCallback):
             control.should_log = True
 
 
-class LowerLossDecides(TrainerCallback):
+class LossTieBreaker(TrainerCallback):
     """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
 
     The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
@@ -76,7 +76,7 @@ class LowerLossDecides(TrainerCallback):
             state.best_metric = math.nextafter(best, -math.inf)
 
 
-class EpochOfStream(TrainerCallback):
+class StreamEpochCallback(TrainerCallback):
     """Has the log count the passes over a stream, whose length the Trainer does not know."""
 
     def __init__(self, batches: TokenBudgetBatches) -> None:
@@ -86,7 +86,7 @@ class EpochOfStream(TrainerCallback):
         state.epoch = float(self.batches.epoch)
 
 
-class WholeCheckpoints(TrainerCallback):
+class CompleteCheckpointCallback(TrainerCallback):
     """Marks a checkpoint when all ranks have written theirs, and only then deletes older ones."""
 
     def __init__(self, run: Path, keep: int) -> None:
@@ -96,6 +96,6 @@ class WholeCheckpoints(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            mark_whole(checkpoint_at(self.run, state.global_step))
+            mark_complete(checkpoint_at(self.run, state.global_step))
             rotate(self.run, self.keep, state.best_global_step)
         PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on

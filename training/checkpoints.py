@@ -45,7 +45,7 @@ def all_checkpoints(run: Path) -> list[Path]:
     return sorted((path for path in (run / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()), key=step_of)
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path) -> bool:
     """Whether every file that its manifest lists is there with all its bytes.
 
     No file of the Trainer's own tells: it writes `trainer_state.json` last on the first rank, perhaps before another
@@ -58,17 +58,17 @@ def is_whole(checkpoint: Path) -> bool:
         return False
 
 
-def whole_checkpoints(run: Path) -> list[Path]:
+def complete_checkpoints(run: Path) -> list[Path]:
     """A run's checkpoints that were written to their end and have stayed so, the oldest first."""
-    return [checkpoint for checkpoint in all_checkpoints(run) if is_whole(checkpoint)]
+    return [checkpoint for checkpoint in all_checkpoints(run) if is_complete(checkpoint)]
 
 
 def last_checkpoint(run: Path) -> Path | None:
     """The newest whole checkpoint of a run."""
-    return next(reversed(whole_checkpoints(run)), None)
+    return next(reversed(complete_checkpoints(run)), None)
 
 
-def mark_whole(checkpoint: Path) -> None:
+def mark_complete(checkpoint: Path) -> None:
     """Write the manifest, the last file of a checkpoint: the name and the bytes of each file before it."""
     sizes = {path.name: path.stat().st_size for path in sorted(checkpoint.iterdir()) if path.name != MANIFEST}
     write(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
@@ -89,7 +89,7 @@ def remove(checkpoint: Path) -> None:
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
     """Delete the oldest whole checkpoints beyond `keep`, but never the best or the newest."""
-    found = whole_checkpoints(run)
+    found = complete_checkpoints(run)
     spare = [checkpoint for checkpoint in found[:-1] if step_of(checkpoint) != best_step]
     for checkpoint in spare[: max(0, len(found) - keep)]:
         remove(checkpoint)
@@ -107,7 +107,7 @@ def resume_point(run: Path) -> Path | None:
     return broadcast_object_list(point)[0]
 
 
-def refuse_other_engine(checkpoint: Path, is_sharded: bool) -> None:
+def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
     """Refuse to go on from a checkpoint whose optimiser state the engine at hand cannot load.
 
     Raises:
@@ -122,7 +122,7 @@ def refuse_other_engine(checkpoint: Path, is_sharded: bool) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Generator[None]:
+def run_lock(folder: Path) -> Generator[None]:
     """Keep other runs out of a run's folder, where its file system has locks.
 
     Raises:
@@ -159,8 +159,8 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
         return False
     early_stopping = callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
     waited = early_stopping.get("early_stopping_patience_counter", 0)  # evaluations
-    is_tired = training.patience is not None and waited >= training.patience
-    return is_tired or is_beyond(checkpoint, training)
+    patience_exhausted = training.patience is not None and waited >= training.patience
+    return patience_exhausted or is_beyond(checkpoint, training)
 
 
 def free_megabytes(path: Path) -> int:

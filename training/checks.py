@@ -18,7 +18,7 @@ from vaswani_transformer.batching import make_steps
 COLUMNS = ("input_ids", "labels")
 
 
-def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
+def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
     """Refuse, before any training, pairs that the model or a batch cannot hold.
 
     Raises:
@@ -41,9 +41,10 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
             f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split over {parts} passes of a "
             "step; raise it, or use fewer processes."
         )
-    if recipe.data.streaming and recipe.data.pool < 10 * parts:
+    if recipe.data.streaming and recipe.data.buffer < 10 * parts:
         raise RecipeError(
-            f"data.pool: {recipe.data.pool} pairs are too few for {parts} passes of a step; give at least {10 * parts}."
+            f"data.buffer: {recipe.data.buffer} pairs are too few for {parts} passes of a step; "
+            f"give at least {10 * parts}."
         )
     if config.position_embedding != "learned":
         return
@@ -59,7 +60,7 @@ def refuse_misfits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: Da
             )
 
 
-def refuse_other_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
+def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
     """Refuse to resume with passes so small that the steps would have other pairs than those of the run so far.
 
     Args:

@@ -19,7 +19,7 @@ def reason(error: OSError) -> str:
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
-def end_interrupted(what_now: str = "") -> NoReturn:
+def exit_interrupted(what_now: str = "") -> NoReturn:
     """End the process as Ctrl-C asks for, with one line."""
     print(f"Interrupted{what_now}.", file=sys.stderr, flush=True)
     sys.exit(INTERRUPTED)

@@ -20,8 +20,8 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 logger = logging.getLogger(__name__)
 
-SETTLED_BY_RECIPE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
-PATIENCE = timedelta(hours=6)  # one process prepares the data while the others wait
+RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
+PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 TRUE = ("1", "true", "yes", "on")
 
@@ -54,7 +54,7 @@ def limit_cached_kernels() -> None:
         os.environ.setdefault(name, capacity)
 
 
-def join_processes() -> None:
+def init_distributed() -> None:
     """Meet the other processes of the launch on their devices, before anything asks how many they are.
 
     A process on a CPU gets its limits of cached kernels here.
@@ -62,7 +62,7 @@ def join_processes() -> None:
     Raises:
         RecipeError: the launch asks for an engine that training does not run on.
     """
-    for name in [name for name in os.environ if name.startswith(SETTLED_BY_RECIPE)]:
+    for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
         if os.environ.pop(name).lower() not in ("no", "false", "default"):
             logger.warning("%s of the launch is left aside: the recipe settles it.", name)
     if uses_cpu():
@@ -70,7 +70,7 @@ def join_processes() -> None:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         limit_cached_kernels()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # a checkpoint is what `from_pretrained` loads
-    state = PartialState(cpu=uses_cpu(), timeout=PATIENCE)
+    state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
     if not is_set("ACCELERATE_USE_FSDP"):
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":
@@ -98,7 +98,9 @@ def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullySharde
     fully_shard(model, offload_policy=offload)
 
 
-def without_ties(weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration) -> dict[str, Tensor]:
+def drop_tied_duplicates(
+    weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration
+) -> dict[str, Tensor]:
     """Whole weights with a tied matrix once; those gathered from shards hold it under each of its names."""
     return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
 

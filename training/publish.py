@@ -21,10 +21,10 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.command import OneLineParser, end_interrupted, reason
+from training.command import OneLineParser, exit_interrupted, reason
 from training.report.card import make_card
 from training.report.licenses import LICENSES
-from training.report.results import RESULTS, plain
+from training.report.results import RESULTS, to_json_values
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.folders import load_model, load_tokenizer, refuse_other_tokenizer
 from vaswani_transformer.lines import LineError
@@ -92,7 +92,7 @@ def write_repository(
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:
         results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
-    told = json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False)
+    told = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
     (folder / RESULTS).write_text(told, encoding="utf-8")
     recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{where}: cannot be written ({reason(error)}); make room, or give another folder.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        end_interrupted("; what the repository shows is whole")
+        exit_interrupted("; what the repository shows is whole")
     print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {place}")
 
 

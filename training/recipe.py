@@ -35,11 +35,11 @@ class DataRecipe:
     source, target: the language codes.
     train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub.
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
-    overlong: whether a longer training pair is dropped, with a count, or refused.
-    unusable: whether a pair with an empty side is refused or dropped, with a count.
+    too_long: whether a longer training pair is dropped, with a count, or refused.
+    empty: whether a pair with an empty side is refused or dropped, with a count.
     streaming: whether the training pairs are read and tokenised while training goes on, anew in every epoch, as those
         must be that do not fit in memory; a bad line is met when it is reached.
-    pool: the streamed pairs that are held, and sorted by length, at a time: the more, the less padding.
+    buffer: the streamed pairs that are held, and sorted by length, at a time: the more, the less padding.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"
@@ -51,10 +51,10 @@ class DataRecipe:
     validation: str = "validation.jsonl.gz"
     test: str | None = "test.jsonl.gz"
     max_length: int = 256
-    overlong: Literal["drop", "refuse"] = "drop"
-    unusable: Literal["refuse", "drop"] = "refuse"
+    too_long: Literal["drop", "error"] = "drop"
+    empty: Literal["error", "drop"] = "error"
     streaming: bool = False
-    pool: int = 100_000
+    buffer: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Recipe:
         return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
-def as_tree(recipe: Recipe) -> dict[str, Any]:
+def to_dict(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain values; the folder's own name is no part of it, so that a folder can be moved."""
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
@@ -207,12 +207,13 @@ TEXT_FIELDS = {"name", "output_dir"} | {
 NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
 SEEDS = 2**32  # as many as NumPy knows
 LARGEST = 2**63 - 1  # as torch counts
-SETTLED_BY_TOKENIZER = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
-MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - SETTLED_BY_TOKENIZER - {"is_encoder_decoder"}
+TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
+MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - TOKENIZER_SETS - {"is_encoder_decoder"}
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
-    "num_beams", "vocab_size", "max_length", "pool", "sample", "checkpoint_steps", "checkpoint_minutes", "average_last",
+    "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
+    "average_last",
 }  # fmt: skip
 
 
@@ -265,13 +266,13 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
-        lay_over(tree, argument)
+        apply_override(tree, argument)
     recipe = build(Recipe, tree, "")
     check(recipe)
     return recipe
 
 
-def lay_over(tree: dict[str, Any], argument: str) -> None:
+def apply_override(tree: dict[str, Any], argument: str) -> None:
     """Put the value of one `--any.field=value` into `tree`."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not equals:
@@ -298,11 +299,11 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
     for key, value in tree.items():
         if key not in hints:
             raise RecipeError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
-        values[key] = fit(hints[key], value, f"{prefix}{key}")
+        values[key] = coerce(hints[key], value, f"{prefix}{key}")
     return cls(**values)
 
 
-def fit(hint: Any, value: Any, name: str) -> Any:
+def coerce(hint: Any, value: Any, name: str) -> Any:
     """`value`, if it is what `hint` asks for."""
     if dataclasses.is_dataclass(hint):
         return build(cast(type, hint), value, f"{name}.")
@@ -364,7 +365,7 @@ def check(recipe: Recipe) -> None:
         raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
     check_score(recipe.score)
     for name in recipe.model:
-        if name in SETTLED_BY_TOKENIZER:
+        if name in TOKENIZER_SETS:
             raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in MODEL_FIELDS:
             raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")

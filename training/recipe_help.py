@@ -1,4 +1,4 @@
-"""What `--help` says of a recipe's fields: their defaults and meanings, read from the dataclasses and docstrings."""
+"""The text of `--help` on a recipe's fields: defaults and meanings, read from the dataclasses and docstrings."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
 
-def meanings(cls: type) -> dict[str, str]:
+def field_descriptions(cls: type) -> dict[str, str]:
     """What a class's docstring says of each field, in paragraphs of the form `name, other: text`."""
     found: dict[str, str] = {}
     names: list[str] = []
@@ -51,7 +51,7 @@ def entry(name: str, default: object, text: str) -> str:
 
 def entries(cls: Any, prefix: str = "") -> Iterator[str]:
     """The fields of a dataclass, its groups' after its own."""
-    texts, hints = meanings(cls), typing.get_type_hints(cls)
+    texts, hints = field_descriptions(cls), typing.get_type_hints(cls)
     groups = []
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
@@ -70,7 +70,7 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
 
 def model_entries() -> Iterator[str]:
     """The fields of the model, with the paper's base model as default."""
-    base, texts = VaswaniTransformerConfig(), meanings(VaswaniTransformerConfig)
+    base, texts = VaswaniTransformerConfig(), field_descriptions(VaswaniTransformerConfig)
     yield entry(
         "model.paper", "base", "the model of the paper that the other fields change, by its name in from_paper."
     )
@@ -80,5 +80,5 @@ def model_entries() -> Iterator[str]:
 
 
 def recipe_help() -> str:
-    """All fields of a recipe, as the arguments that set them, with defaults and meanings."""
+    """All fields of a recipe, as the arguments that set them, with defaults and field_descriptions."""
     return "\n".join(entries(Recipe))

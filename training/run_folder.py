@@ -16,10 +16,10 @@ from training.checkpoints import (
     PARTIAL,
     RECIPE,
     STATE,
-    alone_in,
     has_ended,
     is_beyond,
     last_checkpoint,
+    run_lock,
     step_of,
     write,
     writing,
@@ -27,15 +27,15 @@ from training.checkpoints import (
 from training.command import reason
 from training.data.vocabulary import load_tokenizer, make_tokenizer
 from training.monitor.monitor import trained_seconds
-from training.recipe import Recipe, RecipeError, RunError, as_tree
+from training.recipe import Recipe, RecipeError, RunError, to_dict
 from training.report.results import RESULTS, fingerprints
 
-TRAINED = STATE
-DATA = "data.json"  # the fingerprints of what a run was begun with
-LIMITS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
-REMARKS = ("expected", "published")  # on a run, which change nothing of it
+TRAINED_STATE = STATE
+DATA_FILE = "data.json"  # the fingerprints of what a run was begun with
+LIMIT_FIELDS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
+DESCRIPTIVE_FIELDS = ("expected", "published")  # on a run, which change nothing of it
 # How a machine computes a run and what it prints: a step is the same on any of them.
-MEANS = (
+EXECUTION_FIELDS = (
     "training.device_tokens",
     "training.gradient_checkpointing",
     "training.evaluation_batch_size",
@@ -59,16 +59,16 @@ def prepare_folder(recipe: Recipe) -> Path:
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
             raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
         return folder
-    names = differences(folder, recipe)
+    names = changed_fields(folder, recipe)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
-    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMITS, *MEANS}):
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
         raise RecipeError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
             "training.minutes, whichever ended it, and nothing else, to go on with it."
         )
     for name in names:
-        if name not in LIMITS + MEANS:
+        if name not in LIMIT_FIELDS + EXECUTION_FIELDS:
             raise RecipeError(
                 f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
@@ -79,7 +79,7 @@ def prepare_folder(recipe: Recipe) -> Path:
             f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
             "training.steps and training.minutes beyond them, or another --output_dir."
         )
-    with alone_in(folder):
+    with run_lock(folder):
         return folder
 
 
@@ -100,17 +100,17 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def recipe_in(folder: Path) -> dict[str, Any]:
+def stored_recipe(folder: Path) -> dict[str, Any]:
     """The recipe of the run in a folder, as a tree."""
     return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
 
 
-def differences(folder: Path, recipe: Recipe) -> list[str]:
+def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
     """The names of the fields in which a recipe asks for something else than the run in a folder."""
-    return [name for name in changed(recipe_in(folder), as_tree(recipe)) if name not in REMARKS]
+    return [name for name in diff_trees(stored_recipe(folder), to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
 
 
-def go_on(recipe: Recipe, folder: Path) -> None:
+def extend_run(recipe: Recipe, folder: Path) -> None:
     """Give a run other limits, and one that had finished by its own another end.
 
     What it had become by then is kept in a folder of its own, named for its steps, with all that loads it.
@@ -126,20 +126,20 @@ def go_on(recipe: Recipe, folder: Path) -> None:
                     shutil.copy2(path, partial)
                 partial.rename(kept)
         results.unlink()
-    (folder / TRAINED).unlink(missing_ok=True)
+    (folder / TRAINED_STATE).unlink(missing_ok=True)
     write_recipe(recipe, folder)
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    write(folder / RECIPE, yaml.safe_dump(as_tree(recipe), allow_unicode=True, sort_keys=False))
+    write(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
 
 
-def changed(before: Any, now: Any, prefix: str = "") -> list[str]:
+def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
     """The names of the fields that differ between two recipes."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [prefix.rstrip(".")]
     names = sorted(before.keys() | now.keys())
-    return [name for key in names for name in changed(before.get(key), now.get(key), f"{prefix}{key}.")]
+    return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
 
 
 def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
@@ -151,9 +151,9 @@ def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
     Raises:
         RunError: it was not.
     """
-    if not ((folder / DATA).exists() and (folder / "tokenizer.json").exists()):
+    if not ((folder / DATA_FILE).exists() and (folder / "tokenizer.json").exists()):
         return
-    for split, before in json.loads((folder / DATA).read_text(encoding="utf-8")).items():
+    for split, before in json.loads((folder / DATA_FILE).read_text(encoding="utf-8")).items():
         if found.get(split, before) != before:
             raise RunError(
                 f"data.{split}: these are not the pairs that the run in {folder} was begun with "
@@ -162,7 +162,7 @@ def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
             )
 
 
-def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Write the recipe, the data's fingerprints and the tokenizer into the run's folder; give the tokenizer.
 
     What is there already stays.
@@ -179,13 +179,13 @@ def begin(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokeniz
         for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write_recipe(recipe, folder)
-        write(folder / DATA, json.dumps(found, indent=2))
+        write(folder / DATA_FILE, json.dumps(found, indent=2))
         with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
-    elif PartialState().is_main_process and not (folder / DATA).exists():
-        write(folder / DATA, json.dumps(found, indent=2))
+    elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
+        write(folder / DATA_FILE, json.dumps(found, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
         raise RecipeError(

@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.command import OneLineParser, end_interrupted
+from training.command import OneLineParser, exit_interrupted
 from training.data.files import SPLITS
 from training.data.pairs import load_pairs
 from training.decoding import decoding_config
@@ -68,7 +68,7 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
     return pairs[split]["source"][:], pairs[split]["target"][:]
 
 
-def refuse_misfits(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Refuse a tokenizer that is none for scoring.
 
     Raises:
@@ -154,7 +154,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         raise RecipeError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     sources, references = load_split(recipe, options.split)
     model, tokenizer = load(options)
-    refuse_misfits(tokenizer, options.model)
+    check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
     found = likelihood(model, tokenizer, sources, references, options.batch_tokens)
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.output is not None:
             write(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
     except KeyboardInterrupt:
-        end_interrupted()
+        exit_interrupted()
     except (ValueError, OSError) as error:
         print(reason(error), file=sys.stderr)
         sys.exit(2)

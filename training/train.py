@@ -27,20 +27,20 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from training.average import last_checkpoints, mean_weights
-from training.callbacks import WholeCheckpoints
+from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     CHECKPOINTS,
     PARTIAL,
     RECIPE,
     STATE,
     WEIGHTS,
-    alone_in,
+    check_same_sharding,
     checkpoint_at,
+    complete_checkpoints,
     has_ended,
-    refuse_other_engine,
     resume_point,
+    run_lock,
     step_of,
-    whole_checkpoints,
     write,
     writing,
 )
@@ -48,31 +48,39 @@ from training.checks import (
     accumulation,
     attention,
     check_attention,
+    check_data_fits,
+    check_same_steps,
     model_config,
-    refuse_misfits,
-    refuse_other_steps,
     set_attention,
 )
-from training.command import INTERRUPTED, end_interrupted
+from training.command import INTERRUPTED, exit_interrupted
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
-from training.distributed import join_processes, load_weights, uses_cpu, without_ties
+from training.distributed import drop_tied_duplicates, init_distributed, load_weights, uses_cpu
 from training.monitor.stopwatch import time_line
 from training.recipe import Recipe, RecipeError, RunError, load_recipe
 from training.recipe_help import recipe_help
-from training.report.results import RESULTS, plain
-from training.run_folder import DATA, TRAINED, begin, differences, go_on, prepare_folder, recipe_in
+from training.report.results import RESULTS, to_json_values
+from training.run_folder import (
+    DATA_FILE,
+    TRAINED_STATE,
+    changed_fields,
+    extend_run,
+    initialize_run,
+    prepare_folder,
+    stored_recipe,
+)
 from training.tasks.metrics import bleu, chrf
-from training.trainer import TranslationTrainer
+from training.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 logger = logging.getLogger(__name__)
 
 
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
-    """The Trainer's arguments; what the paper settles is settled in `TranslationTrainer`."""
+    """The Trainer's arguments; what the paper settles is settled in `RecipeTrainer`."""
     training = recipe.training
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     return Seq2SeqTrainingArguments(
@@ -90,7 +98,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         eval_steps=training.evaluation_steps,
         save_strategy="steps",
         save_steps=training.evaluation_steps,
-        logging_strategy="no",  # `LogEntries` has its steps, which may be others after a resumption
+        logging_strategy="no",  # `LogEveryCallback` has its steps, which may be others after a resumption
         logging_nan_inf_filter=False,  # it hides what went wrong, and waits for the device at every step
         load_best_model_at_end=True,
         metric_for_best_model="bleu",
@@ -102,7 +110,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
-def train_on(trainer: TranslationTrainer, folder: Path) -> None:
+def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     """Train, from the newest whole checkpoint where there is one; where training had ended there, load the best model.
 
     Raises:
@@ -112,9 +120,9 @@ def train_on(trainer: TranslationTrainer, folder: Path) -> None:
     if checkpoint is None:
         trainer.train()
         return
-    refuse_other_engine(checkpoint, trainer.is_fsdp_enabled)
+    check_same_sharding(checkpoint, trainer.is_fsdp_enabled)
     logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{trainer.args.max_steps:,d}")
-    trainer.watch.carry_on(checkpoint)
+    trainer.monitor.restore(checkpoint)
     if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take a step more
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
         best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
@@ -123,33 +131,35 @@ def train_on(trainer: TranslationTrainer, folder: Path) -> None:
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
-def train_to_the_end(trainer: TranslationTrainer, recipe: Recipe, folder: Path) -> None:
+def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> None:
     """Train, or go on from the last whole checkpoint, and keep the best model or the mean of the last ones.
 
     What was trained to its end before, and then interrupted, is loaded and not trained on.
     """
-    if (folder / TRAINED).exists():
-        trainer.watch.carry_on(folder)
-        trainer.state = TrainerState.load_from_json(str(folder / TRAINED))
+    if (folder / TRAINED_STATE).exists():
+        trainer.monitor.restore(folder)
+        trainer.state = TrainerState.load_from_json(str(folder / TRAINED_STATE))
         load_weights(trainer.model, load_file(folder / WEIGHTS))
         return
     train_on(trainer, folder)
     if (last := recipe.training.average_last) is not None:
-        checkpoints = last_checkpoints(folder, min(last, len(whole_checkpoints(folder))))
+        checkpoints = last_checkpoints(folder, min(last, len(complete_checkpoints(folder))))
         load_weights(trainer.model, mean_weights(checkpoints))
         logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
-    weights = without_ties(trainer.accelerator.get_state_dict(trainer.model), trainer.model)  # of all ranks together
+    weights = drop_tied_duplicates(
+        trainer.accelerator.get_state_dict(trainer.model), trainer.model
+    )  # of all ranks together
     if trainer.is_world_process_zero():
         with writing(folder):
             trainer.model.save_pretrained(folder, state_dict=weights)
-            trainer.watch.save(folder)
-            partial = folder / f"{TRAINED}{PARTIAL}"
+            trainer.monitor.save(folder)
+            partial = folder / f"{TRAINED_STATE}{PARTIAL}"
             trainer.state.save_to_json(str(partial))
-            partial.replace(folder / TRAINED)
+            partial.replace(folder / TRAINED_STATE)
     PartialState().wait_for_everyone()
 
 
-def validation_scores(trainer: TranslationTrainer) -> dict[str, Any]:
+def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
     """Loss, perplexity and BLEU on the validation set, by the search of the evaluations during training."""
     trainer.remove_callback(EarlyStoppingCallback)  # training is over, and it would miss the figures of another name
     metrics = trainer.evaluate(metric_key_prefix="eval_final")
@@ -157,7 +167,7 @@ def validation_scores(trainer: TranslationTrainer) -> dict[str, Any]:
     return scores | {"signature": trainer.signature}
 
 
-def test_scores(trainer: TranslationTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
+def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
     """BLEU and chrF on the test set by the recipe's own search, with a few of its sentences to look at."""
     start = time.perf_counter()
     trainer.search = decoding_config(trainer.model, recipe)
@@ -191,27 +201,27 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         pairs = load_pairs(recipe.data)
     is_new = not (folder / RECIPE).exists()
     PartialState().wait_for_everyone()  # every process has looked at the folder before one writes into it
-    tokenizer = begin(recipe, folder, pairs)
+    tokenizer = initialize_run(recipe, folder, pairs)
     try:
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
-        refuse_misfits(recipe, model_config(recipe, tokenizer), encoded)
-        refuse_other_steps(recipe_in(folder), recipe, encoded["train"])
+        check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
+        check_same_steps(stored_recipe(folder), recipe, encoded["train"])
     except RecipeError:
         if is_new and PartialState().is_main_process:
             shutil.rmtree(folder)
         raise
     PartialState().wait_for_everyone()  # every process has read the recipe before it changes
     if PartialState().is_main_process:
-        with alone_in(folder):
-            if differences(folder, recipe):
-                go_on(recipe, folder)
+        with run_lock(folder):
+            if changed_fields(folder, recipe):
+                extend_run(recipe, folder)
     return pairs, encoded, tokenizer
 
 
 def make_trainer(
     recipe: Recipe, folder: Path, encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase
-) -> TranslationTrainer:
+) -> RecipeTrainer:
     """A new model and what trains it."""
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer))
@@ -221,10 +231,8 @@ def make_trainer(
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
     train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else encoded["train"]
-    trainer = TranslationTrainer(
-        model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"]
-    )
-    trainer.add_callback(WholeCheckpoints(folder, recipe.training.keep_checkpoints))
+    trainer = RecipeTrainer(model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"])
+    trainer.add_callback(CompleteCheckpointCallback(folder, recipe.training.keep_checkpoints))
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
     return trainer
@@ -237,25 +245,27 @@ def run(recipe: Recipe) -> dict[str, Any]:
         RecipeError: the recipe, its data or its folder cannot be used; no training time was spent then.
     """
     start = time.perf_counter()
-    join_processes()
+    init_distributed()
     check_attention(recipe)
     folder = prepare_folder(recipe)
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)
-    trainer.watch.began(start)
-    with alone_in(folder):
-        train_to_the_end(trainer, recipe, folder)
-        data = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    trainer.monitor.count_preparation_from(start)
+    with run_lock(folder):
+        train_or_resume(trainer, recipe, folder)
+        data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
         results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
         results |= trainer.results()
         results["validation"] = validation_scores(trainer)
         if "test" in encoded:
             results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
-        results["time"] = trainer.watch.time()
+        results["time"] = trainer.monitor.time()
         results["seconds"] = sum(results["time"].values())
         if trainer.is_world_process_zero():
             with writing(folder / RESULTS):
-                write(folder / RESULTS, json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False))
+                write(
+                    folder / RESULTS, json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
+                )
     return results
 
 
@@ -311,7 +321,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         if not is_first:
             sys.exit(INTERRUPTED)
-        end_interrupted("; the same command resumes the run from its last checkpoint")
+        exit_interrupted("; the same command resumes the run from its last checkpoint")
     if PartialState().is_main_process:
         report(results)
     PartialState().destroy_process_group()

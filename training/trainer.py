@@ -17,27 +17,33 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
-from training.callbacks import EpochOfStream, FurtherCheckpoints, LogEntries, LowerLossDecides, StopAfterMinutes
+from training.callbacks import (
+    LogEveryCallback,
+    LossTieBreaker,
+    PeriodicCheckpointCallback,
+    StreamEpochCallback,
+    TimeLimitCallback,
+)
 from training.checkpoints import writing
 from training.data.stream import PairStream
-from training.data.tokenizing import NUMBER, encoder, lengths
+from training.data.tokenizing import NUMBER, lengths, make_encode_fn
 from training.decoding import decoding_config
-from training.distributed import shard, without_ties
+from training.distributed import drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
-from training.monitor.trainer import WatchedTrainer
+from training.monitor.trainer import MonitoredTrainer
 from training.publish import check_license, upload, write_repository
-from training.recipe import Recipe, RunError, as_tree
-from training.report.results import commit, hardware, published, versions
+from training.recipe import Recipe, RunError, to_dict
+from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
-PLACE = "stream.json"  # beside a checkpoint: where in the stream it was written
+STREAM_FILE = "stream.json"  # beside a checkpoint: where in the stream it was written
 
 
-def batches_of_stream(
+def stream_batches(
     pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> TokenBudgetBatches:
     """Batches of this rank alone, by token budget."""
@@ -49,14 +55,14 @@ def batches_of_stream(
         rank=args.process_index,
         accumulation=args.gradient_accumulation_steps,
         seed=recipe.seed,
-        buffer_size=recipe.data.pool,
+        buffer_size=recipe.data.buffer,
         max_length=recipe.data.max_length,
-        too_long="error" if recipe.data.overlong == "refuse" else "drop",
-        encode=encoder(tokenizer, recipe.data),
+        too_long="error" if recipe.data.too_long == "error" else "drop",
+        encode=make_encode_fn(tokenizer, recipe.data),
     )
 
 
-class TranslationTrainer(WatchedTrainer):
+class RecipeTrainer(MonitoredTrainer):
     """Trains as the recipe says.
 
     Args:
@@ -87,7 +93,7 @@ class TranslationTrainer(WatchedTrainer):
         self.recipe = recipe
         self.stream = None
         if isinstance(train_dataset, PairStream):
-            self.stream = batches_of_stream(train_dataset, recipe, args, tokenizer)
+            self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
         super().__init__(
             model=model,
@@ -102,13 +108,15 @@ class TranslationTrainer(WatchedTrainer):
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
-        self.add_callback(LogEntries(recipe.training.log_steps))
+        self.add_callback(LogEveryCallback(recipe.training.log_steps))
         if recipe.training.minutes is not None:
-            self.add_callback(StopAfterMinutes(recipe.training.minutes, self.watch))
-        self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
-        self.add_callback(LowerLossDecides())
+            self.add_callback(TimeLimitCallback(recipe.training.minutes, self.monitor))
+        self.add_callback(
+            PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
+        )
+        self.add_callback(LossTieBreaker())
         if self.stream is not None:
-            self.add_callback(EpochOfStream(self.stream))
+            self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
         self.add_callback(self.guard)  # behind those that have a step evaluated or saved
 
@@ -117,7 +125,7 @@ class TranslationTrainer(WatchedTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(cast(str, self.args.output_dir))
         if self.stream is not None and resume_from_checkpoint:
-            place = (Path(resume_from_checkpoint) / PLACE).read_text(encoding="utf-8")
+            place = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
             self.stream.load_state_dict(json.loads(place))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -125,13 +133,13 @@ class TranslationTrainer(WatchedTrainer):
         """Save the model, and in a checkpoint the place in the stream."""
         super().save_model(output_dir, _internal_call)
         if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
-            (Path(output_dir) / PLACE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
 
     def results(self) -> dict[str, Any]:
         """What `results.json` says of training so far; every process must ask."""
         return {
             "name": self.recipe.name,
-            "recipe": published(as_tree(self.recipe)),
+            "recipe": strip_local_paths(to_dict(self.recipe)),
             "commit": self.code,
             "versions": versions(),
             "hardware": hardware(self.args.device),
@@ -259,7 +267,7 @@ class TranslationTrainer(WatchedTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """As the Trainer does, a tied matrix once."""
-        super()._save(output_dir, None if state_dict is None else without_ties(state_dict, self.model))
+        super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The paper's Adam (5.3)."""

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
 from training.average import average, main, mean_weights
-from training.checkpoints import mark_whole
+from training.checkpoints import mark_complete
 from training.recipe import RecipeError
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
@@ -25,7 +25,7 @@ def run_folder(tmp_path):
         model.save_pretrained(folder)
         (folder / "trainer_state.json").write_text("{}")
         if step != 11:
-            mark_whole(folder)
+            mark_complete(folder)
     return run
 
 
@@ -66,7 +66,7 @@ def test_a_folder_in_use_is_left_alone(run_folder, tmp_path):
 def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
     other = run_folder / "checkpoints" / "checkpoint-10"
     save_file({"x": torch.zeros(1)}, other / "model.safetensors")
-    mark_whole(other)
+    mark_complete(other)
     with pytest.raises(RecipeError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
         average(run_folder, 2, tmp_path / "mean")
 

@@ -13,7 +13,14 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import cut_back, same_course
-from training.distributed import KERNELS, join_processes, limit_cached_kernels, load_weights, uses_cpu, without_ties
+from training.distributed import (
+    KERNELS,
+    drop_tied_duplicates,
+    init_distributed,
+    limit_cached_kernels,
+    load_weights,
+    uses_cpu,
+)
 from training.recipe import RecipeError, load_recipe
 from training.run_folder import prepare_folder
 from training.train import make_trainer, prepare, run
@@ -85,7 +92,7 @@ def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monke
 def test_shards_that_would_be_none_are_refused(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
     with pytest.raises(RecipeError, match=message):
-        join_processes()
+        init_distributed()
 
 
 def test_limits_of_cached_kernels_in_the_environment_win():
@@ -98,14 +105,14 @@ def test_limits_of_cached_kernels_in_the_environment_win():
 
 KERNEL_MEMORY = """
 import ctypes, torch
-from training.distributed import join_processes
+from training.distributed import init_distributed
 
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Mallinfo
 
-join_processes()
+init_distributed()
 weight, allocated = torch.ones(32, 32, dtype=torch.bfloat16), []
 for rows in range(33, 301):
     torch.ones(rows, 32, dtype=torch.bfloat16) @ weight
@@ -131,7 +138,7 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
 
 def trainer_of(arguments, folder, *more):
     recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
-    join_processes()
+    init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
     return make_trainer(recipe, folder, encoded, tokenizer)
 
@@ -161,7 +168,7 @@ def test_whole_weights_are_loaded_with_a_tied_matrix_once(tied):
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight))
-    saved = without_ties(model.state_dict(), model)
+    saved = drop_tied_duplicates(model.state_dict(), model)
     assert ("lm_head.weight" in saved) is not tied
     assert not {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"} & saved.keys()
     load_weights(other, saved)

@@ -9,11 +9,11 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import tiny_model
 from tests.training.runs import SHARDED, TWO_PROCESSES, equal, finish, start, weights
-from training.checkpoints import all_checkpoints, step_of, whole_checkpoints
+from training.checkpoints import all_checkpoints, complete_checkpoints, step_of
 from training.divergence import DivergenceGuard, is_finite
 from training.recipe import RecipeError, TrainingRecipe, load_recipe
 from training.train import run
-from training.trainer import TranslationTrainer
+from training.trainer import RecipeTrainer
 from vaswani_transformer.schedule import paper_adam
 
 POISON = "tests.training.poisoned"
@@ -25,7 +25,7 @@ def recipe_of(arguments, folder, *more):
 
 
 def all_finite(folder):
-    return all(is_finite(list(weights(path).values())) for path in whole_checkpoints(folder))
+    return all(is_finite(list(weights(path).values())) for path in complete_checkpoints(folder))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def poisoned(monkeypatch):
     """Has the losses of given steps be nan, those of one micro-batch or all."""
 
     def poison(*steps, value=float("nan"), micro_batch=None):
-        compute_loss = TranslationTrainer.compute_loss
+        compute_loss = RecipeTrainer.compute_loss
         passes = {}
 
         def poisonous(trainer, model, inputs, *arguments, **keywords):
@@ -42,7 +42,7 @@ def poisoned(monkeypatch):
             passes[step] = passes.get(step, 0) + 1
             return loss * value if step in steps and micro_batch in (None, passes[step]) else loss
 
-        monkeypatch.setattr(TranslationTrainer, "compute_loss", poisonous)
+        monkeypatch.setattr(RecipeTrainer, "compute_loss", poisonous)
 
     return poison
 

@@ -20,9 +20,9 @@ from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
 from training.publish import NEEDED, PublishError, main, publish
-from training.recipe import Recipe, as_tree, load_recipe
+from training.recipe import Recipe, load_recipe, to_dict
 from training.report import card as card_module
-from training.report.card import CURVE_ROWS, make_card, spread
+from training.report.card import CURVE_ROWS, make_card, sample_entries
 from training.report.licenses import LICENSES
 from training.train import run
 
@@ -35,7 +35,7 @@ CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 
 def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
     """What `results.json` holds of a run that nobody made; `scores` are those of validation and test."""
-    tree = as_tree(Recipe(name="somebody's run"))
+    tree = to_dict(Recipe(name="somebody's run"))
     tree["data"] |= {"kind": kind, "path": path}
     results = {
         "name": "somebody's run",
@@ -151,7 +151,7 @@ def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
 @given(st.lists(st.floats(0, 100), max_size=60))
 def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
-    shown = spread(entries)
+    shown = sample_entries(entries)
     assert len(shown) <= CURVE_ROWS + 1
     assert [entry["step"] for entry in shown] == sorted({entry["step"] for entry in shown})
     if entries:
@@ -287,7 +287,7 @@ def test_docs_card_and_results_tell_the_same(finished, tmp_path):
     program, *arguments = command.split(" recipe.yaml ")
     assert program == "python -m training.train"
     recipe = load_recipe(tmp_path / "dry" / "recipe.yaml", arguments[0].split())
-    assert as_tree(recipe) == results["recipe"] | {"data": results["recipe"]["data"] | {"path": "FOLDER"}}
+    assert to_dict(recipe) == results["recipe"] | {"data": results["recipe"]["data"] | {"path": "FOLDER"}}
 
 
 COMMANDS = """

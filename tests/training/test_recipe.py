@@ -18,7 +18,7 @@ from training.recipe import (
     TrainingRecipe,
     load_recipe,
 )
-from training.recipe_help import meanings, recipe_help
+from training.recipe_help import field_descriptions, recipe_help
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
 
@@ -104,7 +104,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
             r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
         ),
         ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
-        ("data: {kind: grammar, pool: 0}", [], r"data\.pool: 0 is not positive"),
+        ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
         ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is the source language too"),
         ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
@@ -176,8 +176,8 @@ def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
 
 
 def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
-    path = recipe_file("data:\n  <<: {kind: grammar, pool: 5}\n  pool: 6\n")
-    assert load_recipe(path, []).data.pool == 6
+    path = recipe_file("data:\n  <<: {kind: grammar, buffer: 5}\n  buffer: 6\n")
+    assert load_recipe(path, []).data.buffer == 6
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
@@ -205,7 +205,7 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
                     else field.default
                 )
                 assert f"  --{prefix}{field.name}={default}\n      " in text
-                assert len(meanings(group)[field.name]) > 10
+                assert len(field_descriptions(group)[field.name]) > 10
     assert "--model.d_model=512\n      width of every" in text
     for name in MODEL_FIELDS:
         assert f"--model.{name}=" in text

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
 from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
-from training.score import main, quality, refuse_misfits
+from training.score import check_tokenizer, main, quality
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 
@@ -194,7 +194,7 @@ def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
     assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
     tokenizer.pad_token = None
     with pytest.raises(RecipeError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
-        refuse_misfits(tokenizer, "m")
+        check_tokenizer(tokenizer, "m")
 
 
 def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):

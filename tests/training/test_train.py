@@ -28,10 +28,10 @@ from tests.training.runs import (
     weights,
 )
 from training import train
-from training.checkpoints import alone_in, last_checkpoint, step_of
+from training.checkpoints import last_checkpoint, run_lock, step_of
 from training.data import pairs as data_pairs
-from training.recipe import RecipeError, as_tree, load_recipe
-from training.run_folder import changed, prepare_folder
+from training.recipe import RecipeError, load_recipe, to_dict
+from training.run_folder import diff_trees, prepare_folder
 from training.train import prepare, run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer, batching
 
@@ -122,20 +122,20 @@ def test_a_killed_run_goes_on_by_the_same_command_to_the_same_weights(arguments,
 
 @pytest.fixture
 def streamed(arguments, tmp_path):
-    """The arguments of a streamed run on eighty pairs and an overlong one, in pools of twenty, twelve steps an epoch.
+    """A streamed run on eighty pairs and one that is too long: buffers of twenty, twelve steps an epoch.
 
     No step has less than four pairs.
     """
     lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in 5 * LANGUAGE]
     lines.insert(50, json.dumps({"translation": {"en": "one tree", "de": 60 * "eert "}}))
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return [*arguments, "--data.streaming=true", "--data.pool=20", "--data.max_length=40"]
+    return [*arguments, "--data.streaming=true", "--data.buffer=20", "--data.max_length=40"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_a_killed_streamed_run_goes_on_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
-    """Dropout, pools and batches included, in a later epoch; bit for bit on a CPU."""
+    """Dropout, buffers and batches included, in a later epoch; bit for bit on a CPU."""
     arguments = [*streamed, "--training.steps=50"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(arguments, whole, launcher=launcher))
@@ -178,7 +178,7 @@ def test_a_streamed_run_on_two_processes_or_in_parts_learns_from_the_same_steps(
 def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one_resumes(
     streamed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(data_pairs, "LOOK", 16)
+    monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 16)
     monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
     good = path.read_text()
@@ -197,7 +197,7 @@ def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one
 def test_a_streamed_run_that_could_meet_a_misfit_is_refused_before_it_begins(streamed, tmp_path):
     for more, message in (
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
-        ("--training.device_tokens=20", r"data\.pool: 20 pairs are too few for 3 passes of a step; give at least 30"),
+        ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 passes of a step; give at least 30"),
     ):
         with pytest.raises(RecipeError, match=message):
             run(load_recipe(streamed[0], [*streamed[1:], more, f"--output_dir={tmp_path / 'run'}"]))
@@ -404,7 +404,7 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(as_tree(recipe)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     assert prepare_folder(recipe) == folder
     other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
     with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
@@ -418,8 +418,8 @@ def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(as_tree(recipe)))
-    with alone_in(folder), pytest.raises(RecipeError, match=r"run: a run is going on in it; end its processes"):
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    with run_lock(folder), pytest.raises(RecipeError, match=r"run: a run is going on in it; end its processes"):
         prepare_folder(recipe)
     assert prepare_folder(recipe) == folder
 
@@ -570,7 +570,7 @@ def test_an_interruption_in_any_phase_ends_the_command_with_one_line(arguments, 
 
 
 def test_differing_fields_are_named():
-    assert changed({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
+    assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
 
 
 def test_a_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):

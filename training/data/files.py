@@ -52,7 +52,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); make it readable, or name another.") from error
 
 
-def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
+def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     """Whether both sides of a pair hold text.
 
     Raises:
@@ -60,13 +60,13 @@ def is_usable(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     """
     if source and target:
         return True
-    if recipe.unusable == "refuse":
+    if recipe.empty == "error":
         side = recipe.target if source else recipe.source
-        raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.unusable=drop.")
+        raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.empty=drop.")
     return False
 
 
-def warn_of_unusable(where: object, count: int) -> None:
+def warn_of_empty(where: object, count: int) -> None:
     if count and PartialState().is_main_process:
         logger.warning("%s: left out %d pairs with an empty side.", where, count)
 
@@ -116,7 +116,7 @@ def check_unicode(text: str, where: str) -> None:
 
 def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
-    path, unusable = folder / name, 0
+    path, empty = folder / name, 0
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         try:
@@ -126,11 +126,11 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
         except RecursionError as error:
             raise RecipeError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
         source, target = (text.strip() for text in json_pair(recipe, where, row))
-        if is_usable(recipe, where, source, target):
+        if has_both_sides(recipe, where, source, target):
             yield source, target
         else:
-            unusable += 1
-    warn_of_unusable(path, unusable)
+            empty += 1
+    warn_of_empty(path, empty)
 
 
 def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -140,7 +140,7 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
             f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}."
         )
     source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
-    sources, targets, unusable = numbered_lines(source_path), numbered_lines(target_path), 0
+    sources, targets, empty = numbered_lines(source_path), numbered_lines(target_path), 0
     for number, source in sources:
         other = next(targets, None)
         if other is None:
@@ -148,13 +148,13 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
                 f"{target_path}: ends before line {number} of {source_path}; pair the files line by line."
             )
         pair = source.strip(), other[1].strip()
-        if is_usable(recipe, f"{source_path}, line {number}", *pair):
+        if has_both_sides(recipe, f"{source_path}, line {number}", *pair):
             yield pair
         else:
-            unusable += 1
+            empty += 1
     if (other := next(targets, None)) is not None:
         raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
-    warn_of_unusable(source_path, unusable)
+    warn_of_empty(source_path, empty)
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from training.grammar import make_splits
 from training.recipe import DataRecipe, RecipeError
 
 logger = logging.getLogger(__name__)
-LOOK = 1000  # pairs of a stream that are looked at before training begins
+PREVIEW_PAIRS = 1000  # pairs of a stream that are looked at before training begins
 
 
 def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
@@ -23,7 +23,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
             message names the file, the line and the way out.
     """
     if recipe.kind == "grammar":
-        splits = columns(make_splits(), recipe)
+        splits = to_source_target(make_splits(), recipe)
         if recipe.test is None:
             del splits["test"]
         return splits
@@ -33,18 +33,20 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     for split in SPLITS:
         if (name := getattr(recipe, split)) is not None:
             sources, targets = [], []
-            for source, target in islice(read_file(recipe, name), LOOK if is_streamed(recipe, split) else None):
+            for source, target in islice(
+                read_file(recipe, name), PREVIEW_PAIRS if is_streamed(recipe, split) else None
+            ):
                 sources.append(source)
                 targets.append(target)
             splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
-    return refuse_empty(splits, recipe)
+    return check_not_empty(splits, recipe)
 
 
 def is_streamed(recipe: DataRecipe, split: str) -> bool:
     return recipe.streaming and split == "train"
 
 
-def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
     """Splits in the schema of Hugging Face translation data sets as `source` and `target`."""
     for name, split in splits.items():
         feature = split.features.get("translation")
@@ -70,24 +72,26 @@ def columns(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.Datase
 
 
 def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
-    """A data set of the Hub, which `datasets` keeps on disk, without its unusable pairs."""
+    """A data set of the Hub, which `datasets` keeps on disk, without pairs that have an empty side."""
     loaded = datasets.DatasetDict()
     for split in SPLITS:
         if getattr(recipe, split) is not None:
             loaded[split] = open_hub_split(recipe, split)
             if is_streamed(recipe, split):
-                loaded[split] = datasets.Dataset.from_list(list(loaded[split].take(LOOK)), loaded[split].features)
-    pairs = columns(loaded, recipe)
+                loaded[split] = datasets.Dataset.from_list(
+                    list(loaded[split].take(PREVIEW_PAIRS)), loaded[split].features
+                )
+    pairs = to_source_target(loaded, recipe)
     whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
     for split, kept in whole.items():
         if missing := len(pairs[split]) - len(kept):
-            if recipe.unusable == "refuse":
+            if recipe.empty == "error":
                 raise RecipeError(
-                    f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.unusable=drop to "
+                    f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.empty=drop to "
                     "leave them out."
                 )
             logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
-    return refuse_empty(whole, recipe)
+    return check_not_empty(whole, recipe)
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
@@ -107,7 +111,7 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
         ) from error
 
 
-def refuse_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+def check_not_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
     for name, split in splits.items():
         if len(split) == 0:
             raise RecipeError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")

@@ -3,29 +3,29 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from training.data.files import is_usable, read_file, warn_of_unusable
+from training.data.files import has_both_sides, read_file, warn_of_empty
 from training.data.pairs import open_hub_split
 from training.recipe import DataRecipe
 
 
 def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """The pairs of a stream in the schema of Hugging Face translation data sets."""
-    where, unusable = f"{recipe.path}, split {recipe.train}", 0
+    where, empty = f"{recipe.path}, split {recipe.train}", 0
     for number, row in enumerate(rows, start=1):
         pair = row["translation"] or {}
         source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
-        if is_usable(recipe, f"{where}, pair {number}", source, target):
+        if has_both_sides(recipe, f"{where}, pair {number}", source, target):
             yield source, target
         else:
-            unusable += 1
-    warn_of_unusable(where, unusable)
+            empty += 1
+    warn_of_empty(where, empty)
 
 
 class PairStream:
     """The training pairs as text, read anew in every iteration and never held together.
 
     Files are read in their order. A data set of the Hub is shuffled as `datasets` shuffles streams, with a buffer of
-    `recipe.pool` pairs: its shards are read in another order in every epoch, as `set_epoch` says.
+    `recipe.buffer` pairs: its shards are read in another order in every epoch, as `set_epoch` says.
 
     Raises:
         RecipeError: while iterating, of a line as when all are read at once.
@@ -35,7 +35,7 @@ class PairStream:
         self.recipe = recipe
         self.rows = None
         if recipe.kind == "hub":
-            self.rows = open_hub_split(recipe, "train").shuffle(seed=seed, buffer_size=recipe.pool)
+            self.rows = open_hub_split(recipe, "train").shuffle(seed=seed, buffer_size=recipe.buffer)
 
     def set_epoch(self, epoch: int) -> None:
         if self.rows is not None:

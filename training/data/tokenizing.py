@@ -26,23 +26,23 @@ def token_ids(
     return cast(Any, encoded["input_ids"]), cast(Any, encoded["labels"])
 
 
-def encoder(
+def make_encode_fn(
     tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> Callable[[list[tuple[str, str]]], list[dict[str, list[int]]]]:
     """What makes `input_ids` and `labels` of streamed pairs.
 
     Raises:
-        RecipeError: when called, a pair is overlong and the recipe refuses such.
+        RecipeError: when called, a pair is too long and the recipe says `too_long: error`.
     """
 
     def encode(pairs: list[tuple[str, str]]) -> list[dict[str, list[int]]]:
         sources, targets = (list(side) for side in zip(*pairs, strict=True))
         encoded = list(zip(*token_ids(tokenizer, sources, targets), strict=True))
         for (source, _), sides in zip(pairs, encoded, strict=True):
-            if recipe.overlong == "refuse" and (longest := max(map(len, sides))) > recipe.max_length:
+            if recipe.too_long == "error" and (longest := max(map(len, sides))) > recipe.max_length:
                 raise RecipeError(
                     f"data.max_length: a training pair ({source[:40]!r}...) has {longest} tokens on a side, more than "
-                    f"{recipe.max_length}; raise it or set data.overlong=drop."
+                    f"{recipe.max_length}; raise it or set data.too_long=drop."
                 )
         return [{"input_ids": source, "labels": target} for source, target in encoded]
 
@@ -52,28 +52,28 @@ def encoder(
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
-    """The splits as `input_ids`, `labels` and `reference`, the target's text; no overlong pair is left in training.
+    """Return the splits as `input_ids`, `labels` and `reference`, the target's text.
 
-    Training pairs have their `number` too, by which a message names them.
+    Training pairs that are too long are dropped; the others have their `number` too, by which a message names them.
 
     Raises:
-        RecipeError: a training pair is overlong and the recipe refuses such, or all are.
+        RecipeError: a training pair is too long and the recipe says `too_long: error`, or all are.
     """
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
         return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
 
-    encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenising")
+    encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenizing")
 
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
     numbers = list(range(1, len(encoded["train"]) + 1))
     everything = encoded["train"].add_column(NUMBER, cast(Any, numbers))
-    encoded["train"] = everything.filter(fits, desc="Looking for overlong pairs")
-    if overlong := len(everything) - len(encoded["train"]):
-        pairs = f"{overlong} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"
+    encoded["train"] = everything.filter(fits, desc="Dropping pairs that are too long")
+    if dropped := len(everything) - len(encoded["train"]):
+        pairs = f"{dropped} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"
         if not len(encoded["train"]):
             shortest = min(
                 max(map(len, sides)) for sides in zip(everything["input_ids"], everything["labels"], strict=True)
@@ -83,10 +83,10 @@ def tokenize(
                 f"longer than {recipe.max_length} tokens, "
                 f"`</s>` counted, the shortest has {shortest}; raise it."
             )
-        if recipe.overlong == "refuse":
+        if recipe.too_long == "error":
             raise RecipeError(
                 f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
-                "data.overlong=drop."
+                "data.too_long=drop."
             )
         logger.warning("Left out %s, longer than %d tokens.", pairs, recipe.max_length)
     return encoded

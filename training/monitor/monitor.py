@@ -14,16 +14,16 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from training.monitor.flops import pair_lengths, peak_teraflops
 from training.monitor.stopwatch import STEPPING, CudaStopwatch, Stopwatch
 
-FILE = "watch.json"
+MONITOR_FILE = "watch.json"
 
 
 def trained_seconds(checkpoint: Path) -> float:
     """Seconds of training, over all legs of a run, that led to a checkpoint; 0 where it does not tell."""
-    path = checkpoint / FILE
+    path = checkpoint / MONITOR_FILE
     return json.loads(path.read_text(encoding="utf-8"))["trained"] if path.exists() else 0.0
 
 
-class Watch(TrainerCallback):
+class TrainingMonitor(TrainerCallback):
     """Counts what the steps of this process do, and times their phases, over all legs of a run that is resumed.
 
     Args:
@@ -48,23 +48,23 @@ class Watch(TrainerCallback):
         """Seconds of training by the clock on the wall, with evaluation and saving, over all legs."""
         return self.trained_before + time.perf_counter() - self.train_began
 
-    def began(self, moment: float) -> None:
+    def count_preparation_from(self, moment: float) -> None:
         """The run began at a `moment` of `time.perf_counter`, before this watch was made."""
         self.stopwatch.seconds["preparation"] += self.made - moment
 
     def time(self) -> dict[str, float]:
         """The seconds of every phase so far."""
-        self.stopwatch.settle()
+        self.stopwatch.flush()
         return dict(self.stopwatch.seconds)
 
     def save(self, folder: Path) -> None:
         """Leave the time so far beside a checkpoint."""
-        (folder / FILE).write_text(json.dumps({"trained": self.trained, "time": self.time()}), encoding="utf-8")
+        (folder / MONITOR_FILE).write_text(json.dumps({"trained": self.trained, "time": self.time()}), encoding="utf-8")
 
-    def carry_on(self, folder: Path) -> None:
+    def restore(self, folder: Path) -> None:
         """Add the time of the legs that led to a checkpoint, as far as it tells."""
-        if (folder / FILE).exists():
-            before = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if (folder / MONITOR_FILE).exists():
+            before = json.loads((folder / MONITOR_FILE).read_text(encoding="utf-8"))
             self.trained_before = before["trained"]
             for phase, seconds in before["time"].items():
                 self.stopwatch.seconds[phase] += seconds
@@ -87,7 +87,7 @@ class Watch(TrainerCallback):
         source, target = pair_lengths(batch)
         self.source_tokens += int(source.sum())
         self.target_tokens += int(target.sum())
-        self.cells += batch["input_ids"].numel() + batch["labels"].numel()
+        self.positions += batch["input_ids"].numel() + batch["labels"].numel()
 
     def add_loss(self, loss: Tensor, tokens: Tensor | int) -> None:
         """The loss of that batch, summed over its target tokens; nothing waits for its value before it is logged.
@@ -101,7 +101,7 @@ class Watch(TrainerCallback):
         """Count from this step on; `flops` were made before it."""
         self.loss: Tensor | float = 0.0
         self.left_out: Tensor | int = 0
-        self.source_tokens = self.target_tokens = self.cells = 0
+        self.source_tokens = self.target_tokens = self.positions = 0
         self.flops, self.stepped = flops, self.stepping()
 
     def stepping(self) -> float:
@@ -109,21 +109,21 @@ class Watch(TrainerCallback):
         seconds = self.time()
         return sum(seconds[phase] for phase in STEPPING)
 
-    def figures(self, flops: float) -> dict[str, float]:
+    def metrics(self, flops: float) -> dict[str, float]:
         """What the steps since the last call did on all processes, which must call together.
 
         Args:
             flops: those of training so far, on all processes.
         """
         seconds, made = self.stepping() - self.stepped, flops - self.flops
-        counts = (self.source_tokens, self.target_tokens, self.cells)
+        counts = (self.source_tokens, self.target_tokens, self.positions)
         everyone = gather_object([(float(self.loss), int(self.left_out), *counts)])
-        loss, left_out, source_tokens, target_tokens, cells = (sum(own) for own in zip(*everyone, strict=True))
+        loss, left_out, source_tokens, target_tokens, positions = (sum(own) for own in zip(*everyone, strict=True))
         self.reset(flops)
         found = {
             "loss": loss / (target_tokens - left_out) if target_tokens > left_out else math.nan,
             "target_tokens_per_second": target_tokens / seconds,
-            "padding_share": 1 - (source_tokens + target_tokens) / cells,
+            "padding_share": 1 - (source_tokens + target_tokens) / positions,
             "teraflops_per_second": made / seconds / 1e12,
         }
         if self.peak is not None:

@@ -21,7 +21,7 @@ def shown(logs: dict[str, Any]) -> dict[str, str]:
     return {label: format(logs[name], spec) for name, label, spec in SHOWN if name in logs}
 
 
-class Bar(ProgressCallback):
+class ProgressBarCallback(ProgressCallback):
     """The Trainer's progress bar with the latest figures behind it instead of a line for every log entry."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix(self.latest)
 
 
-class Lines(TrainerCallback):
+class LogLineCallback(TrainerCallback):
     """The same figures as lines of the log, for output that goes to a file."""
 
     def on_log(

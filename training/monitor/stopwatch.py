@@ -15,7 +15,7 @@ class Stopwatch:
     """How long each phase of a run took. Every moment is in one phase alone, so that the parts sum to the whole.
 
     Attributes:
-        seconds: of each phase up to the last `settle`.
+        seconds: of each phase up to the last `flush`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Stopwatch:
         self.phases.append(phase)
         self.marks.append(self.mark())
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring `seconds` up to this moment."""
         self.enter(self.phases[-1])
         for phase, (first, second) in zip(self.phases, itertools.pairwise(self.marks), strict=False):
@@ -61,7 +61,7 @@ class CudaStopwatch(Stopwatch):
         return first.elapsed_time(second) / 1000
 
 
-def shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
+def phase_shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
     """Each phase's share in whole per cent, which sum to 100: what is rounded are the bounds between the phases."""
     total, bounds = sum(seconds.values()) or 1.0, itertools.accumulate(seconds.values(), initial=0.0)
     percents = [round(100 * bound / total) for bound in bounds]
@@ -70,5 +70,5 @@ def shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
 
 def time_line(seconds: dict[str, float]) -> str:
     """Where the time of a run went, in a line."""
-    parts = " + ".join(f"{phase} {share}%" for phase, share in shares(seconds))
+    parts = " + ".join(f"{phase} {share}%" for phase, share in phase_shares(seconds))
     return f"Time: {sum(seconds.values()):,.1f} s = {parts}"

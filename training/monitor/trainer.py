@@ -11,15 +11,15 @@ from transformers import ProgressCallback, Seq2SeqTrainer
 from transformers.trainer_utils import PredictionOutput
 
 from training.monitor.flops import pair_lengths, training_flops
-from training.monitor.monitor import Watch
-from training.monitor.progress import Bar, Lines
+from training.monitor.monitor import TrainingMonitor
+from training.monitor.progress import LogLineCallback, ProgressBarCallback
 
 
-class WatchedTrainer(Seq2SeqTrainer):
+class MonitoredTrainer(Seq2SeqTrainer):
     """A trainer that is watched.
 
     It logs as `loss` the mean over the target tokens of all processes and all steps since the last entry, and beside
-    it, of all processes too, `target_tokens_per_second`, `padding_share` (of the cells of source and target),
+    it, of all processes too, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
     `teraflops_per_second` of the model's matrix products (`training_flops`), and `mfu`, their share of what the data
     sheet promises, where that is known.
 
@@ -32,37 +32,37 @@ class WatchedTrainer(Seq2SeqTrainer):
         precision = self.accelerator.mixed_precision
         if precision == "no":
             precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
-        self.watch = Watch(self.args.device, precision)
-        self.add_callback(self.watch)
+        self.monitor = TrainingMonitor(self.args.device, precision)
+        self.add_callback(self.monitor)
         if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(Bar() if sys.stderr.isatty() else Lines())
+            self.add_callback(ProgressBarCallback() if sys.stderr.isatty() else LogLineCallback())
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The batches of a step and its target tokens on all processes."""
-        self.watch.stopwatch.enter("data")
+        self.monitor.stopwatch.enter("data")
         batches = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self.watch.stopwatch.enter("other")
+        self.monitor.stopwatch.enter("other")
         return batches
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Forward and backward; what follows until the end of the step is the optimiser's."""
-        self.watch.count(inputs)
-        self.watch.stopwatch.enter("forward")
+        self.monitor.count(inputs)
+        self.monitor.stopwatch.enter("forward")
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.watch.stopwatch.enter("optimiser")
+        self.monitor.stopwatch.enter("optimiser")
         # The Trainer scales a process's share of the mean by the processes, over which gradients are averaged; a model
         # that one process runs on several devices gets its number of tokens once for each.
         tokens = torch.as_tensor(num_items_in_batch).max()
         own = int(inputs["labels"].ne(-100).sum())
-        self.watch.add_loss(loss * tokens / self.accelerator.num_processes, own)
+        self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, own)
         return loss
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The loss of a batch, with which its forward pass ends."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        self.watch.stopwatch.enter("backward")
+        self.monitor.stopwatch.enter("backward")
         return loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -72,28 +72,28 @@ class WatchedTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, with the watch's figures where it is one of training."""
         if "loss" in logs:
-            logs |= self.watch.figures(self.state.total_flos)
+            logs |= self.monitor.metrics(self.state.total_flos)
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, on the watch."""
-        self.watch.stopwatch.enter("evaluation")
+        self.monitor.stopwatch.enter("evaluation")
         metrics = super().evaluate(*args, **kwargs)
-        self.watch.stopwatch.enter("other")
+        self.monitor.stopwatch.enter("other")
         return metrics
 
     def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
         """Predict, on the watch."""
-        self.watch.stopwatch.enter("evaluation")
+        self.monitor.stopwatch.enter("evaluation")
         output = super().predict(*args, **kwargs)
-        self.watch.stopwatch.enter("other")
+        self.monitor.stopwatch.enter("other")
         return output
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and in a checkpoint the time so far; the rest of a checkpoint follows until `on_save`."""
-        self.watch.stopwatch.enter("saving")
+        self.monitor.stopwatch.enter("saving")
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
-            self.watch.stopwatch.enter("other")
+            self.monitor.stopwatch.enter("other")
         elif self.args.should_save and output_dir is not None:
-            self.watch.save(Path(output_dir))
+            self.monitor.save(Path(output_dir))

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from training.monitor.stopwatch import shares
+from training.monitor.stopwatch import phase_shares
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
@@ -37,21 +37,21 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         data=data_name(recipe["data"]),
         license=license,
         parameters=f"{results['parameters']:,}",
-        model=model(recipe["model"]),
-        training=training(results),
-        weights=weights(recipe["training"]),
-        hardware=hardware(results),
-        time=time(results),
+        model=describe_model(recipe["model"]),
+        training=describe_training(results),
+        weights=describe_weights(recipe["training"]),
+        hardware=describe_hardware(results),
+        time=describe_time(results),
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-        scores="\n".join(f"- {line}" for line in scores(results)) or "Not yet measured.",
-        repository=quoted(repository),
-        example=quoted(example(results)),
-        search=search(recipe["decoding"]),
+        scores="\n".join(f"- {line}" for line in score_lines(results)) or "Not yet measured.",
+        repository=python_literal(repository),
+        example=python_literal(example_sentence(results)),
+        search=describe_search(recipe["decoding"]),
         longest=recipe["data"]["max_length"],
         curve=curve_table(results["curve"]),
-        fingerprints=fingerprints(results.get("data", {})),
-        code=code(results),
-        command=command(recipe, repository),
+        fingerprints=fingerprint_table(results.get("data", {})),
+        code=describe_code(results),
+        command=training_command(recipe, repository),
     )
 
 
@@ -67,11 +67,11 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
         datasets=[data["path"]] if data["kind"] == "hub" else None,
         metrics=["bleu", "chrf"] if "test" in results else ["bleu"],
         model_name=results["name"],
-        eval_results=list(evaluations(results)),
+        eval_results=list(eval_results(results)),
     )
 
 
-def evaluations(results: dict[str, Any]) -> Iterator[EvalResult]:
+def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
     """Every score of `results` with the signature that says how it was counted."""
     data = results["recipe"]["data"]
     for split in ("validation", "test"):
@@ -99,13 +99,13 @@ def data_name(data: dict[str, Any]) -> str:
     return " ".join(name for name in (data["path"], data["subset"]) if name)
 
 
-def model(fields: dict[str, Any]) -> str:
+def describe_model(fields: dict[str, Any]) -> str:
     """The recipe's model: the paper's, and what differs from it."""
     changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "paper")
     return f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
 
 
-def training(results: dict[str, Any]) -> str:
+def describe_training(results: dict[str, Any]) -> str:
     """How long, on how much at a time, and how fast."""
     recipe = results["recipe"]["training"]
     scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
@@ -116,14 +116,14 @@ def training(results: dict[str, Any]) -> str:
     )
 
 
-def weights(recipe: dict[str, Any]) -> str:
+def describe_weights(recipe: dict[str, Any]) -> str:
     """Which of a run's weights these are."""
     if recipe["average_last"] is not None:
         return f"the mean of the last {recipe['average_last']} checkpoints"
     return "the checkpoint with the best validation BLEU"
 
 
-def hardware(results: dict[str, Any]) -> str:
+def describe_hardware(results: dict[str, Any]) -> str:
     """The machine that trained, and how many processes."""
     machine, processes = results["hardware"], results["processes"]
     parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
@@ -132,31 +132,31 @@ def hardware(results: dict[str, Any]) -> str:
     return ", ".join(parts) + f"; {processes} process{'' if processes == 1 else 'es'}"
 
 
-def time(results: dict[str, Any]) -> str:
+def describe_time(results: dict[str, Any]) -> str:
     """How long it all took, and at what."""
     if "time" not in results:
         return "not yet at its end"
     minutes, seconds = divmod(round(results["seconds"]), 60)
     hours, minutes = divmod(minutes, 60)
-    phases = ", ".join(f"{phase} {percent}%" for phase, percent in shares(results["time"]) if percent)
+    phases = ", ".join(f"{phase} {percent}%" for phase, percent in phase_shares(results["time"]) if percent)
     return f"{hours} h {minutes} min {seconds} s in all: {phases}"
 
 
-def scores(results: dict[str, Any]) -> Iterator[str]:
+def score_lines(results: dict[str, Any]) -> Iterator[str]:
     """Each BLEU and chrF with its signature, which holds strokes and so fits into no table."""
     recipe = results["recipe"]
     if (found := results.get("test")) is not None:
-        how = search(recipe["decoding"])
+        how = describe_search(recipe["decoding"])
         yield f"test set, {found['sentences']:,} sentences, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
         yield f"the same translations: chrF {found['chrf']:.2f}, `{found['chrf_signature']}`"
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
     if (found := results.get("validation")) is not None:
-        how = search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
+        how = describe_search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
         yield f"validation set, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
 
 
-def search(decoding: dict[str, Any]) -> str:
+def describe_search(decoding: dict[str, Any]) -> str:
     """How translations are looked for."""
     limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
     if decoding["num_beams"] == 1:
@@ -165,18 +165,18 @@ def search(decoding: dict[str, Any]) -> str:
     return f"{decoding['num_beams']} beams, length penalty {formula} {decoding['length_penalty']}, {limit}"
 
 
-def quoted(text: str) -> str:
+def python_literal(text: str) -> str:
     """A text as it stands in Python."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def example(results: dict[str, Any]) -> str:
+def example_sentence(results: dict[str, Any]) -> str:
     """A sentence to translate: the first of the test set that the run printed."""
     examples = results.get("test", {}).get("examples", [])
     return examples[0]["source"] if examples else FALLBACK_EXAMPLE
 
 
-def figure(value: float | None, spec: str) -> str:
+def format_figure(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
@@ -185,17 +185,17 @@ def curve_table(curve: list[dict[str, Any]]) -> str:
     losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
     evaluated = [entry for entry in curve if "eval_loss" in entry]
     rows = ["| step | loss | validation loss | perplexity | BLEU |", "| ---: | ---: | ---: | ---: | ---: |"]
-    for entry in spread(evaluated):
+    for entry in sample_entries(evaluated):
         before = [step for step in losses if step <= entry["step"]]
         loss = losses[max(before)] if before else None
         rows.append(
-            f"| {entry['step']:,} | {figure(loss, '.3f')} | {figure(entry['eval_loss'], '.3f')} "
-            f"| {figure(entry['eval_perplexity'], ',.2f')} | {figure(entry['eval_bleu'], '.2f')} |"
+            f"| {entry['step']:,} | {format_figure(loss, '.3f')} | {format_figure(entry['eval_loss'], '.3f')} "
+            f"| {format_figure(entry['eval_perplexity'], ',.2f')} | {format_figure(entry['eval_bleu'], '.2f')} |"
         )
     return "\n".join(rows)
 
 
-def spread(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sample_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """At most `CURVE_ROWS` of the entries, evenly spread, and the best of them."""
     if len(entries) <= CURVE_ROWS:
         return entries
@@ -204,7 +204,7 @@ def spread(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entries[index] for index in sorted(kept | {best})]
 
 
-def fingerprints(data: dict[str, Any]) -> str:
+def fingerprint_table(data: dict[str, Any]) -> str:
     """The pairs of each split, and what they hash to, so that whoever has the same files can tell."""
     if not data:
         return ""
@@ -216,7 +216,7 @@ def fingerprints(data: dict[str, Any]) -> str:
     return "\n".join(head + rows)
 
 
-def code(results: dict[str, Any]) -> str:
+def describe_code(results: dict[str, Any]) -> str:
     """The commit that trained, as far as it is known."""
     version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
     if (commit := results["commit"]) is None:
@@ -224,7 +224,7 @@ def code(results: dict[str, Any]) -> str:
     return f"{version}, commit {commit['hash']}{', with changes of its own' if commit['dirty'] else ''}"
 
 
-def command(recipe: dict[str, Any], repository: str) -> str:
+def training_command(recipe: dict[str, Any], repository: str) -> str:
     """The command that trains the recipe again; what lay on the machine is to be named anew."""
     parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
     if recipe["data"]["kind"] in ("json", "text"):

@@ -91,7 +91,7 @@ def is_local(path: str) -> bool:
     return path.startswith((".", "~")) or Path(path).is_absolute() or Path(path).exists()
 
 
-def published(recipe: dict[str, Any]) -> dict[str, Any]:
+def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe's tree with the names of folders and files instead of where they lie on this machine."""
     return recipe | {
         group: recipe[group]
@@ -104,12 +104,12 @@ def published(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plain(tree: Any) -> Any:
+def to_json_values(tree: Any) -> Any:
     """A tree of figures as JSON can hold it: None for what is no finite number."""
     if isinstance(tree, dict):
-        return {key: plain(value) for key, value in tree.items()}
+        return {key: to_json_values(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [plain(value) for value in tree]
+        return [to_json_values(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 

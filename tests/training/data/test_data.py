@@ -10,9 +10,9 @@ import datasets
 import pytest
 
 from training.data import pairs as data_pairs
-from training.data.pairs import columns, load_pairs
+from training.data.pairs import load_pairs, to_source_target
 from training.data.stream import PairStream
-from training.data.tokenizing import encoder, token_ids, tokenize
+from training.data.tokenizing import make_encode_fn, token_ids, tokenize
 from training.data.vocabulary import sample_texts
 from training.recipe import DataRecipe, RecipeError
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -72,9 +72,12 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
     own = DataRecipe(kind="hub", path="own/set")
-    assert columns(datasets.DatasetDict(train=split), own)["train"].to_dict() == {"source": ["a"], "target": ["b"]}
+    assert to_source_target(datasets.DatasetDict(train=split), own)["train"].to_dict() == {
+        "source": ["a"],
+        "target": ["b"],
+    }
     with pytest.raises(RecipeError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
-        columns(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
+        to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
 def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
@@ -117,7 +120,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
             r"line 2: no text in the language 'de' \(found: en, fr\); set data\.source",
         ),
         ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
-        (json_line("x", "  "), r"line 2: the side 'de' is empty; mend the line or set data\.unusable=drop"),
+        (json_line("x", "  "), r"line 2: the side 'de' is empty; mend the line or set data\.empty=drop"),
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],
 )
@@ -130,7 +133,7 @@ def test_a_bad_line_is_named(folder, line, message):
 
 def test_empty_sides_are_dropped_on_request(folder):
     (folder / "train.jsonl").write_text(f"{json_line('x', '')}\n{json_line('y', 'z')}\n", encoding="utf-8")
-    assert len(load_pairs(recipe(folder, train="train.jsonl", unusable="drop"))["train"]) == 1
+    assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
 
 
 def test_a_missing_file_is_named(folder):
@@ -169,7 +172,7 @@ def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
     (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
     own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
     with caplog.at_level(logging.WARNING):
-        load_pairs(dataclasses.replace(own, unusable="drop"))
+        load_pairs(dataclasses.replace(own, empty="drop"))
     assert f"{tmp_path / 'train.en'}: left out 1 pairs with an empty side." in caplog.messages
 
 
@@ -199,7 +202,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, caplog):
-    own = dataclasses.replace(hub, unusable="drop", pool=10)
+    own = dataclasses.replace(hub, empty="drop", buffer=10)
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
         stream = PairStream(own, seed)
@@ -216,7 +219,7 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
 
 
 def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
-    with pytest.raises(RecipeError, match=r"split train: 4 pairs have an empty side; set data\.unusable=drop"):
+    with pytest.raises(RecipeError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
         load_pairs(hub)
     with pytest.raises(RecipeError, match=r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
@@ -227,7 +230,7 @@ def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(h
 
 
 def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_it_is_reached(folder, monkeypatch):
-    monkeypatch.setattr(data_pairs, "LOOK", 2)
+    monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
     own = recipe(folder, train="train.jsonl", streaming=True)
     for bad in (1, 2, 3):
@@ -283,7 +286,7 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
     assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
     assert {name: len(split) for name, split in dropped.items()} == {"train": 1, "validation": 3, "test": 3}
     with pytest.raises(RecipeError, match=r"data\.max_length: 2 of 3 training pairs are longer than 10 tokens"):
-        tokenize(pairs, tokenizer, recipe(folder, max_length=10, overlong="refuse"))
+        tokenize(pairs, tokenizer, recipe(folder, max_length=10, too_long="error"))
     with pytest.raises(
         RecipeError, match=r"all 3 training pairs are longer than 1 tokens, .* the shortest has 9; raise it"
     ):
@@ -293,13 +296,13 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
 def test_streamed_pairs_have_the_tokens_of_those_that_are_read_at_once(folder, tokenizer):
     own = recipe(folder, streaming=True)
     at_once = tokenize(load_pairs(own), tokenizer, own)["train"].remove_columns(["reference", "number"])
-    assert encoder(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
+    assert make_encode_fn(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
 
 
 def test_an_overlong_streamed_pair_is_refused_where_the_recipe_says_so(folder, tokenizer):
     pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
-    assert len(encoder(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
+    assert len(make_encode_fn(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
     with pytest.raises(RecipeError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
-        encoder(tokenizer, recipe(folder, max_length=10, overlong="refuse"))(pairs)
+        make_encode_fn(tokenizer, recipe(folder, max_length=10, too_long="error"))(pairs)
     with pytest.raises(RecipeError, match=r"all the first 3 training pairs are longer than 1 tokens"):
         tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder, max_length=1, streaming=True))
