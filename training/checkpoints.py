@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 
 from training.monitor.monitor import trained_seconds
-from training.recipe import RecipeError, TrainingRecipe
+from training.recipe import TrainingRecipe
+from vaswani_transformer.errors import OutputError, UserError, one_line
+from vaswani_transformer.files import free_megabytes, lock, write_atomically
 
 try:
     import fcntl
@@ -27,7 +29,7 @@ STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # as Accelerate names what it loads into shards
-PARTIAL = ".part"
+TORCH_WRITE_ERROR = re.compile("inline_container|PytorchStreamWriter|basic_ios")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -71,14 +73,7 @@ def last_checkpoint(run: Path) -> Path | None:
 def mark_complete(checkpoint: Path) -> None:
     """Write the manifest, the last file of a checkpoint: the name and the bytes of each file before it."""
     sizes = {path.name: path.stat().st_size for path in sorted(checkpoint.iterdir()) if path.name != MANIFEST}
-    write(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
 
 
 def remove(checkpoint: Path) -> None:
@@ -111,11 +106,11 @@ def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
     """Refuse to go on from a checkpoint whose optimiser state the engine at hand cannot load.
 
     Raises:
-        RecipeError: it was written by FSDP2 and the launch has none, or the other way round.
+        UserError: it was written by FSDP2 and the launch has none, or the other way round.
     """
     was_sharded = (checkpoint / SHARDED_WEIGHTS).exists()
     if was_sharded != is_sharded:
-        raise RecipeError(
+        raise UserError(
             f"{checkpoint}: was written {'with' if was_sharded else 'without'} FSDP2, and the run is launched "
             f"{'with' if is_sharded else 'without'} it; launch it as before."
         )
@@ -123,24 +118,20 @@ def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
 
 @contextmanager
 def run_lock(folder: Path) -> Generator[None]:
-    """Keep other runs out of a run's folder, where its file system has locks.
+    """Lock a run's folder against other runs, in the main process, where the file system has locks.
 
     Raises:
-        RecipeError: a run is going on there, perhaps of processes that have outlived the launcher that was killed.
+        UserError: another run holds the lock; its processes may have outlived a launcher that was killed.
     """
-    if fcntl is None or not PartialState().is_main_process:
+    if not PartialState().is_main_process:
         yield
         return
     with (folder / RECIPE).open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecipeError(
-                f"{folder}: a run is going on in it; end its processes, which outlive a launcher that is killed, or "
-                "give another --output_dir."
-            ) from error
-        except OSError:
-            logger.warning("%s: its file system has no locks; see that no other run writes there.", folder)
+        lock(
+            file,
+            f"{folder}: another run is using it; end its processes, which outlive a launcher that is killed, or give "
+            "another --output_dir.",
+        )
         yield
 
 
@@ -163,28 +154,20 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
     return patience_exhausted or is_beyond(checkpoint, training)
 
 
-def free_megabytes(path: Path) -> int:
-    """The room on the disk that holds a path, or its nearest folder."""
-    return shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free >> 20
-
-
 @contextmanager
-def writing(path: Path) -> Generator[None]:
-    """Say in one line that `path` cannot be written, where a disk is full, a quota is used up or a device fails.
+def run_write_errors(path: Path) -> Generator[None]:
+    """Turn a failed write of a run's file into an OutputError: a full disk, a used-up quota, a broken device.
 
     Raises:
-        RecipeError: it cannot.
+        OutputError: `path` cannot be written.
     """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's archives fail with a RuntimeError as a lost process does; theirs names the source file or the stream
-        if isinstance(error, RuntimeError) and not re.search(
-            "inline_container|PytorchStreamWriter|basic_ios", str(error)
-        ):
+        # torch reports a failed write as a RuntimeError; it names the source file or the stream
+        if isinstance(error, RuntimeError) and not TORCH_WRITE_ERROR.search(str(error)):
             raise
-        said = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
-        raise RecipeError(
-            f"{path}: cannot be written ({said}; {free_megabytes(path):,d} MB are free there); "
-            "make room, and give the same command to go on from the last whole checkpoint."
+        raise OutputError(
+            f"{path}: cannot be written: {one_line(error, with_file=False)}; make room, {free_megabytes(path):,d} MB "
+            "are free there, and repeat the command to resume from the last complete checkpoint."
         ) from error

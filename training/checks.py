@@ -10,10 +10,11 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from training.data.tokenizing import lengths
-from training.distributed import uses_cpu
-from training.recipe import Recipe, RecipeError, RunError
+from training.distributed import RunError, uses_cpu
+from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import make_steps
+from vaswani_transformer.errors import UserError, one_line
 
 COLUMNS = ("input_ids", "labels")
 
@@ -22,7 +23,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
     """Refuse, before any training, pairs that the model or a batch cannot hold.
 
     Raises:
-        RecipeError: a training pair alone exceeds a step's tokens, or a text that is trained on, validated with or
+        UserError: a training pair alone exceeds a step's tokens, or a text that is trained on, validated with or
             translated is longer than the table of learned positions.
     """
     longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
@@ -30,19 +31,19 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
         longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
     for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
         if longest["train", column] > getattr(recipe.training, name):
-            raise RecipeError(
+            raise UserError(
                 f"training.{name}: a pair {'may have' if recipe.data.streaming else 'has'} "
                 f"{longest['train', column]} tokens on that side, more than the "
                 f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
             )
     parts = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
     if len(encoded["train"]) < parts:
-        raise RecipeError(
+        raise UserError(
             f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split over {parts} passes of a "
             "step; raise it, or use fewer processes."
         )
     if recipe.data.streaming and recipe.data.buffer < 10 * parts:
-        raise RecipeError(
+        raise UserError(
             f"data.buffer: {recipe.data.buffer} pairs are too few for {parts} passes of a step; "
             f"give at least {10 * parts}."
         )
@@ -53,7 +54,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
         if split != "train" and column == "input_ids":
             needed += recipe.decoding.max_source_relative_length
         if needed > config.max_position_embeddings:
-            raise RecipeError(
+            raise UserError(
                 f"model.max_position_embeddings: split {split} needs {needed} positions in {column}, translations "
                 f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
                 "sinusoidal positions."
@@ -105,11 +106,11 @@ def check_attention(recipe: Recipe) -> None:
     """Check, before the data is read, that what is to compute equation (1) trains on this machine.
 
     Raises:
-        RecipeError: it does not.
+        UserError: it does not.
     """
     name = attention(recipe)
     if uses_cpu() and name not in ("eager", "sdpa"):
-        raise RecipeError(
+        raise UserError(
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; leave it out, or launch on an "
             "accelerator."
         )
@@ -122,12 +123,12 @@ def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) 
     """Have a model compute equation (1) by what Transformers knows by a name.
 
     Raises:
-        RecipeError: it is not installed, or not for this model.
+        UserError: it is not installed, or not for this model.
     """
     try:
         model.set_attn_implementation(name)
     except (ImportError, ValueError) as error:
-        raise RecipeError(f"training.attention: {' '.join(str(error).split())}") from error
+        raise UserError(f"training.attention: {one_line(error)}") from error
 
 
 def attention(recipe: Recipe) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from training.recipe import RecipeError
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,10 @@ RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVAT
 PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 TRUE = ("1", "true", "yes", "on")
+
+
+class RunError(UserError):
+    """A run cannot continue; all processes of a launch raise it together, so that the main one prints it."""
 
 
 def is_set(name: str) -> bool:
@@ -60,7 +64,7 @@ def init_distributed() -> None:
     A process on a CPU gets its limits of cached kernels here.
 
     Raises:
-        RecipeError: the launch asks for an engine that training does not run on.
+        UserError: the launch asks for an engine that training does not run on.
     """
     for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
         if os.environ.pop(name).lower() not in ("no", "false", "default"):
@@ -74,12 +78,12 @@ def init_distributed() -> None:
     if not is_set("ACCELERATE_USE_FSDP"):
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":
-        raise RecipeError(
+        raise UserError(
             f"fsdp: version {os.environ.get('FSDP_VERSION', '1')} is asked for, and training runs on version 2 "
             "alone; set fsdp_version to 2, as training/accelerate/eight-gpus-fsdp2.yaml does."
         )
     if state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
-        raise RecipeError(
+        raise UserError(
             "fsdp: Accelerate shards models on accelerators alone, and on a CPU trains each process's whole; launch "
             "with training/accelerate/two-cpu-processes.yaml."
         )

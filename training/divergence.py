@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.checkpoints import last_checkpoint, step_of
-from training.recipe import RunError, TrainingRecipe
+from training.distributed import RunError
+from training.recipe import TrainingRecipe
 
 logger = logging.getLogger(__name__)
 

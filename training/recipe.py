@@ -14,14 +14,7 @@ import yaml
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-
-
-class RecipeError(ValueError):
-    """A recipe, its data or its folder cannot be used; the message is one line with the way out."""
-
-
-class RunError(RecipeError):
-    """A run cannot continue; all processes of a launch raise it together, so that one of them can speak for all."""
+from vaswani_transformer.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -229,7 +222,7 @@ class RecipeLoader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 continue  # which the safe loader refuses in its own words
             if key in lines:
-                raise RecipeError(f"line {line}: {key!r} stands in line {lines[key]} already; keep one of the two.")
+                raise UserError(f"line {line}: {key!r} stands in line {lines[key]} already; keep one of the two.")
             lines[key] = line
         return super().construct_mapping(node, deep)
 
@@ -238,7 +231,7 @@ def read_yaml(text: str) -> Any:
     """What a text says in YAML, each key once.
 
     Raises:
-        RecipeError: a key stands twice in a mapping; the message begins with its line.
+        UserError: a key stands twice in a mapping; the message begins with its line.
         yaml.YAMLError: the text is not YAML.
     """
     return yaml.load(text, RecipeLoader)
@@ -248,23 +241,25 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     """The recipe of a YAML file with `--any.field=value` arguments laid over it.
 
     Raises:
-        RecipeError: there is no such file, it is not YAML, or a key or a value of it or of the arguments is not one
+        UserError: there is no such file, it is not YAML, or a key or a value of it or of the arguments is not one
             that a recipe has.
     """
     path = Path(path)
     if not path.is_file():
         known = ", ".join(sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml")))
-        raise RecipeError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
+        raise UserError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8")) or {}
-    except RecipeError as error:
-        raise RecipeError(f"{path}, {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}, {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or a date that Python cannot hold
-        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read ({error.strerror}); give a recipe that can be.") from error
+        raise UserError(
+            f"{path}: cannot be read ({one_line(error, with_file=False)}); give a recipe that can be."
+        ) from error
     if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
         apply_override(tree, argument)
     recipe = build(Recipe, tree, "")
@@ -276,29 +271,29 @@ def apply_override(tree: dict[str, Any], argument: str) -> None:
     """Put the value of one `--any.field=value` into `tree`."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not equals:
-        raise RecipeError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
+        raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
     *path, last = name.split(".")
     for key in path:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise RecipeError(f"{argument}: {key} is a value, not a group of fields.")
+            raise UserError(f"{argument}: {key} is a value, not a group of fields.")
     try:
         tree[last] = text if name in TEXT_FIELDS and text != "null" else read_yaml(text)
-    except RecipeError as error:
-        raise RecipeError(f"{argument}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{argument}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{argument}: {text[:40]!r} is not a value; quote it.") from error
+        raise UserError(f"{argument}: {text[:40]!r} is not a value; quote it.") from error
 
 
 def build(cls: type, tree: Any, prefix: str) -> Any:
     """An instance of the dataclass `cls` from a mapping, every key known and every value of its type."""
     if not isinstance(tree, dict):
-        raise RecipeError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
+        raise UserError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in tree.items():
         if key not in hints:
-            raise RecipeError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
+            raise UserError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
         values[key] = coerce(hints[key], value, f"{prefix}{key}")
     return cls(**values)
 
@@ -310,7 +305,7 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise RecipeError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
+            raise UserError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
         return value
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
     if float in allowed and isinstance(value, str):  # YAML reads 1e-4 as a word
@@ -319,7 +314,7 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
         quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
-        raise RecipeError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
+        raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
     return value
 
@@ -330,9 +325,9 @@ def check_numbers(value: Any, name: str) -> None:
         for key, member in value.items():
             check_numbers(member, f"{name}.{key}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{name}: expected a finite number, got {value}; give one.")
+        raise UserError(f"{name}: expected a finite number, got {value}; give one.")
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise RecipeError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
+        raise UserError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
 
 
 def check(recipe: Recipe) -> None:
@@ -341,40 +336,40 @@ def check(recipe: Recipe) -> None:
     for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
         for name, value in vars(group).items():
             if name in POSITIVE and value is not None and value <= 0:
-                raise RecipeError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
+                raise UserError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
             if name in NOT_NEGATIVE and value < 0:
-                raise RecipeError(f"{prefix}{name}: {value} is negative; give 0 or more.")
+                raise UserError(f"{prefix}{name}: {value} is negative; give 0 or more.")
             if f"{prefix}{name}" in TEXT_FIELDS and value == "":
-                raise RecipeError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
+                raise UserError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
     if recipe.seed >= SEEDS:
-        raise RecipeError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
+        raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     if recipe.data.source == recipe.data.target:
-        raise RecipeError(
+        raise UserError(
             f"data.target: {recipe.data.target!r} is the source language too, so that a model would learn to copy; "
             "set data.source or data.target."
         )
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
-        raise RecipeError(
+        raise UserError(
             f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
             f"keep the best; give {last + 1}."
         )
     if recipe.data.kind != "grammar" and recipe.data.path is None:
         what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
-        raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
+        raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if recipe.data.kind == "grammar" and recipe.data.streaming:
-        raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
+        raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
     check_score(recipe.score)
     for name in recipe.model:
         if name in TOKENIZER_SETS:
-            raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
+            raise UserError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in MODEL_FIELDS:
-            raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
+            raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
-        raise RecipeError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
+        raise UserError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
-        raise RecipeError(f"model: {' '.join(str(error).split())}") from error
+        raise UserError(f"model: {one_line(error)}") from error
 
 
 def check_score(score: ScoreRecipe) -> None:
@@ -387,7 +382,7 @@ def check_score(score: ScoreRecipe) -> None:
     try:
         BLEU(tokenize=score.tokenize)
     except (ImportError, RuntimeError) as error:
-        raise RecipeError(
+        raise UserError(
             f"score.tokenize: {score.tokenize!r} needs packages that are not installed; run `pip install "
             f'"sacrebleu[{language}]"`.'
         ) from error

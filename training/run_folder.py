@@ -13,22 +13,22 @@ from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from training.checkpoints import (
-    PARTIAL,
     RECIPE,
     STATE,
     has_ended,
     is_beyond,
     last_checkpoint,
     run_lock,
+    run_write_errors,
     step_of,
-    write,
-    writing,
 )
-from training.command import reason
 from training.data.vocabulary import load_tokenizer, make_tokenizer
+from training.distributed import RunError
 from training.monitor.monitor import trained_seconds
-from training.recipe import Recipe, RecipeError, RunError, to_dict
+from training.recipe import Recipe, to_dict
 from training.report.results import RESULTS, fingerprints
+from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.files import PARTIAL, write_atomically
 
 TRAINED_STATE = STATE
 DATA_FILE = "data.json"  # the fingerprints of what a run was begun with
@@ -49,33 +49,33 @@ def prepare_folder(recipe: Recipe) -> Path:
     """The run's folder: new, or with a run of the same recipe, unfinished or to go on by larger limits.
 
     Raises:
-        RecipeError: there is no name for it, it cannot be written, or it holds something else.
+        UserError: there is no name for it, it cannot be written, or it holds something else.
     """
     if recipe.output_dir is None:
-        raise RecipeError("output_dir: the run needs a folder of its own; give --output_dir=...")
+        raise UserError("output_dir: the run needs a folder of its own; give --output_dir=...")
     folder = Path(recipe.output_dir)
     check_writable(folder)
     if not (folder / RECIPE).exists():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
-            raise RecipeError(f"{folder}: holds something that is no run; give another --output_dir.")
+            raise UserError(f"{folder}: holds something that is no run; give another --output_dir.")
         return folder
     names = changed_fields(folder, recipe)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
     if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
-        raise RecipeError(
+        raise UserError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
             "training.minutes, whichever ended it, and nothing else, to go on with it."
         )
     for name in names:
         if name not in LIMIT_FIELDS + EXECUTION_FIELDS:
-            raise RecipeError(
+            raise UserError(
                 f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
             )
     if names and checkpoint is not None and is_beyond(checkpoint, recipe.training):
         minutes = trained_seconds(checkpoint) / 60
-        raise RecipeError(
+        raise UserError(
             f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
             "training.steps and training.minutes beyond them, or another --output_dir."
         )
@@ -87,7 +87,7 @@ def check_writable(folder: Path) -> None:
     """Check that the run's folder is there and can be written to, or can be made.
 
     Raises:
-        RecipeError: it cannot.
+        UserError: it cannot.
     """
     ancestor = folder
     try:
@@ -95,8 +95,9 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
             pass
     except OSError as error:
-        raise RecipeError(
-            f"{folder}: {ancestor} is no folder that can be written to ({reason(error)}); give another --output_dir."
+        raise UserError(
+            f"{folder}: {ancestor} is not a writable folder ({one_line(error, with_file=False)}); give another "
+            "--output_dir."
         ) from error
 
 
@@ -120,7 +121,7 @@ def extend_run(recipe: Recipe, folder: Path) -> None:
         if not kept.exists():
             partial = kept.with_name(f"{kept.name}{PARTIAL}")
             shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
-            with writing(kept):
+            with run_write_errors(kept):
                 partial.mkdir()
                 for path in [path for path in folder.iterdir() if path.is_file()]:
                     shutil.copy2(path, partial)
@@ -131,7 +132,7 @@ def extend_run(recipe: Recipe, folder: Path) -> None:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    write(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
+    write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
 
 
 def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
@@ -168,7 +169,7 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrain
     What is there already stays.
 
     Raises:
-        RecipeError: the tokenizer cannot be made.
+        UserError: the tokenizer cannot be made.
         RunError: the run was begun with other data.
     """
     found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
@@ -179,16 +180,16 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrain
         for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write_recipe(recipe, folder)
-        write(folder / DATA_FILE, json.dumps(found, indent=2))
+        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
         with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
     elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
-        write(folder / DATA_FILE, json.dumps(found, indent=2))
+        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
-        raise RecipeError(
+        raise UserError(
             f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
             "machines of the launch share."
         )

@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -18,15 +17,17 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.command import OneLineParser, exit_interrupted
+from training.command import exit_interrupted
 from training.data.files import SPLITS
 from training.data.pairs import load_pairs
 from training.decoding import decoding_config
-from training.recipe import Recipe, RecipeError, load_recipe
+from training.recipe import Recipe, load_recipe
 from training.recipe_help import recipe_help
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.lines import reason
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.files import write_errors
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
 from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
@@ -36,7 +37,7 @@ CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose langu
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The command's own arguments, and those of the recipe."""
-    parser = OneLineParser(
+    parser = ArgumentParser(
         prog="python -m training.score",
         allow_abbrev=False,
         description="Score a model on a split of a recipe's data.",
@@ -59,10 +60,10 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
     """The sources and targets of one split; the others are not read.
 
     Raises:
-        RecipeError: the recipe has none of that name, or it cannot be used.
+        UserError: the recipe has none of that name, or it cannot be used.
     """
     if getattr(recipe.data, split) is None:
-        raise RecipeError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
+        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
     others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     pairs = load_pairs(dataclasses.replace(recipe.data, **others))
     return pairs[split]["source"][:], pairs[split]["target"][:]
@@ -72,11 +73,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Refuse a tokenizer that is none for scoring.
 
     Raises:
-        RecipeError: it has no token to pad or to end a text with.
+        UserError: it has no token to pad or to end a text with.
     """
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
-            raise RecipeError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
+            raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
 
 
 def likelihood(
@@ -146,12 +147,11 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Everything that is found out about a model.
 
     Raises:
-        RecipeError: the recipe, its data, the model or the output file cannot be used, or do not go together.
-        LineError: the model cannot be loaded, or not as it is to run.
+        UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
         what = "is there already" if options.output.exists() else "lies in no folder"
-        raise RecipeError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
+        raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     sources, references = load_split(recipe, options.split)
     model, tokenizer = load(options)
     check_tokenizer(tokenizer, options.model)
@@ -191,32 +191,19 @@ def report(scores: dict[str, Any]) -> None:
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Write the scores.
-
-    Raises:
-        RecipeError: they cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"--output={path}: cannot be written ({error.strerror}); the scores stand above.") from error
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command line; what cannot be scored ends it with one line and exit status 2."""
     options, overrides = parse(arguments)
     logging.disable_progress_bar()
     try:
-        scores = score(options, load_recipe(options.recipe, overrides))
-        report(scores)  # first, for a disk may be full
-        if options.output is not None:
-            write(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+        with exit_on_user_error(ValueError, OSError):
+            scores = score(options, load_recipe(options.recipe, overrides))
+            report(scores)  # before writing, because the disk may be full
+            if options.output is not None:
+                with write_errors(f"--output={options.output}", "the scores are printed above"):
+                    options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
     except KeyboardInterrupt:
         exit_interrupted()
-    except (ValueError, OSError) as error:
-        print(reason(error), file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from training.average import last_checkpoints, mean_weights
 from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     CHECKPOINTS,
-    PARTIAL,
     RECIPE,
     STATE,
     WEIGHTS,
@@ -40,9 +39,8 @@ from training.checkpoints import (
     has_ended,
     resume_point,
     run_lock,
+    run_write_errors,
     step_of,
-    write,
-    writing,
 )
 from training.checks import (
     accumulation,
@@ -58,9 +56,9 @@ from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
-from training.distributed import drop_tied_duplicates, init_distributed, load_weights, uses_cpu
+from training.distributed import RunError, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
 from training.monitor.stopwatch import time_line
-from training.recipe import Recipe, RecipeError, RunError, load_recipe
+from training.recipe import Recipe, load_recipe
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS, to_json_values
 from training.run_folder import (
@@ -75,6 +73,8 @@ from training.run_folder import (
 from training.tasks.metrics import bleu, chrf
 from training.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.files import PARTIAL, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     """Train, from the newest whole checkpoint where there is one; where training had ended there, load the best model.
 
     Raises:
-        RecipeError: the checkpoint was written by another engine.
+        UserError: the checkpoint was written by another engine.
     """
     checkpoint = resume_point(folder)
     if checkpoint is None:
@@ -150,7 +150,7 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
         trainer.accelerator.get_state_dict(trainer.model), trainer.model
     )  # of all ranks together
     if trainer.is_world_process_zero():
-        with writing(folder):
+        with run_write_errors(folder):
             trainer.model.save_pretrained(folder, state_dict=weights)
             trainer.monitor.save(folder)
             partial = folder / f"{TRAINED_STATE}{PARTIAL}"
@@ -195,7 +195,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
     """The pairs as text and as tokens, and the tokenizer, which is then in the run's folder with the recipe.
 
     Raises:
-        RecipeError: the data or the tokenizer cannot be used; a new run has left nothing in the folder then.
+        UserError: the data or the tokenizer cannot be used; a new run has left nothing in the folder then.
     """
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
@@ -207,7 +207,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
             encoded = tokenize(pairs, tokenizer, recipe.data)
         check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
-    except RecipeError:
+    except UserError:
         if is_new and PartialState().is_main_process:
             shutil.rmtree(folder)
         raise
@@ -242,7 +242,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """Train as `recipe` says and return what `results.json` then holds.
 
     Raises:
-        RecipeError: the recipe, its data or its folder cannot be used; no training time was spent then.
+        UserError: the recipe, its data or its folder cannot be used; no training time was spent then.
     """
     start = time.perf_counter()
     init_distributed()
@@ -262,8 +262,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
         results["time"] = trainer.monitor.time()
         results["seconds"] = sum(results["time"].values())
         if trainer.is_world_process_zero():
-            with writing(folder / RESULTS):
-                write(
+            with run_write_errors(folder / RESULTS):
+                write_atomically(
                     folder / RESULTS, json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
                 )
     return results
@@ -312,7 +312,7 @@ def main(arguments: list[str] | None = None) -> None:
         datasets.disable_progress_bars()
     try:
         results = run(load_recipe(arguments[0], arguments[1:]))
-    except RecipeError as error:
+    except UserError as error:
         if not isinstance(error, RunError) or PartialState().is_main_process:
             print(error, file=sys.stderr, flush=True)
         if isinstance(error, RunError):

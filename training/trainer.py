@@ -24,15 +24,15 @@ from training.callbacks import (
     StreamEpochCallback,
     TimeLimitCallback,
 )
-from training.checkpoints import writing
+from training.checkpoints import run_write_errors
 from training.data.stream import PairStream
 from training.data.tokenizing import NUMBER, lengths, make_encode_fn
 from training.decoding import decoding_config
-from training.distributed import drop_tied_duplicates, shard
+from training.distributed import RunError, drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
 from training.monitor.trainer import MonitoredTrainer
 from training.publish import check_license, upload, write_repository
-from training.recipe import Recipe, RunError, to_dict
+from training.recipe import Recipe, to_dict
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -262,7 +262,7 @@ class RecipeTrainer(MonitoredTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As the Trainer does, and where the disk cannot hold it with one line that says so."""
-        with writing(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
+        with run_write_errors(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:

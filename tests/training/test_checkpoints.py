@@ -25,8 +25,9 @@ from training.checkpoints import (
     rotate,
     step_of,
 )
-from training.recipe import RecipeError, load_recipe
+from training.recipe import load_recipe
 from training.train import run
+from vaswani_transformer.errors import UserError
 
 
 def make(folder, step, *, whole=True):
@@ -121,7 +122,7 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path, was_sharded, words)
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
     check_same_sharding(checkpoint, was_sharded)
-    with pytest.raises(RecipeError, match=f"{words}.*; launch it as before"):
+    with pytest.raises(UserError, match=f"{words}.*; launch it as before"):
         check_same_sharding(checkpoint, not was_sharded)
 
 
@@ -176,7 +177,9 @@ def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert re.search(r"^\S+checkpoint-\d+: cannot be written \(.*\); make room, and give .*$", errors, re.MULTILINE)
+    assert re.search(
+        r"^\S+checkpoint-\d+: cannot be written: .*; make room, .* and repeat the command .*$", errors, re.MULTILINE
+    )
     assert "Traceback" not in errors
     assert step_of(last_checkpoint(folder)) < 9
     finish(start(arguments, folder))

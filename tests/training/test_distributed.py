@@ -21,9 +21,10 @@ from training.distributed import (
     load_weights,
     uses_cpu,
 )
-from training.recipe import RecipeError, load_recipe
+from training.recipe import load_recipe
 from training.run_folder import prepare_folder
 from training.train import make_trainer, prepare, run
+from vaswani_transformer.errors import UserError
 
 FILES = {
     "one-gpu": (1, 1),
@@ -91,7 +92,7 @@ def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monke
 )
 def test_shards_that_would_be_none_are_refused(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UserError, match=message):
         init_distributed()
 
 
@@ -182,7 +183,7 @@ def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monke
     """As on the second of two machines, where the first process's files do not appear."""
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
-    with pytest.raises(RecipeError, match=r"this machine does not see what the first process wrote there; name a fold"):
+    with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
         prepare(recipe, prepare_folder(recipe))
 
 

@@ -12,13 +12,13 @@ from training.recipe import (
     DataRecipe,
     DecodingRecipe,
     Recipe,
-    RecipeError,
     ScoreRecipe,
     TokenizerRecipe,
     TrainingRecipe,
     load_recipe,
 )
 from training.recipe_help import field_descriptions, recipe_help
+from vaswani_transformer.errors import UserError
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
 
@@ -127,7 +127,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
     ],
 )
 def test_a_recipe_that_cannot_be_used_is_refused_in_one_line(recipe_file, text, arguments, message):
-    with pytest.raises(RecipeError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file(text), arguments)
     assert "\n" not in str(refusal.value)
 
@@ -152,7 +152,7 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
     in_file = path.with_name("other.yaml")
     in_file.write_text(f"data: {{kind: grammar}}\n{group}: {{{field}: {value}}}")
     for file, arguments in ((path, [f"--{name}={value}"]), (in_file, [])):
-        with pytest.raises(RecipeError, match=rf"^({name}: expected|model: )") as refusal:
+        with pytest.raises(UserError, match=rf"^({name}: expected|model: )") as refusal:
             load_recipe(file, arguments)
         assert "\n" not in str(refusal.value)
 
@@ -166,12 +166,12 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
     ],
 )
 def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_file, text, message):
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UserError, match=message):
         load_recipe(recipe_file(text), [])
 
 
 def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
-    with pytest.raises(RecipeError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' stands in line 1 already"):
+    with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' stands in line 1 already"):
         load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
 
 
@@ -189,7 +189,7 @@ def test_a_score_whose_packages_are_missing_is_refused(recipe_file, monkeypatch,
         "sacrebleu.tokenizers.tokenizer_ko_mecab",
     ):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RecipeError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
+    with pytest.raises(UserError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
         load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
 
 
@@ -220,5 +220,5 @@ def test_the_commands_help_lists_the_fields(command, capsys):
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are():
-    with pytest.raises(RecipeError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
+    with pytest.raises(UserError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
         load_recipe("nope.yaml", [])

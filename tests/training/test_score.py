@@ -9,10 +9,11 @@ import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
-from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
+from training.recipe import DataRecipe, Recipe, ScoreRecipe
 from training.score import check_tokenizer, main, quality
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError
 
 SOURCES = list(PAIRS)
 REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
@@ -193,7 +194,7 @@ def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
     assert (status, errors.count("\n")) == (2, 1)
     assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
     tokenizer.pad_token = None
-    with pytest.raises(RecipeError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
+    with pytest.raises(UserError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
         check_tokenizer(tokenizer, "m")
 
 
@@ -229,7 +230,7 @@ def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
     output, errors, status = run("--output", tmp_path / "scores.json")
-    assert errors.endswith("scores.json: cannot be written (No space left on device); the scores stand above.\n")
+    assert errors.endswith("scores.json: cannot be written: No space left on device; the scores are printed above.\n")
     assert status == 2
     assert "perplexity" in output
 

@@ -10,7 +10,8 @@ from typing import Any, TextIO, cast
 
 from accelerate import PartialState
 
-from training.recipe import DataRecipe, RecipeError
+from training.recipe import DataRecipe
+from vaswani_transformer.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -24,10 +25,10 @@ def open_text(path: Path) -> TextIO:
     """A text file, compressed where its name says so; only a line feed ends a line, and a byte order mark is no text.
 
     Raises:
-        RecipeError: there is no such file.
+        UserError: there is no such file.
     """
     if not path.is_file():
-        raise RecipeError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
+        raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
     if path.suffix == ".gz":
         return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline="\n"))
     return path.open(encoding="utf-8-sig", newline="\n")
@@ -37,7 +38,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without their ends.
 
     Raises:
-        RecipeError: the file is missing, is not UTF-8 text, or is cut off within its compression.
+        UserError: the file is missing, is not UTF-8 text, or is cut off within its compression.
     """
     number = 0
     try:
@@ -45,24 +46,26 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(lines, start=1):
                 yield number, line.rstrip("\n")
     except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecipeError(
+        raise UserError(
             f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
         ) from error
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read ({error.strerror}); make it readable, or name another.") from error
+        raise UserError(
+            f"{path}: cannot be read ({one_line(error, with_file=False)}); make it readable, or name another."
+        ) from error
 
 
 def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
     """Whether both sides of a pair hold text.
 
     Raises:
-        RecipeError: one does not, and the recipe does not drop such pairs.
+        UserError: one does not, and the recipe does not drop such pairs.
     """
     if source and target:
         return True
     if recipe.empty == "error":
         side = recipe.target if source else recipe.source
-        raise RecipeError(f"{where}: the side {side!r} is empty; mend the line or set data.empty=drop.")
+        raise UserError(f"{where}: the side {side!r} is empty; mend the line or set data.empty=drop.")
     return False
 
 
@@ -75,7 +78,7 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     """The source and the target of a line of JSON.
 
     Raises:
-        RecipeError: it holds no texts in the recipe's languages.
+        UserError: it holds no texts in the recipe's languages.
     """
     pair = row.get("translation") if isinstance(row, dict) else None
     if not isinstance(pair, dict):
@@ -86,15 +89,15 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
             found = (
                 f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
             )
-        raise RecipeError(f"{where}: {found}; each line must be {schema}.")
+        raise UserError(f"{where}: {found}; each line must be {schema}.")
     for language in (recipe.source, recipe.target):
         if language not in pair:
-            raise RecipeError(
+            raise UserError(
                 f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
                 "data.target to languages of the file."
             )
         if not isinstance(text := pair[language], str):
-            raise RecipeError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
+            raise UserError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
         check_unicode(text, f"{where}: the side {language!r}")
     return pair[recipe.source], pair[recipe.target]
 
@@ -103,13 +106,13 @@ def check_unicode(text: str, where: str) -> None:
     """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot.
 
     Raises:
-        RecipeError: it cannot.
+        UserError: it cannot.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = f"\\u{ord(text[error.start]):04x}"
-        raise RecipeError(
+        raise UserError(
             f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
         ) from error
 
@@ -122,9 +125,9 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise RecipeError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
+            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
         except RecursionError as error:
-            raise RecipeError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
+            raise UserError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
         source, target = (text.strip() for text in json_pair(recipe, where, row))
         if has_both_sides(recipe, where, source, target):
             yield source, target
@@ -136,24 +139,20 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
 def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """The pairs of two text files, line n of one to line n of the other; `name` holds `{language}`."""
     if "{language}" not in name:
-        raise RecipeError(
-            f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}."
-        )
+        raise UserError(f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}.")
     source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
     sources, targets, empty = numbered_lines(source_path), numbered_lines(target_path), 0
     for number, source in sources:
         other = next(targets, None)
         if other is None:
-            raise RecipeError(
-                f"{target_path}: ends before line {number} of {source_path}; pair the files line by line."
-            )
+            raise UserError(f"{target_path}: ends before line {number} of {source_path}; pair the files line by line.")
         pair = source.strip(), other[1].strip()
         if has_both_sides(recipe, f"{source_path}, line {number}", *pair):
             yield pair
         else:
             empty += 1
     if (other := next(targets, None)) is not None:
-        raise RecipeError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
+        raise UserError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
     warn_of_empty(source_path, empty)
 
 

@@ -9,7 +9,8 @@ from datasets.exceptions import DatasetsError
 
 from training.data.files import SPLITS, read_file
 from training.grammar import make_splits
-from training.recipe import DataRecipe, RecipeError
+from training.recipe import DataRecipe
+from vaswani_transformer.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 PREVIEW_PAIRS = 1000  # pairs of a stream that are looked at before training begins
@@ -19,7 +20,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """The recipe's splits, each with the columns `source` and `target`; of streamed training pairs the first ones.
 
     Raises:
-        RecipeError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
+        UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
             message names the file, the line and the way out.
     """
     if recipe.kind == "grammar":
@@ -52,7 +53,7 @@ def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datase
         feature = split.features.get("translation")
         languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
         if recipe.source not in languages or recipe.target not in languages:
-            raise RecipeError(
+            raise UserError(
                 f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
                 f"languages {', '.join(languages) or 'none'}, not a translation of {recipe.source} and "
                 f"{recipe.target}; set data.source and data.target."
@@ -86,7 +87,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
     for split, kept in whole.items():
         if missing := len(pairs[split]) - len(kept):
             if recipe.empty == "error":
-                raise RecipeError(
+                raise UserError(
                     f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.empty=drop to "
                     "leave them out."
                 )
@@ -98,15 +99,15 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
     """A split of a data set of the Hub, the training pairs of a recipe that streams them as a stream.
 
     Raises:
-        RecipeError: there is none of that name.
+        UserError: there is none of that name.
     """
     name, path = getattr(recipe, split), cast(str, recipe.path)
     try:
         return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        raise RecipeError(
+        raise UserError(
             f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
-            f"({' '.join(str(error).split())}); set data.path, data.subset and the splits, for example "
+            f"({one_line(error)}); set data.path, data.subset and the splits, for example "
             "--data.validation='train[:1%]', or --data.test=null for none."
         ) from error
 
@@ -114,5 +115,5 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
 def check_not_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
     for name, split in splits.items():
         if len(split) == 0:
-            raise RecipeError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")
+            raise UserError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")
     return splits

@@ -28,7 +28,7 @@ class PairStream:
     `recipe.buffer` pairs: its shards are read in another order in every epoch, as `set_epoch` says.
 
     Raises:
-        RecipeError: while iterating, of a line as when all are read at once.
+        UserError: while iterating, of a line as when all are read at once.
     """
 
     def __init__(self, recipe: DataRecipe, seed: int) -> None:

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from training.recipe import DataRecipe, RecipeError
+from training.recipe import DataRecipe
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def make_encode_fn(
     """What makes `input_ids` and `labels` of streamed pairs.
 
     Raises:
-        RecipeError: when called, a pair is too long and the recipe says `too_long: error`.
+        UserError: when called, a pair is too long and the recipe says `too_long: error`.
     """
 
     def encode(pairs: list[tuple[str, str]]) -> list[dict[str, list[int]]]:
@@ -40,7 +41,7 @@ def make_encode_fn(
         encoded = list(zip(*token_ids(tokenizer, sources, targets), strict=True))
         for (source, _), sides in zip(pairs, encoded, strict=True):
             if recipe.too_long == "error" and (longest := max(map(len, sides))) > recipe.max_length:
-                raise RecipeError(
+                raise UserError(
                     f"data.max_length: a training pair ({source[:40]!r}...) has {longest} tokens on a side, more than "
                     f"{recipe.max_length}; raise it or set data.too_long=drop."
                 )
@@ -57,7 +58,7 @@ def tokenize(
     Training pairs that are too long are dropped; the others have their `number` too, by which a message names them.
 
     Raises:
-        RecipeError: a training pair is too long and the recipe says `too_long: error`, or all are.
+        UserError: a training pair is too long and the recipe says `too_long: error`, or all are.
     """
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -78,13 +79,13 @@ def tokenize(
             shortest = min(
                 max(map(len, sides)) for sides in zip(everything["input_ids"], everything["labels"], strict=True)
             )
-            raise RecipeError(
+            raise UserError(
                 f"data.max_length: all {'the first ' if recipe.streaming else ''}{len(everything)} training pairs are "
                 f"longer than {recipe.max_length} tokens, "
                 f"`</s>` counted, the shortest has {shortest}; raise it."
             )
         if recipe.too_long == "error":
-            raise RecipeError(
+            raise UserError(
                 f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
                 "data.too_long=drop."
             )

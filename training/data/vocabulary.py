@@ -10,8 +10,9 @@ from datasets import DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
-from training.recipe import Recipe, RecipeError
+from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError, one_line
 
 STREAM_SAMPLE = 1_000_000  # pairs of a stream that a vocabulary is learnt from
 
@@ -41,7 +42,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     """The tokenizer that the recipe names, or one trained on the training pairs.
 
     Raises:
-        RecipeError: there is none at the recipe's path, or none that a model can be trained with, or the vocabulary is
+        UserError: there is none at the recipe's path, or none that a model can be trained with, or the vocabulary is
             too small to train one.
     """
     if (path := recipe.tokenizer.path) is None:
@@ -51,25 +52,25 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
             return VaswaniTransformerTokenizer.train_from_iterator(
                 texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
             )
-        except RecipeError:
+        except UserError:  # a bad line of the pairs
             raise
         except ValueError as error:
-            raise RecipeError(f"tokenizer.vocab_size: {error}") from error
+            raise UserError(f"tokenizer.vocab_size: {error}") from error
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise RecipeError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
+        raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:
         tokenizer = load_tokenizer(path)
     except Exception as error:  # whatever a broken file makes the libraries raise
-        raise RecipeError(f"tokenizer.path: {path} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"tokenizer.path: {path} cannot be loaded: {one_line(error)}") from error
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else recipe.model.get("decoder_start_token_id")
     for name, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id), ("bos", start)):
         if value is None:
-            raise RecipeError(
+            raise UserError(
                 f"tokenizer.path: {path} has no {name} token; give it one (for bos, model.decoder_start_token_id does "
                 "as well), or train a tokenizer."
             )
     if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
-        raise RecipeError(
+        raise UserError(
             f"tokenizer.path: {path} does not end a text with {tokenizer.eos_token!r}, so that a model never learns "
             "to stop; give it a post-processor that does, or train a tokenizer."
         )

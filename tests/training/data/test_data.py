@@ -14,8 +14,9 @@ from training.data.pairs import load_pairs, to_source_target
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn, token_ids, tokenize
 from training.data.vocabulary import sample_texts
-from training.recipe import DataRecipe, RecipeError
+from training.recipe import DataRecipe
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 
@@ -76,7 +77,7 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
         "source": ["a"],
         "target": ["b"],
     }
-    with pytest.raises(RecipeError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
+    with pytest.raises(UserError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
         to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
@@ -91,7 +92,7 @@ def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_pat
     pairs = load_pairs(hub)
     assert {name: len(split) for name, split in pairs.items()} == {"train": 3, "validation": 2}
     assert pairs["train"].column_names == ["source", "target"]
-    with pytest.raises(RecipeError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
+    with pytest.raises(UserError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
         load_pairs(DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test="test"))
 
 
@@ -126,7 +127,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
 )
 def test_a_bad_line_is_named(folder, line, message):
     (folder / "train.jsonl").write_text(f"{json_line(*PAIRS[0])}\n{line}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         load_pairs(recipe(folder, train="train.jsonl"))
     assert "\n" not in str(refusal.value)
 
@@ -137,20 +138,20 @@ def test_empty_sides_are_dropped_on_request(folder):
 
 
 def test_a_missing_file_is_named(folder):
-    with pytest.raises(RecipeError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
+    with pytest.raises(UserError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
         load_pairs(recipe(folder, train="nothing.jsonl"))
 
 
 def test_a_file_that_was_cut_off_is_named(folder):
     whole = (folder / "train.jsonl.gz").read_bytes()
     (folder / "train.jsonl.gz").write_bytes(whole[: len(whole) - 10])
-    with pytest.raises(RecipeError, match=r"train\.jsonl\.gz, after line .*not readable"):
+    with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
 
 
 def test_an_empty_file_is_refused(folder):
     (folder / "train.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"split train: there is no pair in it"):
+    with pytest.raises(UserError, match=r"split train: there is no pair in it"):
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
@@ -158,12 +159,12 @@ def test_an_empty_file_is_refused(folder):
 def test_unpaired_text_files_are_refused(tmp_path, shorter, longer):
     (tmp_path / f"train.{shorter}").write_text("one\n", encoding="utf-8")
     (tmp_path / f"train.{longer}").write_text("eins\nzwei\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
+    with pytest.raises(UserError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.{language}"))
 
 
 def test_the_name_of_text_files_needs_a_place_for_the_language(tmp_path):
-    with pytest.raises(RecipeError, match=r"train\.txt: .*needs \{language\}"):
+    with pytest.raises(UserError, match=r"train\.txt: .*needs \{language\}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
 
@@ -219,13 +220,13 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
 
 
 def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
-    with pytest.raises(RecipeError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
+    with pytest.raises(UserError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
         load_pairs(hub)
-    with pytest.raises(RecipeError, match=r"set, split train, pair \d+: the side 'de' is empty"):
+    with pytest.raises(UserError, match=r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
-    with pytest.raises(RecipeError, match=r"split train: the columns are translation with the languages .*en and fr"):
+    with pytest.raises(UserError, match=r"split train: the columns are translation with the languages .*en and fr"):
         load_pairs(dataclasses.replace(hub, target="fr"))
-    with pytest.raises(RecipeError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
+    with pytest.raises(UserError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
         load_pairs(dataclasses.replace(hub, train="training"))
 
 
@@ -237,13 +238,13 @@ def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_
         text = "\n".join([*lines[: bad - 1], "{", *lines[bad - 1 :]])
         (folder / "train.jsonl").write_text(text, encoding="utf-8")
         if bad < 3:
-            with pytest.raises(RecipeError, match=rf"train\.jsonl, line {bad}: not JSON"):
+            with pytest.raises(UserError, match=rf"train\.jsonl, line {bad}: not JSON"):
                 load_pairs(own)
         else:
             assert len(load_pairs(own)["train"]) == 2
             pairs = iter(PairStream(own, seed=0))
             assert list(itertools.islice(pairs, 2)) == PAIRS[:2]
-            with pytest.raises(RecipeError, match=r"train\.jsonl, line 3: not JSON"):
+            with pytest.raises(UserError, match=r"train\.jsonl, line 3: not JSON"):
                 next(pairs)
 
 
@@ -285,10 +286,10 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
     dropped = tokenize(pairs, tokenizer, recipe(folder, max_length=10))
     assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
     assert {name: len(split) for name, split in dropped.items()} == {"train": 1, "validation": 3, "test": 3}
-    with pytest.raises(RecipeError, match=r"data\.max_length: 2 of 3 training pairs are longer than 10 tokens"):
+    with pytest.raises(UserError, match=r"data\.max_length: 2 of 3 training pairs are longer than 10 tokens"):
         tokenize(pairs, tokenizer, recipe(folder, max_length=10, too_long="error"))
     with pytest.raises(
-        RecipeError, match=r"all 3 training pairs are longer than 1 tokens, .* the shortest has 9; raise it"
+        UserError, match=r"all 3 training pairs are longer than 1 tokens, .* the shortest has 9; raise it"
     ):
         tokenize(pairs, tokenizer, recipe(folder, max_length=1))
 
@@ -302,7 +303,7 @@ def test_streamed_pairs_have_the_tokens_of_those_that_are_read_at_once(folder, t
 def test_an_overlong_streamed_pair_is_refused_where_the_recipe_says_so(folder, tokenizer):
     pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
     assert len(make_encode_fn(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
-    with pytest.raises(RecipeError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
+    with pytest.raises(UserError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
         make_encode_fn(tokenizer, recipe(folder, max_length=10, too_long="error"))(pairs)
-    with pytest.raises(RecipeError, match=r"all the first 3 training pairs are longer than 1 tokens"):
+    with pytest.raises(UserError, match=r"all the first 3 training pairs are longer than 1 tokens"):
         tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder, max_length=1, streaming=True))
