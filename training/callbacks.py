@@ -60,11 +60,17 @@ class LogEveryCallback(TrainerCallback):
 
 
 class LossTieBreaker(TrainerCallback):
-    """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
+    """Prefer the lower loss among evaluations with the same best metric, such as BLEU 0 at the start of a run.
 
-    The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
-    called after this one: the best so far is lowered by the least there is.
+    The Trainer and `EarlyStoppingCallback`, which is called later, take an evaluation if its metric is above the best
+    one so far. So this callback lowers the best one by the smallest possible amount.
+
+    Args:
+        metric: the key of the best metric.
     """
+
+    def __init__(self, metric: str) -> None:
+        self.metric = f"eval_{metric}"
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
@@ -72,7 +78,7 @@ class LossTieBreaker(TrainerCallback):
         best = state.best_metric
         losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
         before = losses.get(state.best_global_step, -math.inf)
-        if best is not None and metrics.get("eval_bleu") == best and metrics["eval_loss"] < before:
+        if best is not None and metrics.get(self.metric) == best and metrics["eval_loss"] < before:
             state.best_metric = math.nextafter(best, -math.inf)
 
 

@@ -21,9 +21,9 @@ from training.command import exit_interrupted
 from training.data.files import SPLITS
 from training.data.pairs import load_pairs
 from training.decoding import decoding_config
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
-from training.tasks.metrics import bleu, chrf, tokenized_bleu
+from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
@@ -31,8 +31,6 @@ from vaswani_transformer.files import write_errors
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate import DTYPE_HELP, DTYPES, load
 from vaswani_transformer.translation import batches_by_length, evaluating, log_probabilities, padded, translate
-
-CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose language Moses cuts, too
 
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -119,30 +117,6 @@ def translate_all(
     }
 
 
-def quality(translations: list[str], references: list[str], recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Every score that is one for the recipe's texts, by a name of its own, each with its signature.
-
-    sacrebleu: of texts as they are read, cut by sacreBLEU; not for files that are tokenised already.
-    chrf: of texts as they are.
-    tokenized_bleu: of the files' own tokens, or of those that Moses makes of both sides.
-    compound_split_bleu: of the same with the parts of compounds apart, for German; the paper's En-De figures.
-    """
-    is_tokenized, target = recipe.score.tokenize == "none", recipe.data.target
-    scores: dict[str, dict[str, Any]] = {}
-    if not is_tokenized:
-        scores["sacrebleu"] = bleu(translations, references, recipe.score.tokenize)
-    scores["chrf"] = chrf(translations, references)
-    if recipe.score.tokenize in CUT_AT_SPACES:
-        language = None if is_tokenized else target
-        scores["tokenized_bleu"] = tokenized_bleu(translations, references, language)
-        if target == "de":
-            scores["compound_split_bleu"] = tokenized_bleu(translations, references, language, compounds=True)
-    return {
-        name: {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
-        for name, score in scores.items()
-    }
-
-
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Everything that is found out about a model.
 
@@ -165,7 +139,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "data": dataclasses.asdict(recipe.data),
         "split": options.split,
         "sentences": len(sources),
-        **quality(translations, references, recipe),
+        **make_task(to_dict(recipe)).all_scores(translations, references),
         **found,
         **speed,
         "batch_tokens": options.batch_tokens,

@@ -58,7 +58,7 @@ from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import RunError, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
 from training.monitor.stopwatch import time_line
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS, to_json_values
 from training.run_folder import (
@@ -70,7 +70,7 @@ from training.run_folder import (
     prepare_folder,
     stored_recipe,
 )
-from training.tasks.metrics import bleu, chrf
+from training.tasks import make_task
 from training.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UserError
@@ -101,7 +101,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         logging_strategy="no",  # `LogEveryCallback` has its steps, which may be others after a resumption
         logging_nan_inf_filter=False,  # it hides what went wrong, and waits for the device at every step
         load_best_model_at_end=True,
-        metric_for_best_model="bleu",
+        metric_for_best_model=make_task(to_dict(recipe)).best_metric.key,
         greater_is_better=True,
         per_device_eval_batch_size=training.evaluation_batch_size,
         report_to=["tensorboard"],
@@ -162,9 +162,9 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
 def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
     """Loss, perplexity and BLEU on the validation set, by the search of the evaluations during training."""
     trainer.remove_callback(EarlyStoppingCallback)  # training is over, and it would miss the figures of another name
-    metrics = trainer.evaluate(metric_key_prefix="eval_final")
-    scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", "bleu")}
-    return scores | {"signature": trainer.signature}
+    metrics, best = trainer.evaluate(metric_key_prefix="eval_final"), trainer.task.best_metric
+    scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", best.key)}
+    return scores | {best.signature_key: trainer.signature}
 
 
 def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
@@ -173,14 +173,11 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
     trainer.search = decoding_config(trainer.model, recipe)
     output = trainer.predict(encoded)
     texts, references = cast(list[str], output.predictions), pairs["target"][:]
-    score, other = bleu(texts, references, recipe.score.tokenize), chrf(texts, references)
+    scores = trainer.task.test(texts, references)
     shown = range(0, len(texts), max(1, len(texts) // max(1, recipe.score.examples)))[: recipe.score.examples]
     sources = pairs["source"][:]
     return {
-        "bleu": score["bleu"],
-        "signature": score["signature"],
-        "chrf": other["chrf"],
-        "chrf_signature": other["signature"],
+        **scores,
         "loss": cast(dict, output.metrics)["test_loss"],
         "perplexity": cast(dict, output.metrics)["test_perplexity"],
         "sentences": len(texts),
@@ -277,10 +274,12 @@ def report(results: dict[str, Any]) -> None:
             print(f"{name:<12} {example[name]}")
         print()
     print(time_line(results["time"]))
+    best = make_task(results["recipe"]).best_metric
     if scores is None:
-        print(f"BLEU {results['validation']['bleu']:.2f} on the validation set")
+        print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
         return
-    print(f"BLEU {scores['bleu']:.2f} on {scores['sentences']} unseen sentences ({scores['signature']})")
+    signature = scores[best.signature_key]
+    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})")
 
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]

@@ -34,7 +34,7 @@ from training.monitor.trainer import MonitoredTrainer
 from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, to_dict
 from training.report.results import commit, hardware, strip_local_paths, versions
-from training.tasks.metrics import bleu
+from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.schedule import paper_adam, paper_schedule
@@ -75,7 +75,8 @@ class RecipeTrainer(MonitoredTrainer):
 
     Attributes:
         search: how evaluations translate; during training with the recipe's `evaluation_beams`.
-        signature: sacreBLEU's, of the last evaluation's BLEU.
+        task: the recipe's task, which scores evaluations.
+        signature: of the best metric in the last evaluation.
     """
 
     model: VaswaniTransformerForConditionalGeneration
@@ -90,12 +91,13 @@ class RecipeTrainer(MonitoredTrainer):
         train_dataset: Dataset | PairStream,
         validation: Dataset,
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self.task = recipe, make_task(to_dict(recipe))
         self.stream = None
         if isinstance(train_dataset, PairStream):
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
         super().__init__(
+            self.task.best_metric,
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -114,7 +116,7 @@ class RecipeTrainer(MonitoredTrainer):
         self.add_callback(
             PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
         )
-        self.add_callback(LossTieBreaker())
+        self.add_callback(LossTieBreaker(self.task.best_metric.key))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
@@ -147,7 +149,7 @@ class RecipeTrainer(MonitoredTrainer):
             "parameters": self.model.num_parameters(),
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
-            "best_validation_bleu": self.state.best_metric,
+            f"best_validation_{self.task.best_metric.key}": self.state.best_metric,
             "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
         }
 
@@ -190,7 +192,7 @@ class RecipeTrainer(MonitoredTrainer):
         found = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not found:
             return {}
-        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", "bleu")}
+        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", self.task.best_metric.key)}
         return {"validation": scores | {"signature": self.signature}}
 
     def get_train_dataloader(self) -> DataLoader:
@@ -353,9 +355,10 @@ class RecipeTrainer(MonitoredTrainer):
         if self.is_in_train and not math.isfinite(loss):
             run = Path(cast(str, self.args.output_dir)).parent
             self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
-        score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
-        self.signature = score["signature"]
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
+        score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
+        best = self.task.best_metric
+        self.signature = score[best.signature_key]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,

@@ -152,7 +152,7 @@ def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
 @given(st.lists(st.floats(0, 100), max_size=60))
 def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
-    shown = sample_entries(entries)
+    shown = sample_entries(entries, "eval_bleu")
     assert len(shown) <= CURVE_ROWS + 1
     assert [entry["step"] for entry in shown] == sorted({entry["step"] for entry in shown})
     if entries:

@@ -9,8 +9,9 @@ import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
-from training.recipe import DataRecipe, Recipe, ScoreRecipe
-from training.score import check_tokenizer, main, quality
+from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
+from training.score import check_tokenizer, main
+from training.tasks import make_task
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError
@@ -117,7 +118,7 @@ def test_another_split_and_other_fields_of_the_recipe_can_be_given(run, tmp_path
 
 
 def recipe_of(target, tokenize):
-    return Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize))
+    return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
 
 
 def test_each_text_has_the_scores_that_are_ones_for_it():
@@ -129,8 +130,8 @@ def test_each_text_has_the_scores_that_are_ones_for_it():
         ("zh", "zh"): {"sacrebleu", "chrf"},
     }
     for (target, tokenize), expected in names.items():
-        assert set(quality(*pair, recipe_of(target, tokenize))) == expected
-    assert quality(*pair, recipe_of("de", "none"))["tokenized_bleu"]["signature"].endswith("|text:tokens")
+        assert set(make_task(recipe_of(target, tokenize)).all_scores(*pair)) == expected
+    assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 
 def test_a_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):

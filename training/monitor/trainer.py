@@ -12,7 +12,8 @@ from transformers.trainer_utils import PredictionOutput
 
 from training.monitor.flops import pair_lengths, training_flops
 from training.monitor.monitor import TrainingMonitor
-from training.monitor.progress import LogLineCallback, ProgressBarCallback
+from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
+from training.tasks import Metric
 
 
 class MonitoredTrainer(Seq2SeqTrainer):
@@ -23,11 +24,14 @@ class MonitoredTrainer(Seq2SeqTrainer):
     `teraflops_per_second` of the model's matrix products (`training_flops`), and `mfu`, their share of what the data
     sheet promises, where that is known.
 
+    Args:
+        best_metric: the task's metric, which the progress shows.
+
     Attributes:
-        watch: what was seen.
+        monitor: counts and times the steps of this process.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, best_metric: Metric, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         precision = self.accelerator.mixed_precision
         if precision == "no":
@@ -35,7 +39,8 @@ class MonitoredTrainer(Seq2SeqTrainer):
         self.monitor = TrainingMonitor(self.args.device, precision)
         self.add_callback(self.monitor)
         if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(ProgressBarCallback() if sys.stderr.isatty() else LogLineCallback())
+            progress = ProgressBarCallback if sys.stderr.isatty() else LogLineCallback
+            self.add_callback(progress(MetricFormat(best_metric)))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The batches of a step and its target tokens on all processes."""

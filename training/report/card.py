@@ -7,11 +7,12 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.monitor.stopwatch import phase_shares
+from training.tasks import Metric, make_task
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
@@ -39,7 +40,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         parameters=f"{results['parameters']:,}",
         model=describe_model(recipe["model"]),
         training=describe_training(results),
-        weights=describe_weights(recipe["training"]),
+        weights=describe_weights(recipe),
         hardware=describe_hardware(results),
         time=describe_time(results),
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
@@ -48,7 +49,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         example=python_literal(example_sentence(results)),
         search=describe_search(recipe["decoding"]),
         longest=recipe["data"]["max_length"],
-        curve=curve_table(results["curve"]),
+        curve=curve_table(results["curve"], make_task(recipe).best_metric),
         fingerprints=fingerprint_table(results.get("data", {})),
         code=describe_code(results),
         command=training_command(recipe, repository),
@@ -57,15 +58,15 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
     """What stands at the head of the card, for the Hub to read."""
-    data = results["recipe"]["data"]
+    data, task = results["recipe"]["data"], make_task(results["recipe"])
     return ModelCardData(
         language=list(dict.fromkeys((data["source"], data["target"]))),
         license=license,
         library_name="transformers",
-        pipeline_tag="translation",
-        tags=["transformer", "attention-is-all-you-need", "vaswani_transformer", "translation"],
+        pipeline_tag=cast(Any, task.hub_name),
+        tags=["transformer", "attention-is-all-you-need", "vaswani_transformer", task.hub_name],
         datasets=[data["path"]] if data["kind"] == "hub" else None,
-        metrics=["bleu", "chrf"] if "test" in results else ["bleu"],
+        metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
         model_name=results["name"],
         eval_results=list(eval_results(results)),
     )
@@ -73,22 +74,22 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
 
 def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
     """Every score of `results` with the signature that says how it was counted."""
-    data = results["recipe"]["data"]
+    data, task = results["recipe"]["data"], make_task(results["recipe"])
     for split in ("validation", "test"):
         found = results.get(split, {})
-        for metric, name, signature in (("bleu", "BLEU", "signature"), ("chrf", "chrF", "chrf_signature")):
-            if metric in found:
+        for metric in task.metrics:
+            if metric.key in found:
                 yield EvalResult(
-                    task_type="translation",
-                    task_name=f"Translation {data['source']}-{data['target']}",
+                    task_type=task.hub_name,
+                    task_name=task.title,
                     dataset_type=data["path"] or data["kind"],
                     dataset_name=data_name(data),
                     dataset_config=data["subset"],
                     dataset_split=data[split] if data["kind"] == "hub" else split,
-                    metric_type=metric,
-                    metric_name=name,
-                    metric_value=round(found[metric], 2),
-                    metric_args={"signature": found[signature]},
+                    metric_type=metric.key,
+                    metric_name=metric.title,
+                    metric_value=round(found[metric.key], 2),
+                    metric_args={"signature": found[metric.signature_key]},
                 )
 
 
@@ -117,10 +118,10 @@ def describe_training(results: dict[str, Any]) -> str:
 
 
 def describe_weights(recipe: dict[str, Any]) -> str:
-    """Which of a run's weights these are."""
-    if recipe["average_last"] is not None:
-        return f"the mean of the last {recipe['average_last']} checkpoints"
-    return "the checkpoint with the best validation BLEU"
+    """Return which of a run's weights the model has."""
+    if (last := recipe["training"]["average_last"]) is not None:
+        return f"the mean of the last {last} checkpoints"
+    return f"the checkpoint with the best validation {make_task(recipe).best_metric.title}"
 
 
 def describe_hardware(results: dict[str, Any]) -> str:
@@ -143,17 +144,24 @@ def describe_time(results: dict[str, Any]) -> str:
 
 
 def score_lines(results: dict[str, Any]) -> Iterator[str]:
-    """Each BLEU and chrF with its signature, which holds strokes and so fits into no table."""
+    """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
     recipe = results["recipe"]
+    first, *others = make_task(recipe).metrics
     if (found := results.get("test")) is not None:
         how = describe_search(recipe["decoding"])
-        yield f"test set, {found['sentences']:,} sentences, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
-        yield f"the same translations: chrF {found['chrf']:.2f}, `{found['chrf_signature']}`"
+        yield f"test set, {found['sentences']:,} sentences, {how}: {scored(found, first)}"
+        for metric in others:
+            yield f"the same translations: {scored(found, metric)}"
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
     if (found := results.get("validation")) is not None:
         how = describe_search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
-        yield f"validation set, {how}: BLEU {found['bleu']:.2f}, `{found['signature']}`"
+        yield f"validation set, {how}: {scored(found, first)}"
+
+
+def scored(scores: dict[str, Any], metric: Metric) -> str:
+    """Return one score with its name and signature."""
+    return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
 
 
 def describe_search(decoding: dict[str, Any]) -> str:
@@ -180,27 +188,28 @@ def format_figure(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
-def curve_table(curve: list[dict[str, Any]]) -> str:
+def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
     """A row for each of some evaluations, the first, the last and the best among them."""
     losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
     evaluated = [entry for entry in curve if "eval_loss" in entry]
-    rows = ["| step | loss | validation loss | perplexity | BLEU |", "| ---: | ---: | ---: | ---: | ---: |"]
-    for entry in sample_entries(evaluated):
+    score = f"eval_{metric.key}"
+    rows = [f"| step | loss | validation loss | perplexity | {metric.title} |", "| ---: | ---: | ---: | ---: | ---: |"]
+    for entry in sample_entries(evaluated, score):
         before = [step for step in losses if step <= entry["step"]]
         loss = losses[max(before)] if before else None
         rows.append(
             f"| {entry['step']:,} | {format_figure(loss, '.3f')} | {format_figure(entry['eval_loss'], '.3f')} "
-            f"| {format_figure(entry['eval_perplexity'], ',.2f')} | {format_figure(entry['eval_bleu'], '.2f')} |"
+            f"| {format_figure(entry['eval_perplexity'], ',.2f')} | {format_figure(entry[score], '.2f')} |"
         )
     return "\n".join(rows)
 
 
-def sample_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sample_entries(entries: list[dict[str, Any]], score: str) -> list[dict[str, Any]]:
     """At most `CURVE_ROWS` of the entries, evenly spread, and the best of them."""
     if len(entries) <= CURVE_ROWS:
         return entries
     kept = {round(row * (len(entries) - 1) / (CURVE_ROWS - 1)) for row in range(CURVE_ROWS)}
-    best = max(range(len(entries)), key=lambda index: entries[index]["eval_bleu"])
+    best = max(range(len(entries)), key=lambda index: entries[index][score])
     return [entries[index] for index in sorted(kept | {best})]
 
 

@@ -385,7 +385,7 @@ def test_the_minutes_of_earlier_legs_count():
 def test_the_same_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
-    LossTieBreaker().on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    LossTieBreaker("bleu").on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
     assert (bleu > state.best_metric) == is_better
     assert state.best_metric == pytest.approx(0.0)
 
