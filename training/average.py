@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints, as the paper decodes with (6.1).
+"""The mean of the last checkpoints, with which the paper decodes (6.1).
 
 `python -m training.average RUN --last=5 --output_dir=FOLDER` averages the last five checkpoints of a run's folder into
 a folder that `from_pretrained` loads.
@@ -21,7 +21,7 @@ from vaswani_transformer.files import write_errors
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """The mean of each weight over checkpoints of one model, summed in float64, in the weight's own dtype.
+    """Return the mean of each weight over checkpoints of one model, summed in float64, in the weight's dtype.
 
     Raises:
         UserError: a checkpoint cannot be read, has other weights than the first, or one that is not finite.
@@ -33,19 +33,21 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
             with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); leave the checkpoint out.") from error
+            raise UserError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); average other checkpoints.") from error
         if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
-            raise UserError(f"{checkpoint}: holds other weights than {checkpoints[0]}; average one model's alone.")
+            raise UserError(
+                f"{checkpoint}: holds other weights than {checkpoints[0]}; average checkpoints of one model."
+            )
         for name, weight in weights.items():
             if not weight.isfinite().all():
-                raise UserError(f"{checkpoint}: {name} holds a number that is not finite; leave the checkpoint out.")
+                raise UserError(f"{checkpoint}: {name} has a value that is not finite; average other checkpoints.")
             dtypes[name] = weight.dtype
             sums[name] = weight.double() if name not in sums else sums[name] + weight
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
 
 
 def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """The last so many checkpoints of a run.
+    """Return the last `last` checkpoints of a run.
 
     Raises:
         UserError: the run has fewer.
@@ -53,7 +55,7 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     found = complete_checkpoints(run)
     if last < 1 or len(found) < last:
         raise UserError(
-            f"{run}: has {len(found)} whole checkpoints, not {last} to average; ask for fewer, or keep more of them "
+            f"{run}: has {len(found)} complete checkpoints, expected {last}; ask for fewer, or keep more of them "
             "with training.keep_checkpoints."
         )
     return found[-last:]
@@ -70,7 +72,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     """
     checkpoints = last_checkpoints(run, last)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output}: holds something already; give another --output_dir.")
+        raise UserError(f"{output}: is not empty; give another --output_dir.")
     weights = mean_weights(checkpoints)
     with write_errors(output, "give another --output_dir", SafetensorError):
         output.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be averaged ends it with one line and exit status 2."""
+    """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")

@@ -1,4 +1,4 @@
-"""What a run does between its steps: stop, save, log, and choose the best checkpoint."""
+"""Callbacks between the steps of a run: stop, save, log, and choose the best checkpoint."""
 
 import math
 import time
@@ -15,16 +15,16 @@ from vaswani_transformer.batching import TokenBudgetBatches
 
 
 def broadcast_from_main(seconds: float) -> float:
-    """The main process's reading of its clock, the same on every rank, which must act together."""
+    """Return the main process's number of seconds, so that all ranks decide alike; they must call it together."""
     return broadcast_object_list([seconds])[0]
 
 
 class TimeLimitCallback(TrainerCallback):
-    """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
+    """End a run at the first step after `minutes` of training, counted over all its interruptions."""
 
-    def __init__(self, minutes: float, watch: TrainingMonitor) -> None:
+    def __init__(self, minutes: float, monitor: TrainingMonitor) -> None:
         self.seconds = 60 * minutes
-        self.monitor = watch
+        self.monitor = monitor
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if broadcast_from_main(self.monitor.trained) > self.seconds:
@@ -32,7 +32,7 @@ class TimeLimitCallback(TrainerCallback):
 
 
 class PeriodicCheckpointCallback(TrainerCallback):
-    """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
+    """Write a checkpoint every `steps` steps or `minutes` minutes, in addition to those after evaluations."""
 
     def __init__(self, steps: int | None, minutes: float | None) -> None:
         self.steps = steps
@@ -49,7 +49,7 @@ class PeriodicCheckpointCallback(TrainerCallback):
 
 
 class LogEveryCallback(TrainerCallback):
-    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
+    """Log an entry every `steps` steps; the Trainer would use the steps of the checkpoint that it resumes."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -83,7 +83,7 @@ class LossTieBreaker(TrainerCallback):
 
 
 class StreamEpochCallback(TrainerCallback):
-    """Has the log count the passes over a stream, whose length the Trainer does not know."""
+    """Log the epoch of a stream, whose length the Trainer does not know."""
 
     def __init__(self, batches: TokenBudgetBatches) -> None:
         self.batches = batches
@@ -93,7 +93,7 @@ class StreamEpochCallback(TrainerCallback):
 
 
 class CompleteCheckpointCallback(TrainerCallback):
-    """Marks a checkpoint when all ranks have written theirs, and only then deletes older ones."""
+    """Mark a checkpoint as complete after all ranks have written their files, and then delete older ones."""
 
     def __init__(self, run: Path, keep: int) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""A run's checkpoints: which of them are whole, which are kept, and where a run goes on."""
+"""A run's checkpoints: which are complete, which are kept, and where a run resumes."""
 
 import json
 import logging
@@ -18,40 +18,36 @@ from training.recipe import TrainingRecipe
 from vaswani_transformer.errors import OutputError, UserError, one_line
 from vaswani_transformer.files import free_megabytes, lock, write_atomically
 
-try:
-    import fcntl
-except ImportError:  # as on Windows
-    fcntl = None
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
-SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # as Accelerate names what it loads into shards
+SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
 TORCH_WRITE_ERROR = re.compile("inline_container|PytorchStreamWriter|basic_ios")
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimiser step at which a checkpoint was written."""
+    """Return the optimizer step at which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
-    """Where the Trainer writes the checkpoint of a step."""
+    """Return the folder in which the Trainer writes the checkpoint of a step."""
     return run / CHECKPOINTS / f"checkpoint-{step}"
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints, whole or not, the oldest first."""
+    """Return a run's checkpoints, complete or not, the oldest first."""
     return sorted((path for path in (run / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()), key=step_of)
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether every file that its manifest lists is there with all its bytes.
+    """Return whether every file in the manifest exists and has its size.
 
-    No file of the Trainer's own tells: it writes `trainer_state.json` last on the first rank, perhaps before another
-    rank has written its random numbers, and a file that is there may be cut short.
+    The Trainer's own files do not show this. The first rank writes `trainer_state.json` last, but another rank may
+    still have to write its random state, and an existing file may be truncated.
     """
     try:
         sizes: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -61,12 +57,12 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints that were written to their end and have stayed so, the oldest first."""
+    """Return a run's complete checkpoints, the oldest first."""
     return [checkpoint for checkpoint in all_checkpoints(run) if is_complete(checkpoint)]
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
+    """Return the newest complete checkpoint of a run."""
     return next(reversed(complete_checkpoints(run)), None)
 
 
@@ -77,13 +73,13 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, of which nothing whole is left if that is cut short."""
+    """Delete a checkpoint, manifest first, so that an interrupted deletion leaves no complete checkpoint."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete the oldest whole checkpoints beyond `keep`, but never the best or the newest."""
+    """Delete the oldest complete checkpoints beyond `keep`, but never the best or the newest."""
     found = complete_checkpoints(run)
     spare = [checkpoint for checkpoint in found[:-1] if step_of(checkpoint) != best_step]
     for checkpoint in spare[: max(0, len(found) - keep)]:
@@ -91,22 +87,22 @@ def rotate(run: Path, keep: int, best_step: int | None) -> None:
 
 
 def resume_point(run: Path) -> Path | None:
-    """The newest whole checkpoint; what lies behind it was cut short and is deleted. All ranks call it together."""
+    """Return the newest complete checkpoint and delete incomplete later ones; all ranks must call it together."""
     point = [None]
     if PartialState().is_main_process:
         point = [last_checkpoint(run)]
         for checkpoint in all_checkpoints(run):
             if point[0] is None or step_of(checkpoint) > step_of(point[0]):
-                logger.warning("%s was not written to its end; the run goes on from before it.", checkpoint)
+                logger.warning("%s is incomplete; the run resumes from an earlier checkpoint.", checkpoint)
                 remove(checkpoint)
     return broadcast_object_list(point)[0]
 
 
 def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
-    """Refuse to go on from a checkpoint whose optimiser state the engine at hand cannot load.
+    """Check that this launch can load a checkpoint's optimizer state.
 
     Raises:
-        UserError: it was written by FSDP2 and the launch has none, or the other way round.
+        UserError: FSDP2 wrote it and this launch does not use FSDP2, or the other way round.
     """
     was_sharded = (checkpoint / SHARDED_WEIGHTS).exists()
     if was_sharded != is_sharded:
@@ -136,13 +132,13 @@ def run_lock(folder: Path) -> Generator[None]:
 
 
 def is_beyond(checkpoint: Path, training: TrainingRecipe) -> bool:
-    """Whether a checkpoint was written after the steps or the minutes that a recipe allows."""
+    """Return whether a checkpoint was written after the steps or the minutes that a recipe allows."""
     is_late = training.minutes is not None and trained_seconds(checkpoint) > 60 * training.minutes
     return is_late or step_of(checkpoint) > training.steps
 
 
 def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
-    """Whether training was over when a checkpoint was written, and is by the limits that a recipe sets now."""
+    """Return whether training had ended at a checkpoint, and has still ended by the recipe's present limits."""
     if step_of(checkpoint) >= training.steps:
         return True
     callbacks = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks

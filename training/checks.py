@@ -20,14 +20,14 @@ COLUMNS = ("input_ids", "labels")
 
 
 def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
-    """Refuse, before any training, pairs that the model or a batch cannot hold.
+    """Check that every pair fits into the model and into a batch.
 
     Raises:
-        UserError: a training pair alone exceeds a step's tokens, or a text that is trained on, validated with or
-            translated is longer than the table of learned positions.
+        UserError: one training pair exceeds a step's tokens, or a source, target or hypothesis can exceed the table
+            of learned positions.
     """
     longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
-    if recipe.data.streaming:  # a pair of any length that is not dropped may come
+    if recipe.data.streaming:  # a later pair may have any length that is not dropped
         longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
     for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
         if longest["train", column] > getattr(recipe.training, name):
@@ -36,16 +36,16 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
                 f"{longest['train', column]} tokens on that side, more than the "
                 f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
             )
-    parts = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
-    if len(encoded["train"]) < parts:
+    micro_batches = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
+    if len(encoded["train"]) < micro_batches:
         raise UserError(
-            f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split over {parts} passes of a "
-            "step; raise it, or use fewer processes."
+            f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split into {micro_batches} "
+            "micro-batches of a step; raise it, or use fewer processes."
         )
-    if recipe.data.streaming and recipe.data.buffer < 10 * parts:
+    if recipe.data.streaming and recipe.data.buffer < 10 * micro_batches:
         raise UserError(
-            f"data.buffer: {recipe.data.buffer} pairs are too few for {parts} passes of a step; "
-            f"give at least {10 * parts}."
+            f"data.buffer: {recipe.data.buffer} pairs are too few for {micro_batches} micro-batches of a "
+            f"step; give at least {10 * micro_batches}."
         )
     if config.position_embedding != "learned":
         return
@@ -62,38 +62,37 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
 
 
 def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
-    """Refuse to resume with passes so small that the steps would have other pairs than those of the run so far.
+    """Check that the resumed run's steps have the same pairs as before; very small micro-batches can change them.
 
     Args:
-        before: the recipe, as a tree, that the run was begun with.
+        before: the recipe, as a dictionary, that the run started with.
         recipe: the recipe to resume with.
         pairs: the training pairs.
 
     Raises:
-        RunError: a step has fewer pairs than passes under one of the two.
+        RunError: under one of the two recipes a step has fewer pairs than micro-batches.
     """
     training, processes = recipe.training, PartialState().num_processes
     other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
-    parts = [
+    micro_batches = [
         processes * accumulation(dataclasses.replace(recipe, training=either), processes)
         for either in (other, training)
     ]
-    if parts[0] == parts[1] or recipe.data.streaming:
+    if micro_batches[0] == micro_batches[1] or recipe.data.streaming:
         return
     sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
     before_steps, steps = (
-        make_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in parts
+        make_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in micro_batches
     )
     if before_steps != steps:
         raise RunError(
-            f"training.device_tokens: {training.device_tokens} cut the pairs into other steps than "
-            f"{other.device_tokens}, with which the run was begun, for every pass of a step needs a pair; give "
-            "more."
+            f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
+            f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
         )
 
 
 def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
-    """The recipe's model with the vocabulary and the special tokens of its tokenizer."""
+    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens."""
     return recipe.model_config(
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
@@ -103,15 +102,15 @@ def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniT
 
 
 def check_attention(recipe: Recipe) -> None:
-    """Check, before the data is read, that what is to compute equation (1) trains on this machine.
+    """Check, before the data is read, that the recipe's attention implementation can train on this machine.
 
     Raises:
-        UserError: it does not.
+        UserError: it cannot.
     """
     name = attention(recipe)
     if uses_cpu() and name not in ("eager", "sdpa"):
         raise UserError(
-            f"training.attention: {name} does not train on a CPU, eager and sdpa do; leave it out, or launch on an "
+            f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
     with torch.device("meta"):
@@ -120,10 +119,10 @@ def check_attention(recipe: Recipe) -> None:
 
 
 def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) -> None:
-    """Have a model compute equation (1) by what Transformers knows by a name.
+    """Set a model's attention implementation by its name in Transformers.
 
     Raises:
-        UserError: it is not installed, or not for this model.
+        UserError: it is not installed, or does not support this model.
     """
     try:
         model.set_attn_implementation(name)
@@ -132,13 +131,13 @@ def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) 
 
 
 def attention(recipe: Recipe) -> str:
-    """What computes equation (1) on this machine."""
+    """Return the name of the attention implementation on this machine."""
     if recipe.training.attention != "auto":
         return recipe.training.attention
     return "eager" if uses_cpu() else "sdpa"
 
 
 def accumulation(recipe: Recipe, num_processes: int) -> int:
-    """The forward passes that a rank's share of a step takes, so that each keeps to `device_tokens`."""
+    """Return the micro-batches of a rank in a step, so that each has at most `device_tokens` tokens."""
     tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
     return math.ceil(tokens / (num_processes * recipe.training.device_tokens))

@@ -1,4 +1,4 @@
-"""The search that a recipe asks for."""
+"""The generation settings of a recipe."""
 
 from transformers import GenerationConfig
 
@@ -9,9 +9,9 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 def decoding_config(
     model: VaswaniTransformerForConditionalGeneration, recipe: Recipe, num_beams: int | None = None
 ) -> GenerationConfig:
-    """A fresh GenerationConfig with the recipe's search: one that is edited in place loses the paper's settings."""
+    """Return a new GenerationConfig with the recipe's search; editing one in place loses the paper's settings."""
     search = vars(recipe.decoding) | ({} if num_beams is None else {"num_beams": num_beams})
-    if search["num_beams"] == 1:  # no search weighs lengths then, and the model's own setting is not to step in
+    if search["num_beams"] == 1:  # greedy decoding weighs no lengths; this overrides the model's own setting
         search["length_penalty"] = 1.0
     return GenerationConfig(
         bos_token_id=model.config.bos_token_id,

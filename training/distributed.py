@@ -1,6 +1,6 @@
-"""What training runs on: one process, several that share each step (DDP), or several that share the model too (FSDP2).
+"""Processes and devices: one process, several that share each step (DDP), or several that shard the model (FSDP2).
 
-`accelerate launch` settles which, by its arguments or by a file of `training/accelerate`; the recipe settles the rest.
+The arguments of `accelerate launch`, or a file of `training/accelerate`, choose; the recipe sets everything else.
 """
 
 import logging
@@ -31,23 +31,23 @@ class RunError(UserError):
 
 
 def is_set(name: str) -> bool:
-    """Whether a variable of the environment says yes."""
+    """Return whether an environment variable is true."""
     return os.environ.get(name, "").lower() in TRUE
 
 
 def uses_cpu() -> bool:
-    """Whether training runs on the CPU.
+    """Return whether training runs on the CPU.
 
-    Where the launch asks for it, where there is no accelerator, or where several processes would share Apple's, which
-    they cannot.
+    It does if the launch asks for it, if there is no accelerator, or if several processes would share Apple's, which
+    is not possible.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_alone)
+    is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_only_process)
 
 
 def limit_cached_kernels() -> None:
-    """Have a CPU keep the kernels of a few batches, unless the environment sets other limits.
+    """Limit a CPU's kernel caches to a few batches, unless the environment sets other limits.
 
     oneDNN compiles a kernel for every shape of a bfloat16 matrix product, some 25 for each shape of a batch (all layers
     share them), and keeps the last 1,024 of its own; PyTorch keeps as many descriptions of them. Batches by token
@@ -59,43 +59,43 @@ def limit_cached_kernels() -> None:
 
 
 def init_distributed() -> None:
-    """Meet the other processes of the launch on their devices, before anything asks how many they are.
+    """Initialize the process group; nothing may ask for the number of processes earlier.
 
     A process on a CPU gets its limits of cached kernels here.
 
     Raises:
-        UserError: the launch asks for an engine that training does not run on.
+        UserError: training does not support the launch's kind of distribution.
     """
     for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
         if os.environ.pop(name).lower() not in ("no", "false", "default"):
-            logger.warning("%s of the launch is left aside: the recipe settles it.", name)
+            logger.warning("%s of the launch is ignored; the recipe sets it.", name)
     if uses_cpu():
-        # Without an index: Transformers before 5.20 cannot load the optimiser's state onto "cpu:0" when it resumes.
+        # Without an index: Transformers before 5.20 cannot load the optimizer's state onto "cpu:0" when it resumes.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         limit_cached_kernels()
-    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # a checkpoint is what `from_pretrained` loads
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
     state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
     if not is_set("ACCELERATE_USE_FSDP"):
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise UserError(
-            f"fsdp: version {os.environ.get('FSDP_VERSION', '1')} is asked for, and training runs on version 2 "
-            "alone; set fsdp_version to 2, as training/accelerate/eight-gpus-fsdp2.yaml does."
+            f"fsdp: the launch asks for version {os.environ.get('FSDP_VERSION', '1')}, expected version 2; "
+            "set fsdp_version to 2, as training/accelerate/eight-gpus-fsdp2.yaml does."
         )
     if state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
         raise UserError(
-            "fsdp: Accelerate shards models on accelerators alone, and on a CPU trains each process's whole; launch "
+            "fsdp: Accelerate shards models only on accelerators, not on a CPU; launch "
             "with training/accelerate/two-cpu-processes.yaml."
         )
 
 
 def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Share a model's weights over all processes, in place: each layer a group, the embeddings and the rest another.
+    """Shard a model's weights over all processes, in place: one group a layer, one for all other weights.
 
-    Accelerate's own grouping parts `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
+    Accelerate's own grouping separates `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
     Weights stay in float32, as under DDP; autocast gives the precision.
     """
-    plugin.auto_wrap_policy = None  # nothing is left for Accelerate to group
+    plugin.auto_wrap_policy = None  # Accelerate has nothing left to group
     offload = cast(Any, plugin.cpu_offload)
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         fully_shard(layer, reshard_after_forward=cast(bool, plugin.reshard_after_forward), offload_policy=offload)
@@ -105,10 +105,10 @@ def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullySharde
 def drop_tied_duplicates(
     weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration
 ) -> dict[str, Tensor]:
-    """Whole weights with a tied matrix once; those gathered from shards hold it under each of its names."""
+    """Return full weights with a tied matrix once; weights gathered from shards have it under each of its names."""
     return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
 
 
 def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor]) -> None:
-    """Load whole weights, a tied matrix once among them, into a model that may be sharded."""
+    """Load full weights, which have a tied matrix once, into a model that may be sharded."""
     set_model_state_dict(model, cast(Any, weights), options=StateDictOptions(full_state_dict=True, strict=False))

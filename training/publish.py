@@ -1,7 +1,7 @@
 """Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
 
-One commit holds the run's weights, its tokenizer, its generation settings, the code of the model, which loads without
-this package, `results.json`, `recipe.yaml` and the card. `--dry_run=FOLDER` writes the same files into a folder.
+One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the code
+of the model, so that it loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
 import difflib
@@ -36,7 +36,7 @@ REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.
 
 
 def read_results(run: Path) -> dict[str, Any]:
-    """What a finished run's `results.json` holds.
+    """Return a finished run's `results.json`.
 
     Raises:
         UserError: the folder holds no finished run.
@@ -56,7 +56,7 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a run's folder.
+    """Return the model and the tokenizer of a run's folder.
 
     Raises:
         UserError: they cannot be loaded.
@@ -78,19 +78,19 @@ def write_repository(
     repository: str,
     license: str = "apache-2.0",
 ) -> None:
-    """Write everything that a repository is to hold into `folder`; no pickle, and no name of a machine or user.
+    """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    Of the test set `results.json` keeps the scores, and the card one sentence: the texts may be somebody's own.
+    Of the test set `results.json` keeps the scores and the card one sentence, since the texts may be private.
     """
     model.with_remote_code().save_pretrained(folder)
-    if isinstance(tokenizer, VaswaniTransformerTokenizer):  # others need no code, and Transformers has theirs
+    if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:
         results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
-    told = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / RESULTS).write_text(told, encoding="utf-8")
+    text = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / RESULTS).write_text(text, encoding="utf-8")
     recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
@@ -104,13 +104,13 @@ def upload(
     revision: str | None = None,
     message: str = "Publish a run",
 ) -> CommitInfo:
-    """Bring a folder to the Hub in one commit, which also takes away the weights and the code of an earlier one.
+    """Upload a folder in one commit, which also deletes weights and code of an earlier one.
 
-    `upload_folder` would do it in several commits where it can, so that half of a model could be seen.
+    `upload_folder` may make several commits, so that half of a model is visible.
 
     Raises:
-        UserError: the repository is to be private and is not, or the Hub refused or was not to be reached; it
-            shows nothing of the folder then, unless all of it arrived and the answer alone was lost.
+        UserError: the repository should be private and is public, or the Hub rejects the upload or cannot be
+            reached; it then shows nothing of the folder, unless only its answer was lost.
     """
     try:
         repository = api.create_repo(repository, private=private, exist_ok=True).repo_id
@@ -138,7 +138,7 @@ def upload(
 
 
 def error_chain(error: BaseException) -> str:
-    """What an error and its causes say."""
+    """Return the messages of an error and its causes on one line."""
     reasons = []
     cause: BaseException | None = error
     while cause is not None:
@@ -151,7 +151,7 @@ def error_chain(error: BaseException) -> str:
 
 
 def check_license(license: str) -> None:
-    """Check that a license is one that the Hub knows, since it refuses a card with another.
+    """Check that the Hub knows a license; it rejects a card with another.
 
     Raises:
         UserError: it is not.
@@ -166,7 +166,11 @@ def check_license(license: str) -> None:
 
 
 def check_name(repository: str) -> None:
-    """Refuse a name that the Hub cannot have."""
+    """Check that a repository's name is valid and has an owner.
+
+    Raises:
+        UserError: it is not.
+    """
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -212,7 +216,7 @@ def publish(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be published ends it with one line and exit status 2."""
+    """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )

@@ -23,16 +23,16 @@ class DataRecipe:
 
     kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
         a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
-    path: the folder of the files, or the name of the data set on the Hub.
+    path: the folder of the files, or the data set's name on the Hub.
     subset: the configuration of a data set on the Hub.
     source, target: the language codes.
     train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub.
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
-    too_long: whether a longer training pair is dropped, with a count, or refused.
-    empty: whether a pair with an empty side is refused or dropped, with a count.
-    streaming: whether the training pairs are read and tokenised while training goes on, anew in every epoch, as those
-        must be that do not fit in memory; a bad line is met when it is reached.
-    buffer: the streamed pairs that are held, and sorted by length, at a time: the more, the less padding.
+    too_long: "drop" a longer training pair, with a count, or end the run with an "error".
+    empty: end the run with an "error" on a pair with an empty side, or "drop" it, with a count.
+    streaming: whether the training pairs are read and tokenized during training, again in every epoch, for pairs
+        that do not fit in memory; a bad line ends the run when it is reached.
+    buffer: the streamed pairs that are in memory, and sorted by length, at a time: more pairs, less padding.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"
@@ -69,35 +69,35 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The course of a run.
+    """The steps of a run.
 
-    steps: optimiser steps.
-    minutes: wall-clock minutes of training after which a run ends early, those before an interruption counted up to
-        the checkpoint that it goes on from; None for no such limit.
-    source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
-    device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
-        several passes where its share is larger.
+    steps: optimizer steps.
+    minutes: wall-clock minutes of training after which a run ends early, including those before an interruption up
+        to the checkpoint that it resumes; None for no limit.
+    source_tokens, target_tokens: the tokens of an optimizer step, on all devices together (5.1).
+    device_tokens: the most source or target tokens, with padding, of one micro-batch on one device; a step takes
+        several micro-batches if a device's share is larger.
     warmup_steps: steps in which the learning rate rises, in equation (3).
-    learning_rate_scale: a factor of equation (3), which the paper does not have.
+    learning_rate_scale: a factor on equation (3); the paper has none.
     precision: "fp32", or "bf16" for autocast.
-    gradient_checkpointing: whether the backward pass computes activations again, which takes less memory and more time.
+    gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
-    attention: Transformers' name of what computes equation (1); "auto" is "eager" on a CPU, where for sentences plain
-        products are as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
+    attention: Transformers' name of the attention implementation; "auto" is "eager" on a CPU, which for sentences is
+        as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
     max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
-    on_divergence: what follows a loss or gradient that is not finite: "stop" ends the run there, "skip" leaves that
-        step's update out. Neither touches the weights.
+    on_divergence: the reaction to a loss or gradient that is not finite: "stop" ends the run, "skip" skips that
+        step's update. Neither changes the weights.
     skip_limit: the steps in a row that may be skipped; one more ends the run.
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
     evaluation_beams: beams of those evaluations' translations.
     evaluation_batch_size: pairs that an evaluation translates at once on each device.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
-        such limit.
+        limit.
     checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
         intervals", 6.1); None for none.
-    keep_checkpoints: checkpoints kept, the best among them.
-    average_last: whether the run ends with the mean of its last so many checkpoints (6.1), or, None, with the best.
+    keep_checkpoints: checkpoints kept, including the best.
+    average_last: the number of last checkpoints whose mean is the final model (6.1); None for the best checkpoint.
     """
 
     steps: int = 100_000
@@ -157,11 +157,11 @@ class ScoreRecipe:
 class Recipe:
     """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from.
 
-    name: what the run is called, in its model card too.
-    output_dir: the run's folder, which is made; the same command resumes a run that was interrupted there.
+    name: the run's name, also in its model card.
+    output_dir: the run's folder; the same command resumes an interrupted run in it.
     seed: of the weights, the dropout and the order of the pairs.
-    expected: what such a run scores, for whoever reads the recipe.
-    published: what others have published of the same test set, which the model card shows beside the run's scores.
+    expected: the score of such a run, for readers.
+    published: a published score on the same test set, which the model card shows with the run's scores.
     """
 
     name: str = "run"
@@ -177,13 +177,13 @@ class Recipe:
     score: ScoreRecipe = field(default_factory=ScoreRecipe)
 
     def model_config(self, **token_ids: int | None) -> VaswaniTransformerConfig:
-        """The model's configuration, with the vocabulary size and token ids that its tokenizer turned out to have."""
+        """Return the model's configuration with the vocabulary size and token ids of its tokenizer."""
         fields: dict[str, Any] = {"paper": "base"} | self.model | token_ids
         return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values; the folder's own name is no part of it, so that a folder can be moved."""
+    """Return the recipe as a nested dictionary, without `output_dir`, so that a folder can be moved."""
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
     return tree
@@ -211,7 +211,7 @@ POSITIVE = {
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML's safe loader, for which a key that stands twice in a mapping is an error, as YAML itself says."""
+    """YAML's safe loader, which also rejects a repeated key, as YAML specifies."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -220,29 +220,29 @@ class RecipeLoader(yaml.SafeLoader):
                 continue
             key, line = self.construct_object(cast(Any, key_node), deep=True), key_node.start_mark.line + 1
             if not isinstance(key, Hashable):
-                continue  # which the safe loader refuses in its own words
+                continue  # the safe loader raises its own error
             if key in lines:
-                raise UserError(f"line {line}: {key!r} stands in line {lines[key]} already; keep one of the two.")
+                raise UserError(f"line {line}: {key!r} is already in line {lines[key]}; keep one of the two.")
             lines[key] = line
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(text: str) -> Any:
-    """What a text says in YAML, each key once.
+    """Return the value of a YAML text.
 
     Raises:
-        UserError: a key stands twice in a mapping; the message begins with its line.
+        UserError: a key occurs twice in a mapping; the message begins with its line.
         yaml.YAMLError: the text is not YAML.
     """
     return yaml.load(text, RecipeLoader)
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
-    """The recipe of a YAML file with `--any.field=value` arguments laid over it.
+    """Return the recipe of a YAML file, overridden by `--any.field=value` arguments.
 
     Raises:
-        UserError: there is no such file, it is not YAML, or a key or a value of it or of the arguments is not one
-            that a recipe has.
+        UserError: there is no such file, it is not YAML, or a key or a value of the file or the arguments is not
+            valid.
     """
     path = Path(path)
     if not path.is_file():
@@ -268,7 +268,7 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
 
 
 def apply_override(tree: dict[str, Any], argument: str) -> None:
-    """Put the value of one `--any.field=value` into `tree`."""
+    """Set the value of one `--any.field=value` in `tree`."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not equals:
         raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
@@ -286,7 +286,7 @@ def apply_override(tree: dict[str, Any], argument: str) -> None:
 
 
 def build(cls: type, tree: Any, prefix: str) -> Any:
-    """An instance of the dataclass `cls` from a mapping, every key known and every value of its type."""
+    """Return an instance of the dataclass `cls` from a mapping, with every key and type checked."""
     if not isinstance(tree, dict):
         raise UserError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
     hints = typing.get_type_hints(cls)
@@ -299,7 +299,7 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
 
 
 def coerce(hint: Any, value: Any, name: str) -> Any:
-    """`value`, if it is what `hint` asks for."""
+    """Return `value` as the type `hint`, or raise a UserError."""
     if dataclasses.is_dataclass(hint):
         return build(cast(type, hint), value, f"{name}.")
     if typing.get_origin(hint) is Literal:
@@ -320,7 +320,7 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Check that a value, and each of a group's, is no number that is not finite or too large to count with."""
+    """Check that a number, or each number of a group, is finite and fits into 64 bits."""
     if isinstance(value, dict):
         for key, member in value.items():
             check_numbers(member, f"{name}.{key}")
@@ -331,7 +331,7 @@ def check_numbers(value: Any, name: str) -> None:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse values that no run can have."""
+    """Check the values of a recipe."""
     groups = {"": recipe, "data.": recipe.data, "tokenizer.": recipe.tokenizer, "training.": recipe.training}
     for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
         for name, value in vars(group).items():
@@ -345,7 +345,7 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     if recipe.data.source == recipe.data.target:
         raise UserError(
-            f"data.target: {recipe.data.target!r} is the source language too, so that a model would learn to copy; "
+            f"data.target: {recipe.data.target!r} is also the source language, so a model would learn to copy; "
             "set data.source or data.target."
         )
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
@@ -361,23 +361,23 @@ def check(recipe: Recipe) -> None:
     check_score(recipe.score)
     for name in recipe.model:
         if name in TOKENIZER_SETS:
-            raise UserError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
+            raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in MODEL_FIELDS:
             raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
         raise UserError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
-    except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
+    except Exception as error:  # the strict configuration has its own classes, each with a sentence
         raise UserError(f"model: {one_line(error)}") from error
 
 
 def check_score(score: ScoreRecipe) -> None:
-    """Check that what cuts the words of the score is installed."""
+    """Check that the score's tokenizer is installed."""
     language, _, dictionary = score.tokenize.partition("-")
     if not dictionary:
         return
-    from sacrebleu.metrics.bleu import BLEU  # here only: half a second
+    from sacrebleu.metrics.bleu import BLEU  # here, because it takes half a second
 
     try:
         BLEU(tokenize=score.tokenize)

@@ -1,4 +1,4 @@
-"""The folder of a run: checked before it is used, written once, extended by larger limits."""
+"""The folder of a run: check it, initialize it, and extend its run by larger limits."""
 
 import json
 import shutil
@@ -31,10 +31,10 @@ from vaswani_transformer.errors import UserError, one_line
 from vaswani_transformer.files import PARTIAL, write_atomically
 
 TRAINED_STATE = STATE
-DATA_FILE = "data.json"  # the fingerprints of what a run was begun with
-LIMIT_FIELDS = ("training.steps", "training.minutes")  # of a run, which may be raised before it continues
-DESCRIPTIVE_FIELDS = ("expected", "published")  # on a run, which change nothing of it
-# How a machine computes a run and what it prints: a step is the same on any of them.
+DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
+LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
+DESCRIPTIVE_FIELDS = ("expected", "published")  # for readers
+# Execution and output only: they do not change what a step computes.
 EXECUTION_FIELDS = (
     "training.device_tokens",
     "training.gradient_checkpointing",
@@ -46,18 +46,18 @@ EXECUTION_FIELDS = (
 
 
 def prepare_folder(recipe: Recipe) -> Path:
-    """The run's folder: new, or with a run of the same recipe, unfinished or to go on by larger limits.
+    """Return the run's folder: new, or with a run of the same recipe to resume or to extend by larger limits.
 
     Raises:
-        UserError: there is no name for it, it cannot be written, or it holds something else.
+        UserError: it has no name, cannot be written, or holds something else.
     """
     if recipe.output_dir is None:
-        raise UserError("output_dir: the run needs a folder of its own; give --output_dir=...")
+        raise UserError("output_dir: the run needs a folder; give --output_dir=...")
     folder = Path(recipe.output_dir)
     check_writable(folder)
     if not (folder / RECIPE).exists():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
-            raise UserError(f"{folder}: holds something that is no run; give another --output_dir.")
+            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
         return folder
     names = changed_fields(folder, recipe)
     checkpoint = last_checkpoint(folder)
@@ -65,7 +65,7 @@ def prepare_folder(recipe: Recipe) -> Path:
     if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
         raise UserError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
-            "training.minutes, whichever ended it, and nothing else, to go on with it."
+            "training.minutes, whichever ended it, and nothing else, to extend it."
         )
     for name in names:
         if name not in LIMIT_FIELDS + EXECUTION_FIELDS:
@@ -84,7 +84,7 @@ def prepare_folder(recipe: Recipe) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that the run's folder is there and can be written to, or can be made.
+    """Check that the run's folder can be written or made.
 
     Raises:
         UserError: it cannot.
@@ -102,25 +102,25 @@ def check_writable(folder: Path) -> None:
 
 
 def stored_recipe(folder: Path) -> dict[str, Any]:
-    """The recipe of the run in a folder, as a tree."""
+    """Return the recipe of the run in a folder, as a dictionary."""
     return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
 
 
 def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
-    """The names of the fields in which a recipe asks for something else than the run in a folder."""
+    """Return the names of the fields in which a recipe differs from the run in a folder."""
     return [name for name in diff_trees(stored_recipe(folder), to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
 
 
 def extend_run(recipe: Recipe, folder: Path) -> None:
-    """Give a run other limits, and one that had finished by its own another end.
+    """Give a run the recipe's limits.
 
-    What it had become by then is kept in a folder of its own, named for its steps, with all that loads it.
+    If the run had finished, its model, tokenizer and results are first copied to `finished-STEPS`.
     """
     if (results := folder / RESULTS).exists():
         kept = folder / f"finished-{json.loads(results.read_text(encoding='utf-8'))['steps']}"
         if not kept.exists():
             partial = kept.with_name(f"{kept.name}{PARTIAL}")
-            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
             with run_write_errors(kept):
                 partial.mkdir()
                 for path in [path for path in folder.iterdir() if path.is_file()]:
@@ -136,7 +136,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
-    """The names of the fields that differ between two recipes."""
+    """Return the names of the fields that differ between two nested dictionaries."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [prefix.rstrip(".")]
     names = sorted(before.keys() | now.keys())
@@ -144,13 +144,13 @@ def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
 
 
 def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
-    """Check that a run in a folder, where there is one, was begun with the data at hand.
+    """Check that the run in a folder, if there is one, started with the same data.
 
     Args:
-        found: the fingerprints of the data at hand.
+        found: the fingerprints of the present data.
 
     Raises:
-        RunError: it was not.
+        RunError: it started with other data.
     """
     if not ((folder / DATA_FILE).exists() and (folder / "tokenizer.json").exists()):
         return
@@ -164,20 +164,20 @@ def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
 
 
 def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder; give the tokenizer.
+    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder and return the tokenizer.
 
-    What is there already stays.
+    Existing files stay as they are.
 
     Raises:
         UserError: the tokenizer cannot be made.
-        RunError: the run was begun with other data.
+        RunError: the run started with other data.
     """
     found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
     check_data(folder, *broadcast_object_list([found]))
     if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
         tokenizer = make_tokenizer(recipe, pairs)
         folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(f"*{PARTIAL}"):  # of a run that was killed here
+        for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write_recipe(recipe, folder)
         write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))

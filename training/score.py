@@ -1,7 +1,7 @@
 """Score a model: `python -m training.score MODEL RECIPE.yaml [--split=validation] [--output=FILE] [--any.field=value]`.
 
 It translates a split of the recipe's data by the recipe's search, prints a table and, on request, writes it as JSON.
-Scores that are computed otherwise are named otherwise, and each stands with the signature that it compares by.
+Scores that are computed differently have different names, and each has its signature.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from vaswani_transformer.translation import batches_by_length, evaluating, log_p
 
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own arguments, and those of the recipe."""
+    """Return the command's own arguments, and those of the recipe."""
     parser = ArgumentParser(
         prog="python -m training.score",
         allow_abbrev=False,
@@ -55,7 +55,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
 
 
 def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
-    """The sources and targets of one split; the others are not read.
+    """Return the sources and targets of one split; the others are not read.
 
     Raises:
         UserError: the recipe has none of that name, or it cannot be used.
@@ -68,10 +68,10 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that is none for scoring.
+    """Check that a tokenizer has the tokens that scoring needs.
 
     Raises:
-        UserError: it has no token to pad or to end a text with.
+        UserError: it has no pad or eos token.
     """
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
@@ -81,7 +81,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
-    """Loss and perplexity of a sub-word token of the targets, `</s>` counted, in batches of so many tokens."""
+    """Return loss and perplexity of a target's subword token, `</s>` included, in batches of `tokens` tokens."""
     encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
@@ -99,7 +99,7 @@ def likelihood(
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """The translations by the recipe's search, and how long they took; a model of another kind searches its own way."""
+    """Return the hypotheses and their speed; a model of another package uses its own generation settings."""
     is_own = isinstance(model, VaswaniTransformerForConditionalGeneration)
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
     start = time.perf_counter()
@@ -118,7 +118,7 @@ def translate_all(
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Everything that is found out about a model.
+    """Return all scores of a model, as the JSON output has them.
 
     Raises:
         UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
@@ -166,7 +166,7 @@ def report(scores: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be scored ends it with one line and exit status 2."""
+    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse(arguments)
     logging.disable_progress_bar()
     try:

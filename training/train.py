@@ -80,13 +80,13 @@ logger = logging.getLogger(__name__)
 
 
 def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments:
-    """The Trainer's arguments; what the paper settles is settled in `RecipeTrainer`."""
+    """Return the Trainer's arguments; `RecipeTrainer` adds the paper's optimizer, schedule and batches."""
     training = recipe.training
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     return Seq2SeqTrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
         max_steps=training.steps,
-        ignore_data_skip=recipe.data.streaming,  # the stream itself goes on from where it was
+        ignore_data_skip=recipe.data.streaming,  # the stream restores its own position
         gradient_accumulation_steps=accumulation(recipe, PartialState().num_processes),
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
@@ -98,8 +98,8 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         eval_steps=training.evaluation_steps,
         save_strategy="steps",
         save_steps=training.evaluation_steps,
-        logging_strategy="no",  # `LogEveryCallback` has its steps, which may be others after a resumption
-        logging_nan_inf_filter=False,  # it hides what went wrong, and waits for the device at every step
+        logging_strategy="no",  # `LogEveryCallback` logs, since a resumed run may have other steps
+        logging_nan_inf_filter=False,  # it hides the value, and waits for the device at every step
         load_best_model_at_end=True,
         metric_for_best_model=make_task(to_dict(recipe)).best_metric.key,
         greater_is_better=True,
@@ -111,10 +111,10 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
 
 
 def train_on(trainer: RecipeTrainer, folder: Path) -> None:
-    """Train, from the newest whole checkpoint where there is one; where training had ended there, load the best model.
+    """Train from the newest complete checkpoint, if there is one; if training had ended there, load the best model.
 
     Raises:
-        UserError: the checkpoint was written by another engine.
+        UserError: this launch cannot load the checkpoint.
     """
     checkpoint = resume_point(folder)
     if checkpoint is None:
@@ -123,7 +123,7 @@ def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     check_same_sharding(checkpoint, trainer.is_fsdp_enabled)
     logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{trainer.args.max_steps:,d}")
     trainer.monitor.restore(checkpoint)
-    if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take a step more
+    if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take another step
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
         best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
         load_weights(trainer.model, load_file(best / WEIGHTS))
@@ -132,9 +132,9 @@ def train_on(trainer: RecipeTrainer, folder: Path) -> None:
 
 
 def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> None:
-    """Train, or go on from the last whole checkpoint, and keep the best model or the mean of the last ones.
+    """Train or resume, and keep the best model or the mean of the last checkpoints.
 
-    What was trained to its end before, and then interrupted, is loaded and not trained on.
+    A run that was interrupted after its training is loaded and not trained further.
     """
     if (folder / TRAINED_STATE).exists():
         trainer.monitor.restore(folder)
@@ -146,9 +146,8 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
         checkpoints = last_checkpoints(folder, min(last, len(complete_checkpoints(folder))))
         load_weights(trainer.model, mean_weights(checkpoints))
         logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
-    weights = drop_tied_duplicates(
-        trainer.accelerator.get_state_dict(trainer.model), trainer.model
-    )  # of all ranks together
+    weights = trainer.accelerator.get_state_dict(trainer.model)  # all ranks take part
+    weights = drop_tied_duplicates(weights, trainer.model)
     if trainer.is_world_process_zero():
         with run_write_errors(folder):
             trainer.model.save_pretrained(folder, state_dict=weights)
@@ -160,15 +159,15 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
 
 
 def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
-    """Loss, perplexity and BLEU on the validation set, by the search of the evaluations during training."""
-    trainer.remove_callback(EarlyStoppingCallback)  # training is over, and it would miss the figures of another name
+    """Return loss, perplexity and best metric on the validation set, by the search of evaluations in training."""
+    trainer.remove_callback(EarlyStoppingCallback)  # it would look for metrics of another name
     metrics, best = trainer.evaluate(metric_key_prefix="eval_final"), trainer.task.best_metric
     scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", best.key)}
     return scores | {best.signature_key: trainer.signature}
 
 
 def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
-    """BLEU and chrF on the test set by the recipe's own search, with a few of its sentences to look at."""
+    """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start = time.perf_counter()
     trainer.search = decoding_config(trainer.model, recipe)
     output = trainer.predict(encoded)
@@ -189,15 +188,15 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
 
 
 def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, PreTrainedTokenizerBase]:
-    """The pairs as text and as tokens, and the tokenizer, which is then in the run's folder with the recipe.
+    """Return the pairs as text, the pairs as token ids, and the tokenizer; write tokenizer and recipe.
 
     Raises:
-        UserError: the data or the tokenizer cannot be used; a new run has left nothing in the folder then.
+        UserError: the data or the tokenizer cannot be used; a new run then leaves nothing in the folder.
     """
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
     is_new = not (folder / RECIPE).exists()
-    PartialState().wait_for_everyone()  # every process has looked at the folder before one writes into it
+    PartialState().wait_for_everyone()  # every process checks the folder before one writes
     tokenizer = initialize_run(recipe, folder, pairs)
     try:
         with PartialState().local_main_process_first():
@@ -208,7 +207,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         if is_new and PartialState().is_main_process:
             shutil.rmtree(folder)
         raise
-    PartialState().wait_for_everyone()  # every process has read the recipe before it changes
+    PartialState().wait_for_everyone()  # every process reads the recipe before one changes it
     if PartialState().is_main_process:
         with run_lock(folder):
             if changed_fields(folder, recipe):
@@ -219,7 +218,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
 def make_trainer(
     recipe: Recipe, folder: Path, encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase
 ) -> RecipeTrainer:
-    """A new model and what trains it."""
+    """Return a trainer with a new model."""
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer))
     model.generation_config = decoding_config(model, recipe)
@@ -236,10 +235,10 @@ def make_trainer(
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
-    """Train as `recipe` says and return what `results.json` then holds.
+    """Train by `recipe`, write results.json and return its content.
 
     Raises:
-        UserError: the recipe, its data or its folder cannot be used; no training time was spent then.
+        UserError: the recipe, its data or its folder cannot be used; this costs no training time.
     """
     start = time.perf_counter()
     init_distributed()
@@ -267,7 +266,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> None:
-    """Print a few translations, where the time went, and BLEU on the last line."""
+    """Print a few translations, the time of each phase, and the best metric on the last line."""
     scores = results.get("test")
     for example in scores["examples"] if scores else []:
         for name in ("source", "translation", "reference"):
@@ -284,8 +283,8 @@ def report(results: dict[str, Any]) -> None:
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]
 
-Trains by a recipe, a YAML file; the recipes of the project are in training/recipes. Each field of a recipe can be set
-by an argument. These are the fields, with the values of a recipe that does not name them:
+Train by a recipe, a YAML file; the project's recipes are in training/recipes. An argument can set each field of the
+recipe. These are the fields with their defaults:
 """
 
 
@@ -306,7 +305,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     for noisy in ("httpx", "absl"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    disable_progress_bar()  # one for every file that is saved
+    disable_progress_bar()  # there is one for every saved file
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
@@ -315,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not isinstance(error, RunError) or PartialState().is_main_process:
             print(error, file=sys.stderr, flush=True)
         if isinstance(error, RunError):
-            PartialState().wait_for_everyone()  # a launcher ends the others when the first of them ends
+            PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
         sys.exit(2)
     except KeyboardInterrupt:
         if not is_first:

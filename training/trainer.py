@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer with the paper's batches, optimiser and schedule, and with validation counted in tokens and BLEU."""
+"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and with evaluation by tokens and by task."""
 
 import contextlib
 import json
@@ -40,13 +40,13 @@ from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSam
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
-STREAM_FILE = "stream.json"  # beside a checkpoint: where in the stream it was written
+STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
 def stream_batches(
     pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> TokenBudgetBatches:
-    """Batches of this rank alone, by token budget."""
+    """Return this rank's batches of a stream, by token budget."""
     return TokenBudgetBatches(
         pairs,
         recipe.training.source_tokens,
@@ -63,11 +63,11 @@ def stream_batches(
 
 
 class RecipeTrainer(MonitoredTrainer):
-    """Trains as the recipe says.
+    """A trainer that follows a recipe.
 
     Args:
         model: the model; its decoding is set from the recipe.
-        args: the Trainer's arguments, made by `training.train`.
+        args: the Trainer's arguments, from `training.train`.
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
         train_dataset: `input_ids` and `labels` of the training pairs, or a stream of them as text.
@@ -106,7 +106,7 @@ class RecipeTrainer(MonitoredTrainer):
             processing_class=tokenizer,
         )
         self.code = commit()
-        # Checkpoints hold a tied matrix once, which the Trainer is to know when it loads them.
+        # Checkpoints have a tied matrix once; the Trainer must know this to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
@@ -120,25 +120,25 @@ class RecipeTrainer(MonitoredTrainer):
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
-        self.add_callback(self.guard)  # behind those that have a step evaluated or saved
+        self.add_callback(self.guard)  # after the callbacks that ask for an evaluation or a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, from where a checkpoint was in the stream if it was in one."""
+        """Train; a resumed stream continues at the checkpoint's position."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(cast(str, self.args.output_dir))
         if self.stream is not None and resume_from_checkpoint:
-            place = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
-            self.stream.load_state_dict(json.loads(place))
+            position = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
+            self.stream.load_state_dict(json.loads(position))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the place in the stream."""
+        """Save the model, and in a checkpoint the position in the stream."""
         super().save_model(output_dir, _internal_call)
         if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
             (Path(output_dir) / STREAM_FILE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
 
     def results(self) -> dict[str, Any]:
-        """What `results.json` says of training so far; every process must ask."""
+        """Return what `results.json` says of training so far; every process must call."""
         return {
             "name": self.recipe.name,
             "recipe": strip_local_paths(to_dict(self.recipe)),
@@ -162,13 +162,13 @@ class RecipeTrainer(MonitoredTrainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Publish the model as it is now, as `training.publish` does: in one commit, with its code and a card.
+        """Publish the present model as `training.publish` does: in one commit, with its code and a card.
 
-        The repository is `args.hub_model_id`, or the recipe's name. No checkpoint goes along and no
-        `training_args.bin`. Of further arguments `license` counts; the card tells the rest from the run itself.
+        The repository is `args.hub_model_id`, or the recipe's name. It gets no checkpoint and no `training_args.bin`.
+        Of the other arguments only `license` has an effect; the card describes the run itself.
 
         Returns:
-            The commit, or its future where `blocking` is False; None on other processes than the main one.
+            The commit, or its future where `blocking` is False; None on all processes but the main one.
         """
         check_license(license := kwargs.get("license") or "apache-2.0")
         if not is_finite(list(self.model.parameters())):
@@ -188,7 +188,7 @@ class RecipeTrainer(MonitoredTrainer):
         return commit.result() if blocking else commit
 
     def last_validation(self) -> dict[str, Any]:
-        """`validation`, as `results.json` has it, of the last evaluation in training, if there was one."""
+        """Return `validation`, as in `results.json`, of the last evaluation in training, if there was one."""
         found = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not found:
             return {}
@@ -196,7 +196,7 @@ class RecipeTrainer(MonitoredTrainer):
         return {"validation": scores | {"signature": self.signature}}
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this rank alone, by token budget; the epoch is read from the state, also after a resumption."""
+        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
         if self.stream is not None:
             return self.stream_loader(self.stream)
         dataset = cast(Dataset, self.train_dataset)
@@ -216,7 +216,7 @@ class RecipeTrainer(MonitoredTrainer):
         return self.loader(dataset, sampler)
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Read in this process, which must know the place at every step."""
+        """Return a loader that reads in this process, which must know the position at every step."""
         return DataLoader(
             batches,
             batch_size=None,
@@ -226,10 +226,10 @@ class RecipeTrainer(MonitoredTrainer):
         )
 
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
-        """Batches of the columns that hold numbers.
+        """Return a loader of batches of the numeric columns.
 
-        A loader draws a seed when it is begun; a generator of its own keeps that from the random numbers of training,
-        which hang on no evaluation.
+        A loader draws a seed when it starts. Its separate generator keeps training's random numbers independent of
+        evaluations.
         """
         return DataLoader(
             cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
@@ -243,32 +243,32 @@ class RecipeTrainer(MonitoredTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Forward and backward; the guard learns of which pairs. A loss that is not finite counts 0 in the mean."""
+        """Run forward and backward, and note the pairs for the guard; a loss that is not finite counts as 0."""
         numbers = inputs.pop(NUMBER, None)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.add(numbers, inputs["input_ids"][0], loss)
         return loss.nan_to_num(0.0, 0.0, 0.0)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of a step's gradient, which is all that the guard has to see of it."""
+        """Return the norm of a step's gradient, after the guard has inspected it."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.guard.inspect(norm)
         return norm
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
-        """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""
+        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
         stack = super().compute_loss_context_manager()
         if self.is_fsdp_enabled:
             stack.enter_context(self.accelerator.autocast())
         return stack
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """As the Trainer does, and where the disk cannot hold it with one line that says so."""
+        """Save a checkpoint; a failed write becomes one line."""
         with run_write_errors(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """As the Trainer does, a tied matrix once."""
+        """Save the model with a tied matrix once."""
         super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
@@ -281,7 +281,7 @@ class RecipeTrainer(MonitoredTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
-        """Equation (3), which no number of steps shortens."""
+        """Equation (3); it does not depend on the number of training steps."""
         if self.lr_scheduler is None:
             training = self.recipe.training
             self.lr_scheduler = paper_schedule(
@@ -294,18 +294,18 @@ class RecipeTrainer(MonitoredTrainer):
         return self.lr_scheduler
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Batches of this rank alone, by length; every rank has the same number, some perhaps one of them twice."""
+        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
         dataset = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
         order = sorted(range(len(dataset)), key=lengths(dataset, "input_ids").__getitem__, reverse=True)
         size = self.args.per_device_eval_batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         rounds = math.ceil(len(batches) / self.args.world_size)
-        own = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
+        rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
         numbered = dataset.add_column("pair", cast(Any, list(range(len(dataset)))))
-        return self.loader(numbered, [batches[index % len(batches)] for index in own])
+        return self.loader(numbered, [batches[index % len(batches)] for index in rank_batches])
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """As for an evaluation."""
+        """Return the loader of an evaluation."""
         return self.get_eval_dataloader(test_dataset)
 
     def evaluate(
@@ -315,7 +315,7 @@ class RecipeTrainer(MonitoredTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Loss, perplexity and BLEU of a set; see `evaluation_loop`."""
+        """Return loss, perplexity and best metric of a set; see `evaluation_loop`."""
         self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
@@ -326,7 +326,7 @@ class RecipeTrainer(MonitoredTrainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """The same with the translations, as text, in `predictions`."""
+        """Return the same, with the hypotheses as text in `predictions`."""
         self.evaluated = cast(Dataset, test_dataset)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
@@ -338,18 +338,18 @@ class RecipeTrainer(MonitoredTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Loss and perplexity of a target token, and BLEU, over all pairs on all ranks, each pair counted once.
+        """Return loss and perplexity of a target token, and the best metric, over all pairs on all ranks, each once.
 
-        The Trainer's own loop averages batches by sentences, and counts some sentences twice on several ranks.
+        The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
         """
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        found: dict[int, tuple[float, int, str]] = {}
+        outputs: dict[int, tuple[float, int, str]] = {}
         for batch in dataloader:
             pairs = batch.pop("pair").tolist()
-            found |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
+            outputs |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        everything = dict(gather_object(list(found.items())))
+        everything = dict(gather_object(list(outputs.items())))
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         if self.is_in_train and not math.isfinite(loss):
@@ -368,34 +368,34 @@ class RecipeTrainer(MonitoredTrainer):
 
     @torch.no_grad()
     def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str]]:
-        """For each pair of a batch the summed loss of its target, the target's tokens, and a translation."""
+        """Return for each pair of a batch the summed loss of its target, the target's tokens, and a hypothesis."""
         labels, model = inputs["labels"], cast(Any, self.model)
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        with self.accelerator.autocast():  # without labels, whose loss would be computed twice
+        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
         losses = sentence_losses(logits, labels)
-        del logits  # before the search needs memory
+        del logits  # frees memory for the search
         with self.accelerator.autocast():
-            if self.is_fsdp_enabled:  # the search calls the embeddings without the model around them
+            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
                 model.unshard()
             translations = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 generation_config=self.search,
-                synced_gpus=self.is_fsdp_enabled,  # a layer is whole only where all ranks call it
+                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, strict=True))
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
-    """The summed loss (B,) of targets `labels` (B, T), -100 where there is none, under `logits` (B, T, V).
+    """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
 
-    In float32, so many rows at a time: all at once hold several copies of the logits.
+    It is computed in float32 for `rows` rows at a time, since all rows at once need several copies of the logits.
     """
-    parts = zip(logits.split(rows), labels.split(rows), strict=True)
+    chunks = zip(logits.split(rows), labels.split(rows), strict=True)
     losses = [
-        torch.nn.functional.cross_entropy(part.float().transpose(1, 2), targets, reduction="none").sum(1)
-        for part, targets in parts
+        torch.nn.functional.cross_entropy(chunk.float().transpose(1, 2), targets, reduction="none").sum(1)
+        for chunk, targets in chunks
     ]
     return torch.cat(losses)

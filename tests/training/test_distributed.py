@@ -88,7 +88,10 @@ def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monke
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [("2", r"fsdp: Accelerate shards models on accelerators alone"), ("1", r"fsdp: version 1 is asked for.* alone")],
+    [
+        ("2", r"fsdp: Accelerate shards models only on accelerators"),
+        ("1", r"fsdp: the launch asks for version 1, expected version 2"),
+    ],
 )
 def test_shards_that_would_be_none_are_refused(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)

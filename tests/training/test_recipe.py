@@ -106,7 +106,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
         ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
         ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
-        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is the source language too"),
+        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source language"),
         ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
         (
             "data: {kind: grammar}\ntraining: {steps: 9999999999999999999}",
@@ -160,9 +160,9 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' stands in line 1 already; keep one"),
-        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' stands in line 2 already"),
-        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' stands in line 1 already"),
+        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' is already in line 1; keep one"),
+        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' is already in line 2"),
+        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )
 def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_file, text, message):
@@ -171,7 +171,7 @@ def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_fil
 
 
 def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
-    with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' stands in line 1 already"):
+    with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1"):
         load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
 
 

@@ -198,7 +198,7 @@ def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one
 def test_a_streamed_run_that_could_meet_a_misfit_is_refused_before_it_begins(streamed, tmp_path):
     for more, message in (
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
-        ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 passes of a step; give at least 30"),
+        ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
     ):
         with pytest.raises(UserError, match=message):
             run(load_recipe(streamed[0], [*streamed[1:], more, f"--output_dir={tmp_path / 'run'}"]))
@@ -390,10 +390,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, arguments):
 
 
 def test_a_run_needs_a_folder_of_its_own(tmp_path, arguments):
-    with pytest.raises(UserError, match=r"output_dir: the run needs a folder of its own"):
+    with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"holds something that is no run; give another --output_dir"):
+    with pytest.raises(UserError, match=r"holds files that are not a run; give another --output_dir"):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
 
 
@@ -513,7 +513,7 @@ def test_passes_so_small_that_steps_would_change_are_refused_on_resumption(argum
     other = load_recipe(
         arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
     )
-    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 cut the pairs into other steps than 25000, with"):
+    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
         prepare(other, prepare_folder(other))
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 

@@ -22,7 +22,7 @@ JSON_TYPES = {
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file, compressed where its name says so; only a line feed ends a line, and a byte order mark is no text.
+    """Open a text file, compressed or not; only a line feed ends a line, and a byte order mark is skipped.
 
     Raises:
         UserError: there is no such file.
@@ -35,10 +35,10 @@ def open_text(path: Path) -> TextIO:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers from 1, without their ends.
+    """Yield the lines of a text file with their numbers from 1, without line ends.
 
     Raises:
-        UserError: the file is missing, is not UTF-8 text, or is cut off within its compression.
+        UserError: the file is missing, is not UTF-8 text, or its compressed data is truncated.
     """
     number = 0
     try:
@@ -56,29 +56,29 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
-    """Whether both sides of a pair hold text.
+    """Return whether both sides of a pair have text.
 
     Raises:
-        UserError: one does not, and the recipe does not drop such pairs.
+        UserError: one is empty, and the recipe does not drop such pairs.
     """
     if source and target:
         return True
     if recipe.empty == "error":
         side = recipe.target if source else recipe.source
-        raise UserError(f"{where}: the side {side!r} is empty; mend the line or set data.empty=drop.")
+        raise UserError(f"{where}: the side {side!r} is empty; correct the line or set data.empty=drop.")
     return False
 
 
 def warn_of_empty(where: object, count: int) -> None:
     if count and PartialState().is_main_process:
-        logger.warning("%s: left out %d pairs with an empty side.", where, count)
+        logger.warning("%s: dropped %d pairs with an empty side.", where, count)
 
 
 def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
-    """The source and the target of a line of JSON.
+    """Return the source and the target of a line of JSON.
 
     Raises:
-        UserError: it holds no texts in the recipe's languages.
+        UserError: it has no texts in the recipe's languages.
     """
     pair = row.get("translation") if isinstance(row, dict) else None
     if not isinstance(pair, dict):
@@ -118,16 +118,16 @@ def check_unicode(text: str, where: str) -> None:
 
 
 def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
+    """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
     path, empty = folder / name, 0
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); mend the line.") from error
+            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); correct the line.") from error
         except RecursionError as error:
-            raise UserError(f"{where}: not JSON that can be read (nested too deeply); mend the line.") from error
+            raise UserError(f"{where}: not JSON that can be read (nested too deeply); correct the line.") from error
         source, target = (text.strip() for text in json_pair(recipe, where, row))
         if has_both_sides(recipe, where, source, target):
             yield source, target
@@ -137,7 +137,7 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
 
 
 def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    """The pairs of two text files, line n of one to line n of the other; `name` holds `{language}`."""
+    """Yield the pairs of two text files, line n of one with line n of the other; `name` holds `{language}`."""
     if "{language}" not in name:
         raise UserError(f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}.")
     source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
@@ -157,6 +157,6 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a split in files of the recipe's kind."""
+    """Return the pairs of a split in files of the recipe's kind."""
     read = read_json if recipe.kind == "json" else read_text
     return read(recipe, Path(recipe.path or ""), name)

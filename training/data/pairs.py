@@ -13,15 +13,15 @@ from training.recipe import DataRecipe
 from vaswani_transformer.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
-PREVIEW_PAIRS = 1000  # pairs of a stream that are looked at before training begins
+PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
 
 
 def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
-    """The recipe's splits, each with the columns `source` and `target`; of streamed training pairs the first ones.
+    """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
 
     Raises:
         UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
-            message names the file, the line and the way out.
+            message names the file and the line.
     """
     if recipe.kind == "grammar":
         splits = to_source_target(make_splits(), recipe)
@@ -48,7 +48,7 @@ def is_streamed(recipe: DataRecipe, split: str) -> bool:
 
 
 def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
-    """Splits in the schema of Hugging Face translation data sets as `source` and `target`."""
+    """Return splits in the schema of Hugging Face translation data sets as columns `source` and `target`."""
     for name, split in splits.items():
         feature = split.features.get("translation")
         languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
@@ -73,7 +73,7 @@ def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datase
 
 
 def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
-    """A data set of the Hub, which `datasets` keeps on disk, without pairs that have an empty side."""
+    """Return a data set of the Hub, which `datasets` keeps on disk, without pairs that have an empty side."""
     loaded = datasets.DatasetDict()
     for split in SPLITS:
         if getattr(recipe, split) is not None:
@@ -83,23 +83,23 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                     list(loaded[split].take(PREVIEW_PAIRS)), loaded[split].features
                 )
     pairs = to_source_target(loaded, recipe)
-    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Looking for empty sides")
+    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Dropping pairs with an empty side")
     for split, kept in whole.items():
         if missing := len(pairs[split]) - len(kept):
             if recipe.empty == "error":
                 raise UserError(
                     f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.empty=drop to "
-                    "leave them out."
+                    "drop them."
                 )
-            logger.warning("%s, split %s: left out %d pairs with an empty side.", recipe.path, split, missing)
+            logger.warning("%s, split %s: dropped %d pairs with an empty side.", recipe.path, split, missing)
     return check_not_empty(whole, recipe)
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
-    """A split of a data set of the Hub, the training pairs of a recipe that streams them as a stream.
+    """Open a split of a data set of the Hub; streamed training pairs as a stream.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: the split cannot be loaded.
     """
     name, path = getattr(recipe, split), cast(str, recipe.path)
     try:
@@ -115,5 +115,5 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
 def check_not_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
     for name, split in splits.items():
         if len(split) == 0:
-            raise UserError(f"{recipe.path}, split {name}: there is no pair in it; name another file or split.")
+            raise UserError(f"{recipe.path}, split {name}: it has no pairs; name another file or split.")
     return splits

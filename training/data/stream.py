@@ -9,7 +9,7 @@ from training.recipe import DataRecipe
 
 
 def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The pairs of a stream in the schema of Hugging Face translation data sets."""
+    """Yield the pairs of a stream in the schema of Hugging Face translation data sets."""
     where, empty = f"{recipe.path}, split {recipe.train}", 0
     for number, row in enumerate(rows, start=1):
         pair = row["translation"] or {}
@@ -22,13 +22,13 @@ def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tu
 
 
 class PairStream:
-    """The training pairs as text, read anew in every iteration and never held together.
+    """The training pairs as text, read again in every iteration and never all in memory.
 
     Files are read in their order. A data set of the Hub is shuffled as `datasets` shuffles streams, with a buffer of
-    `recipe.buffer` pairs: its shards are read in another order in every epoch, as `set_epoch` says.
+    `recipe.buffer` pairs: `set_epoch` gives its shards another order in every epoch.
 
     Raises:
-        UserError: while iterating, of a line as when all are read at once.
+        UserError: during iteration, for a line that `load_pairs` would not accept either.
     """
 
     def __init__(self, recipe: DataRecipe, seed: int) -> None:

@@ -14,13 +14,13 @@ from vaswani_transformer.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
-NUMBER = "number"  # of a training pair among those that were read, from 1
+NUMBER = "number"  # column of a training pair's number, from 1
 
 
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of sources and of targets; a text that spells `</s>` stays text, and an added tag is its token."""
+    """Return the token ids of sources and of targets; `</s>` in a text stays text, and an added tag is one token."""
     encoded = text_encoder(tokenizer)(
         sources, text_target=targets, split_special_tokens=True, return_attention_mask=False
     )
@@ -30,7 +30,7 @@ def token_ids(
 def make_encode_fn(
     tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> Callable[[list[tuple[str, str]]], list[dict[str, list[int]]]]:
-    """What makes `input_ids` and `labels` of streamed pairs.
+    """Return a function that makes `input_ids` and `labels` from streamed pairs.
 
     Raises:
         UserError: when called, a pair is too long and the recipe says `too_long: error`.
@@ -89,11 +89,11 @@ def tokenize(
                 f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
                 "data.too_long=drop."
             )
-        logger.warning("Left out %s, longer than %d tokens.", pairs, recipe.max_length)
+        logger.warning("Dropped %s, longer than %d tokens.", pairs, recipe.max_length)
     return encoded
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:
-    """The tokens of each row of a column."""
+    """Return the number of tokens in each row of a column."""
     table = dataset.select_columns([column]).with_format("arrow")[:]
     return cast(Any, pc).list_value_length(table.column(column)).to_pylist()

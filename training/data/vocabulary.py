@@ -14,11 +14,11 @@ from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError, one_line
 
-STREAM_SAMPLE = 1_000_000  # pairs of a stream that a vocabulary is learnt from
+STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained
 
 
 def sample_texts(pairs: datasets.Dataset | PairStream, count: int | None) -> Iterator[str]:
-    """Both sides of `count` pairs, evenly spaced over a set or the first of a stream.
+    """Yield both sides of `count` pairs: evenly spaced over a set, or the first of a stream.
 
     Args:
         count: None for all pairs of a set and the first million of a stream.
@@ -39,11 +39,11 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """The tokenizer that the recipe names, or one trained on the training pairs.
+    """Return the tokenizer that the recipe names, or one trained on the training pairs.
 
     Raises:
-        UserError: there is none at the recipe's path, or none that a model can be trained with, or the vocabulary is
-            too small to train one.
+        UserError: the recipe's path has no tokenizer, or one without the tokens that training needs; or the
+            vocabulary size is too small.
     """
     if (path := recipe.tokenizer.path) is None:
         train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
@@ -71,7 +71,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
             )
     if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise UserError(
-            f"tokenizer.path: {path} does not end a text with {tokenizer.eos_token!r}, so that a model never learns "
-            "to stop; give it a post-processor that does, or train a tokenizer."
+            f"tokenizer.path: {path} does not end a text with {tokenizer.eos_token!r}, so a model never learns to "
+            "stop; give it a post-processor that does, or train a tokenizer."
         )
     return tokenizer

@@ -1,6 +1,6 @@
-"""The floating-point operations of training, and what a device's data sheet promises.
+"""The floating-point operations of training, and the peak rate of a device's data sheet.
 
-B pairs of a batch, S source and T target tokens, padding counted.
+B batch.
 """
 
 import re
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerConfig
 
-# Dense TFLOP/s of the vendors' data sheets, of matrix products that add up in float32 where the sheet tells them
-# apart: float32, TF32, float16, bfloat16. The first name that a device's own name holds counts.
+# Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
+# distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
 PEAKS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
     r"MIG": (None, None, None, None),  # a slice of a card
     r"B200": (75, 1100, 2250, 2250),
@@ -39,7 +39,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def peak_teraflops(name: str, precision: str) -> float | None:
-    """The data sheet's TFLOP/s of a device for matrix products in a precision; None where no sheet of it is known."""
+    """Return a device's TFLOP/s of matrix products in a precision, by its data sheet; None if it is not known."""
     for pattern, peaks in PEAKS.items():
         if re.search(rf"\b{pattern}\b", name):
             return peaks[PRECISIONS.index(precision)] if precision in PRECISIONS else None
@@ -47,16 +47,16 @@ def peak_teraflops(name: str, precision: str) -> float | None:
 
 
 def pair_lengths(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The source and the target tokens of each pair, both (B,), of a batch that is still on the host."""
+    """Return the source and target tokens of each pair of a batch, both (B,)."""
     return batch["attention_mask"].sum(1), batch["labels"].ne(-100).sum(1)
 
 
 def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Tensor) -> int:
-    """The floating-point operations of the matrix products by which a model learns from pairs, forward and backward.
+    """Return the floating-point operations of the matrix products of training on pairs, forward and backward.
 
-    Counted as is usual for the utilisation of a device (Chowdhery et al. 2022, appendix B): two for a multiplication
-    with its addition, twice the forward pass for the backward one, and attention to later positions, which are masked,
-    like that to earlier ones. Padding, and what gradient checkpointing computes again, is no work of the model.
+    Counted as usual for a device's utilization (Chowdhery et al. 2022, appendix B): two for a multiplication and its
+    addition, twice the forward pass for the backward pass, and masked positions of attention like others. Padding and
+    recomputation by gradient checkpointing do not count.
 
     Args:
         source, target: (B,), the tokens of each pair.
@@ -65,7 +65,7 @@ def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Ten
     heads = config.num_heads * (config.head_dim + config.value_head_dim)
 
     def attention(queries: Tensor, keys: Tensor) -> int:
-        """The four projections, and the scores and their sums over the values."""
+        """Return the multiplications of the four projections, the scores and the weighted values."""
         return heads * (d_model * int(queries.sum() + keys.sum()) + int((queries * keys).sum()))
 
     feed_forward = 2 * d_model * config.d_ff

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+# "optimiser" is a key of results.json.
 PHASES = ("preparation", "data", "forward", "backward", "optimiser", "evaluation", "saving", "other")
 STEPPING = ("data", "forward", "backward", "optimiser", "other")
 
 
 class Stopwatch:
-    """How long each phase of a run took. Every moment is in one phase alone, so that the parts sum to the whole.
+    """The time of each phase of a run. Every moment belongs to one phase, so the phases sum to the total.
 
     Attributes:
         seconds: of each phase up to the last `flush`.
@@ -24,20 +25,20 @@ class Stopwatch:
         self.marks: list[Any] = [self.mark()]
 
     def mark(self) -> Any:
-        """This moment."""
+        """Return the present moment."""
         return time.perf_counter()
 
     def between(self, first: Any, second: Any) -> float:
-        """Seconds from one moment to another."""
+        """Return the seconds from one moment to another."""
         return second - first
 
     def enter(self, phase: str) -> None:
-        """The phase changes at this moment."""
+        """Change the phase."""
         self.phases.append(phase)
         self.marks.append(self.mark())
 
     def flush(self) -> None:
-        """Bring `seconds` up to this moment."""
+        """Bring `seconds` up to the present moment."""
         self.enter(self.phases[-1])
         for phase, (first, second) in zip(self.phases, itertools.pairwise(self.marks), strict=False):
             self.seconds[phase] += self.between(first, second)
@@ -45,10 +46,10 @@ class Stopwatch:
 
 
 class CudaStopwatch(Stopwatch):
-    """The same on the device's own clock, since the host runs ahead of it and would wait in whatever phase comes last.
+    """The same by the device's clock, since the host runs ahead and would count its waiting in the last phase.
 
-    Moments are events between the kernels, read when they are settled, so that no step waits for them. "data" is then
-    the time in which the device stood idle for want of a batch.
+    Moments are events between the kernels. `flush` reads them, so no step waits for them. "data" is then the time in
+    which the device waits for a batch.
     """
 
     def mark(self) -> torch.cuda.Event:
@@ -62,13 +63,13 @@ class CudaStopwatch(Stopwatch):
 
 
 def phase_shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
-    """Each phase's share in whole per cent, which sum to 100: what is rounded are the bounds between the phases."""
+    """Return each phase's share in whole percent; they sum to 100, since the bounds between phases are rounded."""
     total, bounds = sum(seconds.values()) or 1.0, itertools.accumulate(seconds.values(), initial=0.0)
     percents = [round(100 * bound / total) for bound in bounds]
     return zip(seconds, (end - start for start, end in itertools.pairwise(percents)), strict=True)
 
 
 def time_line(seconds: dict[str, float]) -> str:
-    """Where the time of a run went, in a line."""
+    """Return the time of a run and its phases on one line."""
     parts = " + ".join(f"{phase} {share}%" for phase, share in phase_shares(seconds))
     return f"Time: {sum(seconds.values()):,.1f} s = {parts}"

@@ -1,1 +1,1 @@
-"""What a run reports: `results.json`, and the model card made from it."""
+"""The report of a run: `results.json`, and the model card made from it."""

@@ -16,17 +16,17 @@ from training.tasks import Metric, make_task
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
-FALLBACK_EXAMPLE = "Two dogs play in the snow."  # if the results hold no test sentence
+FALLBACK_EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
-    """The card of a run, its metadata with a `model-index` of each BLEU and its signature.
+    """Return the card of a run; its metadata have a `model-index` of each score with its signature.
 
     Args:
-        results: what `results.json` holds; of a run that has not ended, `validation`, `test`, `data` and `time` may
+        results: what `results.json` holds; for an unfinished run, `validation`, `test`, `data` and `time` may
             be missing.
         repository: the name on the Hub that the example loads.
-        license: the Hub's name for the licence of the weights.
+        license: the Hub's name for the license of the weights.
     """
     recipe = results["recipe"]
     return ModelCard.from_template(
@@ -57,7 +57,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
-    """What stands at the head of the card, for the Hub to read."""
+    """Return the head of the card, which the Hub reads."""
     data, task = results["recipe"]["data"], make_task(results["recipe"])
     return ModelCardData(
         language=list(dict.fromkeys((data["source"], data["target"]))),
@@ -73,7 +73,7 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
 
 
 def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
-    """Every score of `results` with the signature that says how it was counted."""
+    """Yield every score of `results` with its signature."""
     data, task = results["recipe"]["data"], make_task(results["recipe"])
     for split in ("validation", "test"):
         found = results.get(split, {})
@@ -94,20 +94,20 @@ def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
 
 
 def data_name(data: dict[str, Any]) -> str:
-    """The data set in words."""
+    """Return the name of the data set in text."""
     if data["kind"] == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
     return " ".join(name for name in (data["path"], data["subset"]) if name)
 
 
 def describe_model(fields: dict[str, Any]) -> str:
-    """The recipe's model: the paper's, and what differs from it."""
+    """Return the recipe's model: the paper's, and the fields that differ from it."""
     changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "paper")
     return f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
 
 
 def describe_training(results: dict[str, Any]) -> str:
-    """How long, on how much at a time, and how fast."""
+    """Return the number and size of steps, the operations, and the schedule."""
     recipe = results["recipe"]["training"]
     scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
     return (
@@ -125,7 +125,7 @@ def describe_weights(recipe: dict[str, Any]) -> str:
 
 
 def describe_hardware(results: dict[str, Any]) -> str:
-    """The machine that trained, and how many processes."""
+    """Return the machine that trained, and the number of processes."""
     machine, processes = results["hardware"], results["processes"]
     parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
     cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
@@ -134,7 +134,7 @@ def describe_hardware(results: dict[str, Any]) -> str:
 
 
 def describe_time(results: dict[str, Any]) -> str:
-    """How long it all took, and at what."""
+    """Return the total time and the share of each phase."""
     if "time" not in results:
         return "not yet at its end"
     minutes, seconds = divmod(round(results["seconds"]), 60)
@@ -165,7 +165,7 @@ def scored(scores: dict[str, Any], metric: Metric) -> str:
 
 
 def describe_search(decoding: dict[str, Any]) -> str:
-    """How translations are looked for."""
+    """Return the search in text."""
     limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
     if decoding["num_beams"] == 1:
         return f"greedy, {limit}"
@@ -174,12 +174,12 @@ def describe_search(decoding: dict[str, Any]) -> str:
 
 
 def python_literal(text: str) -> str:
-    """A text as it stands in Python."""
+    """Return a text as a Python literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def example_sentence(results: dict[str, Any]) -> str:
-    """A sentence to translate: the first of the test set that the run printed."""
+    """Return a sentence to translate: the first test sentence that the run printed."""
     examples = results.get("test", {}).get("examples", [])
     return examples[0]["source"] if examples else FALLBACK_EXAMPLE
 
@@ -189,7 +189,7 @@ def format_figure(value: float | None, spec: str) -> str:
 
 
 def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
-    """A row for each of some evaluations, the first, the last and the best among them."""
+    """Return a table with a row for some evaluations, among them the first, the last and the best."""
     losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
     evaluated = [entry for entry in curve if "eval_loss" in entry]
     score = f"eval_{metric.key}"
@@ -205,7 +205,7 @@ def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
 
 
 def sample_entries(entries: list[dict[str, Any]], score: str) -> list[dict[str, Any]]:
-    """At most `CURVE_ROWS` of the entries, evenly spread, and the best of them."""
+    """Return at most `CURVE_ROWS` of the entries, evenly spaced, and the best one."""
     if len(entries) <= CURVE_ROWS:
         return entries
     kept = {round(row * (len(entries) - 1) / (CURVE_ROWS - 1)) for row in range(CURVE_ROWS)}
@@ -214,7 +214,7 @@ def sample_entries(entries: list[dict[str, Any]], score: str) -> list[dict[str, 
 
 
 def fingerprint_table(data: dict[str, Any]) -> str:
-    """The pairs of each split, and what they hash to, so that whoever has the same files can tell."""
+    """Return a table of each split's pairs and digest, by which other people can compare their files."""
     if not data:
         return ""
     rows = []
@@ -226,7 +226,7 @@ def fingerprint_table(data: dict[str, Any]) -> str:
 
 
 def describe_code(results: dict[str, Any]) -> str:
-    """The commit that trained, as far as it is known."""
+    """Return the version and, if it is known, the commit that trained."""
     version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
     if (commit := results["commit"]) is None:
         return f"{version}, commit unknown"
@@ -234,7 +234,7 @@ def describe_code(results: dict[str, Any]) -> str:
 
 
 def training_command(recipe: dict[str, Any], repository: str) -> str:
-    """The command that trains the recipe again; what lay on the machine is to be named anew."""
+    """Return the command that trains the recipe again; local paths have placeholders."""
     parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
     if recipe["data"]["kind"] in ("json", "text"):
         parts.append("--data.path=FOLDER")
@@ -244,7 +244,7 @@ def training_command(recipe: dict[str, Any], repository: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the card of a `results.json`."""
+    """Run the command line: write the card of a `results.json`."""
     parser = argparse.ArgumentParser(
         prog="python -m training.report.card", description="Write the model card of a run."
     )

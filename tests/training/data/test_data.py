@@ -106,7 +106,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); mend the line"),
+        ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); correct the line"),
         ("", r"train\.jsonl, line 2: not JSON"),
         ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: a list\)"),
         ('{"translation": "x"}', r"train\.jsonl, line 2: 'translation' is a text, no group of languages; each line"),
@@ -121,7 +121,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
             r"line 2: no text in the language 'de' \(found: en, fr\); set data\.source",
         ),
         ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
-        (json_line("x", "  "), r"line 2: the side 'de' is empty; mend the line or set data\.empty=drop"),
+        (json_line("x", "  "), r"line 2: the side 'de' is empty; correct the line or set data\.empty=drop"),
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_file_that_was_cut_off_is_named(folder):
 
 def test_an_empty_file_is_refused(folder):
     (folder / "train.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"split train: there is no pair in it"):
+    with pytest.raises(UserError, match=r"split train: it has no pairs"):
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
@@ -174,7 +174,7 @@ def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
     own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
     with caplog.at_level(logging.WARNING):
         load_pairs(dataclasses.replace(own, empty="drop"))
-    assert f"{tmp_path / 'train.en'}: left out 1 pairs with an empty side." in caplog.messages
+    assert f"{tmp_path / 'train.en'}: dropped 1 pairs with an empty side." in caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
@@ -212,7 +212,7 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
             orders.append(list(stream))
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert len(orders[0]) == 36
-    assert caplog.messages == [f"{own.path}, split train: left out 4 pairs with an empty side."] * 4
+    assert caplog.messages == [f"{own.path}, split train: dropped 4 pairs with an empty side."] * 4
     first, second, again, other = orders
     assert first == again
     assert second != first != other
