@@ -7,27 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: some hundred units in the last place.
 TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-6}}
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes, in both passes."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
 
 
 def random_case(

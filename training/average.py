@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints, as the paper decodes with (6.1).
+"""The mean of the last checkpoints, with which the paper decodes (6.1).
 
 `python -m training.average RUN --last=5 --output_dir=FOLDER` averages the last five checkpoints of a run's folder into
 a folder that `from_pretrained` loads.
@@ -6,7 +6,6 @@ a folder that `from_pretrained` loads.
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -14,16 +13,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.checkpoints import MANIFEST, STATE, WEIGHTS, step_of, whole_checkpoints
-from training.command import OneLineParser, end_interrupted, reason
-from training.recipe import RecipeError
+from training.checkpoints import MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
+from training.command import exit_interrupted
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.files import write_errors
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """The mean of each weight over checkpoints of one model, summed in float64, in the weight's own dtype.
+    """Return the mean of each weight over checkpoints of one model, summed in float64, in the weight's dtype.
 
     Raises:
-        RecipeError: a checkpoint cannot be read, has other weights than the first, or one that is not finite.
+        UserError: a checkpoint cannot be read, has other weights than the first, or one that is not finite.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -32,27 +33,29 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
             with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
-            raise RecipeError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); leave the checkpoint out.") from error
+            raise UserError(f"{checkpoint / WEIGHTS}: cannot be read ({error}); average other checkpoints.") from error
         if sums and {name: weight.shape for name, weight in weights.items()} != {n: s.shape for n, s in sums.items()}:
-            raise RecipeError(f"{checkpoint}: holds other weights than {checkpoints[0]}; average one model's alone.")
+            raise UserError(
+                f"{checkpoint}: holds other weights than {checkpoints[0]}; average checkpoints of one model."
+            )
         for name, weight in weights.items():
             if not weight.isfinite().all():
-                raise RecipeError(f"{checkpoint}: {name} holds a number that is not finite; leave the checkpoint out.")
+                raise UserError(f"{checkpoint}: {name} has a value that is not finite; average other checkpoints.")
             dtypes[name] = weight.dtype
             sums[name] = weight.double() if name not in sums else sums[name] + weight
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
 
 
 def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """The last so many checkpoints of a run.
+    """Return the last `last` checkpoints of a run.
 
     Raises:
-        RecipeError: the run has fewer.
+        UserError: the run has fewer.
     """
-    found = whole_checkpoints(run)
+    found = complete_checkpoints(run)
     if last < 1 or len(found) < last:
-        raise RecipeError(
-            f"{run}: has {len(found)} whole checkpoints, not {last} to average; ask for fewer, or keep more of them "
+        raise UserError(
+            f"{run}: has {len(found)} complete checkpoints, expected {last}; ask for fewer, or keep more of them "
             "with training.keep_checkpoints."
         )
     return found[-last:]
@@ -65,38 +68,33 @@ def average(run: Path, last: int, output: Path) -> list[int]:
         The steps of the checkpoints.
 
     Raises:
-        RecipeError: the run has too few checkpoints, one cannot be used, or the folder is in use or cannot be written.
+        UserError: the run has too few checkpoints, one cannot be used, or the folder is in use or cannot be written.
     """
     checkpoints = last_checkpoints(run, last)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RecipeError(f"{output}: holds something already; give another --output_dir.")
+        raise UserError(f"{output}: is not empty; give another --output_dir.")
     weights = mean_weights(checkpoints)
-    try:
+    with write_errors(output, "give another --output_dir", SafetensorError):
         output.mkdir(parents=True, exist_ok=True)
         for path in checkpoints[-1].glob("*.json"):
             if path.name not in (STATE, MANIFEST):
                 shutil.copy(path, output / path.name)
         save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        said = reason(error) if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"{output}: cannot be written ({said}); give another --output_dir.") from error
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be averaged ends it with one line and exit status 2."""
-    parser = OneLineParser(prog="python -m training.average", description="Average a run's last checkpoints.")
+    """Run the command line; a user's error ends it with one line and exit status 2."""
+    parser = ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
     try:
-        steps = average(options.run, options.last, options.output_dir)
-    except RecipeError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        with exit_on_user_error():
+            steps = average(options.run, options.last, options.output_dir)
     except KeyboardInterrupt:
-        end_interrupted()
+        exit_interrupted()
     print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints: which of them are whole, which are kept, and where a run goes on."""
+"""A run's checkpoints: which are complete, which are kept, and where a run resumes."""
 
 import json
 import logging
@@ -11,47 +11,43 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
-from training.recipe import RecipeError, TrainingRecipe
-from training.watch import trained_seconds
-
-try:
-    import fcntl
-except ImportError:  # as on Windows
-    fcntl = None
+from training.monitor.monitor import trained_seconds
+from training.recipe import TrainingRecipe
+from vaswani_transformer.errors import OutputError, UserError, one_line
+from vaswani_transformer.files import free_megabytes, lock, write_atomically
 
 logger = logging.getLogger(__name__)
-
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
-SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # as Accelerate names what it loads into shards
-PARTIAL = ".part"
+SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
+TORCH_WRITE_ERROR = re.compile("inline_container|PytorchStreamWriter|basic_ios")
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimiser step at which a checkpoint was written."""
+    """Return the optimizer step at which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
-    """Where the Trainer writes the checkpoint of a step."""
+    """Return the folder in which the Trainer writes the checkpoint of a step."""
     return run / CHECKPOINTS / f"checkpoint-{step}"
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints, whole or not, the oldest first."""
+    """Return a run's checkpoints, complete or not, the oldest first."""
     return sorted((path for path in (run / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()), key=step_of)
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file that its manifest lists is there with all its bytes.
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether every file in the manifest exists and has its size.
 
-    No file of the Trainer's own tells: it writes `trainer_state.json` last on the first rank, perhaps before another
-    rank has written its random numbers, and a file that is there may be cut short.
+    The Trainer's own files do not show this. The first rank writes `trainer_state.json` last, but another rank may
+    still have to write its random state, and an existing file may be truncated.
     """
     try:
         sizes: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -60,100 +56,89 @@ def is_whole(checkpoint: Path) -> bool:
         return False
 
 
-def whole_checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints that were written to their end and have stayed so, the oldest first."""
-    return [checkpoint for checkpoint in all_checkpoints(run) if is_whole(checkpoint)]
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Return a run's complete checkpoints, the oldest first."""
+    return [checkpoint for checkpoint in all_checkpoints(run) if is_complete(checkpoint)]
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    return next(reversed(whole_checkpoints(run)), None)
+    """Return the newest complete checkpoint of a run."""
+    return next(reversed(complete_checkpoints(run)), None)
 
 
-def mark_whole(checkpoint: Path) -> None:
+def mark_complete(checkpoint: Path) -> None:
     """Write the manifest, the last file of a checkpoint: the name and the bytes of each file before it."""
     sizes = {path.name: path.stat().st_size for path in sorted(checkpoint.iterdir()) if path.name != MANIFEST}
-    write(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, of which nothing whole is left if that is cut short."""
+    """Delete a checkpoint, manifest first, so that an interrupted deletion leaves no complete checkpoint."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete the oldest whole checkpoints beyond `keep`, but never the best or the newest."""
-    found = whole_checkpoints(run)
+    """Delete the oldest complete checkpoints beyond `keep`, but never the best or the newest."""
+    found = complete_checkpoints(run)
     spare = [checkpoint for checkpoint in found[:-1] if step_of(checkpoint) != best_step]
     for checkpoint in spare[: max(0, len(found) - keep)]:
         remove(checkpoint)
 
 
 def resume_point(run: Path) -> Path | None:
-    """The newest whole checkpoint; what lies behind it was cut short and is deleted. All ranks call it together."""
+    """Return the newest complete checkpoint and delete incomplete later ones; all ranks must call it together."""
     point = [None]
     if PartialState().is_main_process:
         point = [last_checkpoint(run)]
         for checkpoint in all_checkpoints(run):
             if point[0] is None or step_of(checkpoint) > step_of(point[0]):
-                logger.warning("%s was not written to its end; the run goes on from before it.", checkpoint)
+                logger.warning("%s is incomplete; the run resumes from an earlier checkpoint.", checkpoint)
                 remove(checkpoint)
     return broadcast_object_list(point)[0]
 
 
-def refuse_other_engine(checkpoint: Path, is_sharded: bool) -> None:
-    """Refuse to go on from a checkpoint whose optimiser state the engine at hand cannot load.
+def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
+    """Check that this launch can load a checkpoint's optimizer state.
 
     Raises:
-        RecipeError: it was written by FSDP2 and the launch has none, or the other way round.
+        UserError: FSDP2 wrote it and this launch does not use FSDP2, or the other way round.
     """
     was_sharded = (checkpoint / SHARDED_WEIGHTS).exists()
     if was_sharded != is_sharded:
-        raise RecipeError(
+        raise UserError(
             f"{checkpoint}: was written {'with' if was_sharded else 'without'} FSDP2, and the run is launched "
             f"{'with' if is_sharded else 'without'} it; launch it as before."
         )
 
 
 @contextmanager
-def alone_in(folder: Path) -> Generator[None]:
-    """Keep other runs out of a run's folder, where its file system has locks.
+def run_lock(folder: Path) -> Generator[None]:
+    """Lock a run's folder against other runs, in the main process, where the file system has locks.
 
     Raises:
-        RecipeError: a run is going on there, perhaps of processes that have outlived the launcher that was killed.
+        UserError: another run holds the lock; its processes may have outlived a launcher that was killed.
     """
-    if fcntl is None or not PartialState().is_main_process:
+    if not PartialState().is_main_process:
         yield
         return
     with (folder / RECIPE).open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecipeError(
-                f"{folder}: a run is going on in it; end its processes, which outlive a launcher that is killed, or "
-                "give another --output_dir."
-            ) from error
-        except OSError:
-            logger.warning("%s: its file system has no locks; see that no other run writes there.", folder)
+        lock(
+            file,
+            f"{folder}: another run is using it; end its processes, which outlive a launcher that is killed, or give "
+            "another --output_dir.",
+        )
         yield
 
 
 def is_beyond(checkpoint: Path, training: TrainingRecipe) -> bool:
-    """Whether a checkpoint was written after the steps or the minutes that a recipe allows."""
+    """Return whether a checkpoint was written after the steps or the minutes that a recipe allows."""
     is_late = training.minutes is not None and trained_seconds(checkpoint) > 60 * training.minutes
     return is_late or step_of(checkpoint) > training.steps
 
 
 def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
-    """Whether training was over when a checkpoint was written, and is by the limits that a recipe sets now."""
+    """Return whether training had ended at a checkpoint, and has still ended by the recipe's present limits."""
     if step_of(checkpoint) >= training.steps:
         return True
     callbacks = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks
@@ -161,47 +146,24 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
         return False
     early_stopping = callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
     waited = early_stopping.get("early_stopping_patience_counter", 0)  # evaluations
-    is_tired = training.patience is not None and waited >= training.patience
-    return is_tired or is_beyond(checkpoint, training)
-
-
-class WholeCheckpoints(TrainerCallback):
-    """Marks a checkpoint when all ranks have written theirs, and only then deletes older ones."""
-
-    def __init__(self, run: Path, keep: int) -> None:
-        self.run = run
-        self.keep = keep
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            mark_whole(checkpoint_at(self.run, state.global_step))
-            rotate(self.run, self.keep, state.best_global_step)
-        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
-
-
-def free_megabytes(path: Path) -> int:
-    """The room on the disk that holds a path, or its nearest folder."""
-    return shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free >> 20
+    patience_exhausted = training.patience is not None and waited >= training.patience
+    return patience_exhausted or is_beyond(checkpoint, training)
 
 
 @contextmanager
-def writing(path: Path) -> Generator[None]:
-    """Say in one line that `path` cannot be written, where a disk is full, a quota is used up or a device fails.
+def run_write_errors(path: Path) -> Generator[None]:
+    """Turn a failed write of a run's file into an OutputError: a full disk, a used-up quota, a broken device.
 
     Raises:
-        RecipeError: it cannot.
+        OutputError: `path` cannot be written.
     """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's archives fail with a RuntimeError as a lost process does; theirs names the source file or the stream
-        if isinstance(error, RuntimeError) and not re.search(
-            "inline_container|PytorchStreamWriter|basic_ios", str(error)
-        ):
+        # torch reports a failed write as a RuntimeError; it names the source file or the stream
+        if isinstance(error, RuntimeError) and not TORCH_WRITE_ERROR.search(str(error)):
             raise
-        said = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
-        raise RecipeError(
-            f"{path}: cannot be written ({said}; {free_megabytes(path):,d} MB are free there); "
-            "make room, and give the same command to go on from the last whole checkpoint."
+        raise OutputError(
+            f"{path}: cannot be written: {one_line(error, with_file=False)}; make room, {free_megabytes(path):,d} MB "
+            "are free there, and repeat the command to resume from the last complete checkpoint."
         ) from error

@@ -1,4 +1,4 @@
-"""A run that diverges: no gradient that is not finite reaches the weights, and no such weights are saved."""
+"""Divergence: a gradient that is not finite never reaches the weights, and such weights are never saved."""
 
 import logging
 from dataclasses import dataclass, field
@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.checkpoints import last_checkpoint, step_of
-from training.recipe import RunError, TrainingRecipe
+from training.distributed import RunError
+from training.recipe import TrainingRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ EXCERPT = 40  # characters of the first of them
 
 
 def is_finite(weights: list[Tensor]) -> bool:
-    """Whether all weights are finite, of a sharded model on all processes, which must call together."""
+    """Return whether all weights are finite; all processes must call together."""
     local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     found = torch.stack([weight.isfinite().all() for weight in local]).all()
     return all(gather_object([bool(found)]))
@@ -44,7 +45,7 @@ class MicroBatch:
 
 @dataclass
 class Step:
-    """An optimizer step that nobody has looked at yet: its `flag` is 1 where the gradient is not finite, or else 0."""
+    """An optimizer step that the host has not checked yet; `flag` is 1 if its gradient is not finite, else 0."""
 
     number: int
     flag: Tensor
@@ -52,12 +53,12 @@ class Step:
 
 
 class DivergenceGuard(TrainerCallback):
-    """Keeps a gradient that is not finite from the weights, and ends the run or lets it skip the step.
+    """Keep a gradient that is not finite from the weights, and end the run or skip the step.
 
     The norm of the gradient, which the Trainer computes in any case, gives a flag that stays on the device. The
     optimizer gets it as `found_inf`, by which torch's GradScaler has a fused Adam leave weights, moments and its
     own count of steps as they are: no step waits for the host. The host reads the flags where it waits for the device
-    anyway, before a log entry, an evaluation, a checkpoint and the end; on a CPU, which it never waits for, after
+    in any case, before a log entry, an evaluation, a checkpoint and the end; on a CPU, which it never waits for, after
     every step. Under "stop" the first flag stays up until then, so that no later update follows either.
 
     The gradient is that of the whole step, so all micro-batches and processes come to the same decision, and it is
@@ -83,21 +84,21 @@ class DivergenceGuard(TrainerCallback):
         self.next_step = state.global_step + 1
 
     def guard(self, optimizer: Optimizer) -> None:
-        """Have each step of an optimizer leave out an update whose gradient `inspect` has found not finite."""
+        """Make an optimizer skip each update whose gradient is not finite, as `inspect` flagged it."""
         optimizer.register_step_pre_hook(self._leave_out)
 
     def _leave_out(self, optimizer: Any, *_: Any) -> None:
-        if getattr(optimizer, "_step_supports_amp_scaling", False):  # as GradScaler asks
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # the attribute that GradScaler checks
             optimizer.found_inf = self.flag
-        elif self.flag.item():  # an optimizer that is not fused passes over weights without a gradient
+        elif self.flag.item():  # an optimizer that is not fused skips weights without a gradient
             optimizer.zero_grad()
 
     def add(self, numbers: Tensor | None, source: Tensor, loss: Tensor) -> None:
-        """Note a micro-batch of the step at hand: its pairs' numbers, its first source (S,), and its loss."""
+        """Record a micro-batch of the present step: its pairs' numbers, its first source (S,), and its loss."""
         self.micro_batches.append(MicroBatch([] if numbers is None else numbers.tolist(), source.tolist(), loss))
 
     def inspect(self, grad_norm: Tensor) -> None:
-        """Raise the flag for the step at hand if the norm of its gradient is not finite."""
+        """Set the flag of the present step if the norm of its gradient is not finite."""
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
         bad = norm.isfinite().logical_not().to(self.device, torch.float32)
         self.flag = torch.maximum(self.flag, bad) if self.training.on_divergence == "stop" else bad
@@ -112,7 +113,7 @@ class DivergenceGuard(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Read the flags where the host waits for the device anyway, and check weights before they count.
+        """Read the flags where the host waits for the device in any case, and check weights before they are used.
 
         Raises:
             RunError: the run has diverged.
@@ -125,7 +126,7 @@ class DivergenceGuard(TrainerCallback):
             self.stop(f"step {state.global_step}: its update has made weights that are not finite", run)
 
     def read_flags(self, run: Path) -> None:
-        """End the run, or say what was skipped, for each step since the last call.
+        """End the run, or log the skipped update, for each flagged step since the last call.
 
         Raises:
             RunError: a step's gradient is not finite, and it may not be skipped.
@@ -136,7 +137,7 @@ class DivergenceGuard(TrainerCallback):
             self.skipped = self.skipped + 1 if flag else 0
             if not flag:
                 continue
-            what = f"step {step.number}: the loss or its gradient is not finite, of {self.name(step)}"
+            what = f"step {step.number}: the loss or its gradient is not finite, of {self.describe(step)}"
             if self.training.on_divergence == "stop":
                 raise RunError(f"{what}; {remedy(run)}, or leave such steps out by --training.on_divergence=skip.")
             if self.skipped > self.training.skip_limit:
@@ -151,14 +152,16 @@ class DivergenceGuard(TrainerCallback):
         """
         raise RunError(f"{what}; {remedy(run)}.")
 
-    def name(self, step: Step) -> str:
-        """The pairs of a step in words, those of the losses that are not finite where there are such.
+    def describe(self, step: Step) -> str:
+        """Return the pairs of a step in text, only those with a loss that is not finite if there are any.
 
         All processes must call together.
         """
-        found = gather_object([(bool(part.loss.isfinite()), part.numbers, part.tokens) for part in step.micro_batches])
-        suspects = [part for part in found if not part[0]] or found
-        numbers = sorted(number for _, of, _ in suspects for number in of)
+        batches = gather_object(
+            [(bool(each.loss.isfinite()), each.numbers, each.tokens) for each in step.micro_batches]
+        )
+        suspects = [batch for batch in batches if not batch[0]] or batches
+        numbers = sorted(number for _, pairs, _ in suspects for number in pairs)
         text = str(self.tokenizer.decode(suspects[0][2], skip_special_tokens=True))
         shown = f"{text[:EXCERPT]!r}{'...' if len(text) > EXCERPT else ''}"
         if not numbers:
@@ -168,7 +171,7 @@ class DivergenceGuard(TrainerCallback):
 
 
 def remedy(run: Path) -> str:
-    """The way out of a run that has diverged."""
+    """Return the fix for a run that has diverged."""
     checkpoint = last_checkpoint(run)
     kept = "no checkpoint was written yet" if checkpoint is None else f"checkpoint {step_of(checkpoint):,} is kept"
     return f"{kept}; begin anew with a smaller training.learning_rate_scale"

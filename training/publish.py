@@ -1,7 +1,7 @@
 """Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
 
-One commit holds the run's weights, its tokenizer, its generation settings, the code of the model, which loads without
-this package, `results.json`, `recipe.yaml` and the card. `--dry_run=FOLDER` writes the same files into a folder.
+One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the code
+of the model, so that it loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
 import difflib
@@ -9,7 +9,6 @@ import fnmatch
 import json
 import logging
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, cast
@@ -21,54 +20,53 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.card import LICENSES, make_card
-from training.command import OneLineParser, end_interrupted, reason
-from training.results import RESULTS, plain
+from training.command import exit_interrupted
+from training.report.card import make_card
+from training.report.licenses import LICENSES
+from training.report.results import RESULTS, to_json_values
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.checked_loading import check_tokenizer_size, load_model, load_tokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.files import write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
 
 
-class PublishError(ValueError):
-    """A run cannot be published; the message is one line with the way out."""
-
-
 def read_results(run: Path) -> dict[str, Any]:
-    """What a finished run's `results.json` holds.
+    """Return a finished run's `results.json`.
 
     Raises:
-        PublishError: the folder holds no finished run.
+        UserError: the folder holds no finished run.
     """
     try:
         results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise PublishError(
+        raise UserError(
             f"{run}: holds no finished run, for it has no {RESULTS}; give the training command again to finish it, or "
             "the folder of another."
         ) from error
     except ValueError as error:
-        raise PublishError(f"{run / RESULTS}: not JSON ({error}); train again, or restore the file.") from error
+        raise UserError(f"{run / RESULTS}: not JSON ({error}); train again, or restore the file.") from error
     if missing := sorted(NEEDED - results.keys()):
-        raise PublishError(f"{run / RESULTS}: lacks {', '.join(missing)}; train again with this version to publish.")
+        raise UserError(f"{run / RESULTS}: lacks {', '.join(missing)}; train again with this version to publish.")
     return results
 
 
 def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a run's folder.
+    """Return the model and the tokenizer of a run's folder.
 
     Raises:
-        PublishError: they cannot be loaded.
+        UserError: they cannot be loaded.
     """
     try:
         model = load_model(str(run), VaswaniTransformerForConditionalGeneration, local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
         check_tokenizer_size(model, tokenizer, str(run))
-    except UserError as error:
-        raise PublishError(str(error)) from error
+    except ValueError as error:
+        raise UserError(one_line(error)) from error
     return cast(VaswaniTransformerForConditionalGeneration, model), tokenizer
 
 
@@ -80,19 +78,19 @@ def write_repository(
     repository: str,
     license: str = "apache-2.0",
 ) -> None:
-    """Write everything that a repository is to hold into `folder`; no pickle, and no name of a machine or user.
+    """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    Of the test set `results.json` keeps the scores, and the card one sentence: the texts may be somebody's own.
+    Of the test set `results.json` keeps the scores and the card one sentence, since the texts may be private.
     """
     model.with_remote_code().save_pretrained(folder)
-    if isinstance(tokenizer, VaswaniTransformerTokenizer):  # others need no code, and Transformers has theirs
+    if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
         tokenizer = tokenizer.with_remote_code()
     tokenizer.save_pretrained(folder)
     make_card(results, repository, license).save(folder / "README.md")
     if "test" in results:
         results = results | {"test": {name: of for name, of in results["test"].items() if name != "examples"}}
-    told = json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / RESULTS).write_text(told, encoding="utf-8")
+    text = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / RESULTS).write_text(text, encoding="utf-8")
     recipe = yaml.safe_dump(results["recipe"], allow_unicode=True, sort_keys=False)
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     (folder / "LICENSE-code").write_bytes(LICENSE.read_bytes())
@@ -106,20 +104,18 @@ def upload(
     revision: str | None = None,
     message: str = "Publish a run",
 ) -> CommitInfo:
-    """Bring a folder to the Hub in one commit, which also takes away the weights and the code of an earlier one.
+    """Upload a folder in one commit, which also deletes weights and code of an earlier one.
 
-    `upload_folder` would do it in several commits where it can, so that half of a model could be seen.
+    `upload_folder` may make several commits, so that half of a model is visible.
 
     Raises:
-        PublishError: the repository is to be private and is not, or the Hub refused or was not to be reached; it
-            shows nothing of the folder then, unless all of it arrived and the answer alone was lost.
+        UserError: the repository should be private and is public, or the Hub rejects the upload or cannot be
+            reached; it then shows nothing of the folder, unless only its answer was lost.
     """
     try:
         repository = api.create_repo(repository, private=private, exist_ok=True).repo_id
         if private and not api.model_info(repository).private:
-            raise PublishError(
-                f"{repository}: is there and public; make it private on the Hub, or choose another name."
-            )
+            raise UserError(f"{repository}: is there and public; make it private on the Hub, or choose another name.")
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -128,21 +124,21 @@ def upload(
         additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         deletions = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
         return api.create_commit(repository, [*additions, *deletions], commit_message=message, revision=revision)
-    except PublishError:
+    except UserError:
         raise
     except Exception as error:  # of the client, of HTTP, of the network
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            raise PublishError(
-                f"{repository}: the Hub refused ({one_line(error)}); give the token of somebody who may write there."
+            raise UserError(
+                f"{repository}: the Hub refused ({error_chain(error)}); give the token of somebody who may write there."
             ) from error
-        raise PublishError(
-            f"{repository}: the upload broke off ({one_line(error)}); what the repository shows is whole, as it was "
+        raise UserError(
+            f"{repository}: the upload broke off ({error_chain(error)}); what the repository shows is whole, as it was "
             "or as it was to be; do the same again."
         ) from error
 
 
-def one_line(error: BaseException) -> str:
-    """What an error and its causes say."""
+def error_chain(error: BaseException) -> str:
+    """Return the messages of an error and its causes on one line."""
     reasons = []
     cause: BaseException | None = error
     while cause is not None:
@@ -155,28 +151,32 @@ def one_line(error: BaseException) -> str:
 
 
 def check_license(license: str) -> None:
-    """Check that a license is one that the Hub knows, since it refuses a card with another.
+    """Check that the Hub knows a license; it rejects a card with another.
 
     Raises:
-        PublishError: it is not.
+        UserError: it is not.
     """
     if license in LICENSES:
         return
     like = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=3, cutoff=0.4)
-    raise PublishError(
+    raise UserError(
         f"--license: the Hub knows no {license!r}; give one of its names{', perhaps ' if like else ''}"
         f"{' or '.join(like)} (https://huggingface.co/docs/hub/repositories-licenses)."
     )
 
 
 def check_name(repository: str) -> None:
-    """Refuse a name that the Hub cannot have."""
+    """Check that a repository's name is valid and has an owner.
+
+    Raises:
+        UserError: it is not.
+    """
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise PublishError(f"{repository}: no name of a repository: {one_line(error)}") from error
+        raise UserError(f"{repository}: no name of a repository: {error_chain(error)}") from error
     if "/" not in repository:
-        raise PublishError(f"{repository}: lacks its owner; write it as OWNER/{repository}.")
+        raise UserError(f"{repository}: lacks its owner; write it as OWNER/{repository}.")
 
 
 def publish(
@@ -193,7 +193,7 @@ def publish(
         The address of the commit, or of the folder.
 
     Raises:
-        PublishError: the run, the name, the license, the token or the folder cannot be used, before any work; or as
+        UserError: the run, the name, the license, the token or the folder cannot be used, before any work; or as
             `upload`.
         OSError: a folder cannot be written.
     """
@@ -201,9 +201,9 @@ def publish(
     check_license(license)
     results = read_results(run)
     if dry_run is None and get_token() is None:
-        raise PublishError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
+        raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if dry_run is not None and dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):
-        raise PublishError(f"{dry_run}: holds something already; give another --dry_run.")
+        raise UserError(f"{dry_run}: holds something already; give another --dry_run.")
     model, tokenizer = load(run)
     if dry_run is not None:
         dry_run.mkdir(parents=True, exist_ok=True)
@@ -216,8 +216,8 @@ def publish(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be published ends it with one line and exit status 2."""
-    parser = OneLineParser(
+    """Run the command line; a user's error ends it with one line and exit status 2."""
+    parser = ArgumentParser(
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
@@ -229,20 +229,20 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     disable_progress_bar()
+    folder = options.dry_run or tempfile.gettempdir()
     try:
-        place = publish(
-            options.run, options.repository, options.private or None, options.revision, options.license, options.dry_run
-        )
-    except PublishError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        where = error.filename or options.dry_run or tempfile.gettempdir()
-        print(f"{where}: cannot be written ({reason(error)}); make room, or give another folder.", file=sys.stderr)
-        sys.exit(2)
+        with exit_on_user_error(), write_errors(folder, "make room, or give another folder"):
+            address = publish(
+                options.run,
+                options.repository,
+                options.private or None,
+                options.revision,
+                options.license,
+                options.dry_run,
+            )
     except KeyboardInterrupt:
-        end_interrupted("; what the repository shows is whole")
-    print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {place}")
+        exit_interrupted("; what the repository shows is complete")
+    print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,7 @@ import yaml
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-
-
-class RecipeError(ValueError):
-    """A recipe, its data or its folder cannot be used; the message is one line with the way out."""
-
-
-class RunError(RecipeError):
-    """A run cannot continue; all processes of a launch raise it together, so that one of them can speak for all."""
+from vaswani_transformer.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -30,16 +23,16 @@ class DataRecipe:
 
     kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
         a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
-    path: the folder of the files, or the name of the data set on the Hub.
+    path: the folder of the files, or the data set's name on the Hub.
     subset: the configuration of a data set on the Hub.
     source, target: the language codes.
     train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub.
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
-    overlong: whether a longer training pair is dropped, with a count, or refused.
-    unusable: whether a pair with an empty side is refused or dropped, with a count.
-    streaming: whether the training pairs are read and tokenised while training goes on, anew in every epoch, as those
-        must be that do not fit in memory; a bad line is met when it is reached.
-    pool: the streamed pairs that are held, and sorted by length, at a time: the more, the less padding.
+    too_long: "drop" a longer training pair, with a count, or end the run with an "error".
+    empty: end the run with an "error" on a pair with an empty side, or "drop" it, with a count.
+    streaming: whether the training pairs are read and tokenized during training, again in every epoch, for pairs
+        that do not fit in memory; a bad line ends the run when it is reached.
+    buffer: the streamed pairs that are in memory, and sorted by length, at a time: more pairs, less padding.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"
@@ -51,10 +44,10 @@ class DataRecipe:
     validation: str = "validation.jsonl.gz"
     test: str | None = "test.jsonl.gz"
     max_length: int = 256
-    overlong: Literal["drop", "refuse"] = "drop"
-    unusable: Literal["refuse", "drop"] = "refuse"
+    too_long: Literal["drop", "error"] = "drop"
+    empty: Literal["error", "drop"] = "error"
     streaming: bool = False
-    pool: int = 100_000
+    buffer: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -76,35 +69,35 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The course of a run.
+    """The steps of a run.
 
-    steps: optimiser steps.
-    minutes: wall-clock minutes of training after which a run ends early, those before an interruption counted up to
-        the checkpoint that it goes on from; None for no such limit.
-    source_tokens, target_tokens: the tokens of an optimiser step, on all devices together (5.1).
-    device_tokens: the most source or target tokens, padding counted, of one forward pass on one device; a step takes
-        several passes where its share is larger.
+    steps: optimizer steps.
+    minutes: wall-clock minutes of training after which a run ends early, including those before an interruption up
+        to the checkpoint that it resumes; None for no limit.
+    source_tokens, target_tokens: the tokens of an optimizer step, on all devices together (5.1).
+    device_tokens: the most source or target tokens, with padding, of one micro-batch on one device; a step takes
+        several micro-batches if a device's share is larger.
     warmup_steps: steps in which the learning rate rises, in equation (3).
-    learning_rate_scale: a factor of equation (3), which the paper does not have.
+    learning_rate_scale: a factor on equation (3); the paper has none.
     precision: "fp32", or "bf16" for autocast.
-    gradient_checkpointing: whether the backward pass computes activations again, which takes less memory and more time.
+    gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
-    attention: Transformers' name of what computes equation (1); "auto" is "eager" on a CPU, where for sentences plain
-        products are as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
+    attention: Transformers' name of the attention implementation; "auto" is "eager" on a CPU, which for sentences is
+        as fast as torch's fused kernel in fp32 and much faster in bf16, and "sdpa" elsewhere.
     max_grad_norm: the norm at which gradients are clipped; 0, as in the paper, for never.
-    on_divergence: what follows a loss or gradient that is not finite: "stop" ends the run there, "skip" leaves that
-        step's update out. Neither touches the weights.
+    on_divergence: the reaction to a loss or gradient that is not finite: "stop" ends the run, "skip" skips that
+        step's update. Neither changes the weights.
     skip_limit: the steps in a row that may be skipped; one more ends the run.
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
     evaluation_beams: beams of those evaluations' translations.
     evaluation_batch_size: pairs that an evaluation translates at once on each device.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
-        such limit.
+        limit.
     checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
         intervals", 6.1); None for none.
-    keep_checkpoints: checkpoints kept, the best among them.
-    average_last: whether the run ends with the mean of its last so many checkpoints (6.1), or, None, with the best.
+    keep_checkpoints: checkpoints kept, including the best.
+    average_last: the number of last checkpoints whose mean is the final model (6.1); None for the best checkpoint.
     """
 
     steps: int = 100_000
@@ -164,11 +157,11 @@ class ScoreRecipe:
 class Recipe:
     """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from.
 
-    name: what the run is called, in its model card too.
-    output_dir: the run's folder, which is made; the same command resumes a run that was interrupted there.
+    name: the run's name, also in its model card.
+    output_dir: the run's folder; the same command resumes an interrupted run in it.
     seed: of the weights, the dropout and the order of the pairs.
-    expected: what such a run scores, for whoever reads the recipe.
-    published: what others have published of the same test set, which the model card shows beside the run's scores.
+    expected: the score of such a run, for readers.
+    published: a published score on the same test set, which the model card shows with the run's scores.
     """
 
     name: str = "run"
@@ -184,13 +177,13 @@ class Recipe:
     score: ScoreRecipe = field(default_factory=ScoreRecipe)
 
     def model_config(self, **token_ids: int | None) -> VaswaniTransformerConfig:
-        """The model's configuration, with the vocabulary size and token ids that its tokenizer turned out to have."""
+        """Return the model's configuration with the vocabulary size and token ids of its tokenizer."""
         fields: dict[str, Any] = {"paper": "base"} | self.model | token_ids
         return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
 
 
-def as_tree(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values; the folder's own name is no part of it, so that a folder can be moved."""
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as a nested dictionary, without `output_dir`, so that a folder can be moved."""
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
     return tree
@@ -207,17 +200,18 @@ TEXT_FIELDS = {"name", "output_dir"} | {
 NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
 SEEDS = 2**32  # as many as NumPy knows
 LARGEST = 2**63 - 1  # as torch counts
-SETTLED_BY_TOKENIZER = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
-MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - SETTLED_BY_TOKENIZER - {"is_encoder_decoder"}
+TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
+MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - TOKENIZER_SETS - {"is_encoder_decoder"}
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
-    "num_beams", "vocab_size", "max_length", "pool", "sample", "checkpoint_steps", "checkpoint_minutes", "average_last",
+    "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
+    "average_last",
 }  # fmt: skip
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML's safe loader, for which a key that stands twice in a mapping is an error, as YAML itself says."""
+    """YAML's safe loader, which also rejects a repeated key, as YAML specifies."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -226,90 +220,92 @@ class RecipeLoader(yaml.SafeLoader):
                 continue
             key, line = self.construct_object(cast(Any, key_node), deep=True), key_node.start_mark.line + 1
             if not isinstance(key, Hashable):
-                continue  # which the safe loader refuses in its own words
+                continue  # the safe loader raises its own error
             if key in lines:
-                raise RecipeError(f"line {line}: {key!r} stands in line {lines[key]} already; keep one of the two.")
+                raise UserError(f"line {line}: {key!r} is already in line {lines[key]}; keep one of the two.")
             lines[key] = line
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(text: str) -> Any:
-    """What a text says in YAML, each key once.
+    """Return the value of a YAML text.
 
     Raises:
-        RecipeError: a key stands twice in a mapping; the message begins with its line.
+        UserError: a key occurs twice in a mapping; the message begins with its line.
         yaml.YAMLError: the text is not YAML.
     """
     return yaml.load(text, RecipeLoader)
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
-    """The recipe of a YAML file with `--any.field=value` arguments laid over it.
+    """Return the recipe of a YAML file, overridden by `--any.field=value` arguments.
 
     Raises:
-        RecipeError: there is no such file, it is not YAML, or a key or a value of it or of the arguments is not one
-            that a recipe has.
+        UserError: there is no such file, it is not YAML, or a key or a value of the file or the arguments is not
+            valid.
     """
     path = Path(path)
     if not path.is_file():
         known = ", ".join(sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml")))
-        raise RecipeError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
+        raise UserError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8")) or {}
-    except RecipeError as error:
-        raise RecipeError(f"{path}, {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}, {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or a date that Python cannot hold
-        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read ({error.strerror}); give a recipe that can be.") from error
+        raise UserError(
+            f"{path}: cannot be read ({one_line(error, with_file=False)}); give a recipe that can be."
+        ) from error
     if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
-        lay_over(tree, argument)
+        apply_override(tree, argument)
     recipe = build(Recipe, tree, "")
     check(recipe)
     return recipe
 
 
-def lay_over(tree: dict[str, Any], argument: str) -> None:
-    """Put the value of one `--any.field=value` into `tree`."""
+def apply_override(tree: dict[str, Any], argument: str) -> None:
+    """Set the value of one `--any.field=value` in `tree`."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not equals:
-        raise RecipeError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
+        raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
     *path, last = name.split(".")
     for key in path:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise RecipeError(f"{argument}: {key} is a value, not a group of fields.")
+            raise UserError(f"{argument}: {key} is a value, not a group of fields.")
     try:
         tree[last] = text if name in TEXT_FIELDS and text != "null" else read_yaml(text)
-    except RecipeError as error:
-        raise RecipeError(f"{argument}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{argument}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{argument}: {text[:40]!r} is not a value; quote it.") from error
+        raise UserError(f"{argument}: {text[:40]!r} is not a value; quote it.") from error
 
 
 def build(cls: type, tree: Any, prefix: str) -> Any:
-    """An instance of the dataclass `cls` from a mapping, every key known and every value of its type."""
+    """Return an instance of the dataclass `cls` from a mapping, with every key and type checked."""
     if not isinstance(tree, dict):
-        raise RecipeError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
+        raise UserError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in tree.items():
         if key not in hints:
-            raise RecipeError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
-        values[key] = fit(hints[key], value, f"{prefix}{key}")
+            raise UserError(f"{prefix}{key}: no such key; {prefix.rstrip('.') or 'a recipe'} has {', '.join(hints)}.")
+        values[key] = coerce(hints[key], value, f"{prefix}{key}")
     return cls(**values)
 
 
-def fit(hint: Any, value: Any, name: str) -> Any:
-    """`value`, if it is what `hint` asks for."""
+def coerce(hint: Any, value: Any, name: str) -> Any:
+    """Return `value` as the type `hint`, or raise a UserError."""
     if dataclasses.is_dataclass(hint):
         return build(cast(type, hint), value, f"{name}.")
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise RecipeError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
+            raise UserError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
         return value
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
     if float in allowed and isinstance(value, str):  # YAML reads 1e-4 as a word
@@ -318,75 +314,75 @@ def fit(hint: Any, value: Any, name: str) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
         quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
-        raise RecipeError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
+        raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
     return value
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Check that a value, and each of a group's, is no number that is not finite or too large to count with."""
+    """Check that a number, or each number of a group, is finite and fits into 64 bits."""
     if isinstance(value, dict):
         for key, member in value.items():
             check_numbers(member, f"{name}.{key}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{name}: expected a finite number, got {value}; give one.")
+        raise UserError(f"{name}: expected a finite number, got {value}; give one.")
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise RecipeError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
+        raise UserError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse values that no run can have."""
+    """Check the values of a recipe."""
     groups = {"": recipe, "data.": recipe.data, "tokenizer.": recipe.tokenizer, "training.": recipe.training}
     for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
         for name, value in vars(group).items():
             if name in POSITIVE and value is not None and value <= 0:
-                raise RecipeError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
+                raise UserError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
             if name in NOT_NEGATIVE and value < 0:
-                raise RecipeError(f"{prefix}{name}: {value} is negative; give 0 or more.")
+                raise UserError(f"{prefix}{name}: {value} is negative; give 0 or more.")
             if f"{prefix}{name}" in TEXT_FIELDS and value == "":
-                raise RecipeError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
+                raise UserError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
     if recipe.seed >= SEEDS:
-        raise RecipeError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
+        raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     if recipe.data.source == recipe.data.target:
-        raise RecipeError(
-            f"data.target: {recipe.data.target!r} is the source language too, so that a model would learn to copy; "
+        raise UserError(
+            f"data.target: {recipe.data.target!r} is also the source language, so a model would learn to copy; "
             "set data.source or data.target."
         )
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
-        raise RecipeError(
+        raise UserError(
             f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
             f"keep the best; give {last + 1}."
         )
     if recipe.data.kind != "grammar" and recipe.data.path is None:
         what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
-        raise RecipeError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
+        raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if recipe.data.kind == "grammar" and recipe.data.streaming:
-        raise RecipeError("data.streaming: the shipped task is made in memory; leave it out.")
+        raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
     check_score(recipe.score)
     for name in recipe.model:
-        if name in SETTLED_BY_TOKENIZER:
-            raise RecipeError(f"model.{name}: the tokenizer settles it; see tokenizer.vocab_size and tokenizer.path.")
+        if name in TOKENIZER_SETS:
+            raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in MODEL_FIELDS:
-            raise RecipeError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
+            raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
-        raise RecipeError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
+        raise UserError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
-    except Exception as error:  # the strict configuration raises its own kinds, each with a sentence
-        raise RecipeError(f"model: {' '.join(str(error).split())}") from error
+    except Exception as error:  # the strict configuration has its own classes, each with a sentence
+        raise UserError(f"model: {one_line(error)}") from error
 
 
 def check_score(score: ScoreRecipe) -> None:
-    """Check that what cuts the words of the score is installed."""
+    """Check that the score's tokenizer is installed."""
     language, _, dictionary = score.tokenize.partition("-")
     if not dictionary:
         return
-    from sacrebleu.metrics.bleu import BLEU  # here only: half a second
+    from sacrebleu.metrics.bleu import BLEU  # here, because it takes half a second
 
     try:
         BLEU(tokenize=score.tokenize)
     except (ImportError, RuntimeError) as error:
-        raise RecipeError(
+        raise UserError(
             f"score.tokenize: {score.tokenize!r} needs packages that are not installed; run `pip install "
             f'"sacrebleu[{language}]"`.'
         ) from error

@@ -1,4 +1,4 @@
-"""What `--help` says of a recipe's fields: their defaults and meanings, read from the dataclasses and docstrings."""
+"""The text of `--help` on a recipe's fields: defaults and meanings, read from the dataclasses and docstrings."""
 
 import dataclasses
 import inspect
@@ -15,8 +15,8 @@ WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """What a class's docstring says of each field, in paragraphs of the form `name, other: text`."""
+def field_descriptions(cls: type) -> dict[str, str]:
+    """Return a docstring's text on each field, from paragraphs of the form `name, other: text`."""
     found: dict[str, str] = {}
     names: list[str] = []
     indent = 0
@@ -33,25 +33,25 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def shown(value: object) -> str:
-    """A default as YAML writes it."""
+    """Return a default as YAML."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def choices(hint: Any) -> str:
-    """The values that a field may have, where they are few."""
+    """Return the values of a field that has few."""
     return f" One of {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
 
 
 def entry(name: str, default: object, text: str) -> str:
-    """A field with its default and, below them, its meaning."""
+    """Return a field, its default and, below them, its meaning."""
     return f"  --{name}={shown(default)}\n{textwrap.indent(textwrap.fill(text, WIDTH - 6), 6 * ' ')}"
 
 
 def entries(cls: Any, prefix: str = "") -> Iterator[str]:
-    """The fields of a dataclass, its groups' after its own."""
-    texts, hints = meanings(cls), typing.get_type_hints(cls)
+    """Yield the fields of a dataclass, then those of its groups."""
+    texts, hints = field_descriptions(cls), typing.get_type_hints(cls)
     groups = []
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
@@ -69,8 +69,8 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
 
 
 def model_entries() -> Iterator[str]:
-    """The fields of the model, with the paper's base model as default."""
-    base, texts = VaswaniTransformerConfig(), meanings(VaswaniTransformerConfig)
+    """Yield the fields of the model, with the paper's base model as default."""
+    base, texts = VaswaniTransformerConfig(), field_descriptions(VaswaniTransformerConfig)
     yield entry(
         "model.paper", "base", "the model of the paper that the other fields change, by its name in from_paper."
     )
@@ -80,5 +80,5 @@ def model_entries() -> Iterator[str]:
 
 
 def recipe_help() -> str:
-    """All fields of a recipe, as the arguments that set them, with defaults and meanings."""
+    """Return all fields of a recipe, as arguments, with defaults and meanings."""
     return "\n".join(entries(Recipe))

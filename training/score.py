@@ -1,14 +1,13 @@
 """Score a model: `python -m training.score MODEL RECIPE.yaml [--split=validation] [--output=FILE] [--any.field=value]`.
 
 It translates a split of the recipe's data by the recipe's search, prints a table and, on request, writes it as JSON.
-Scores that are computed otherwise are named otherwise, and each stands with the signature that it compares by.
+Scores that are computed differently have different names, and each has its signature.
 """
 
 import argparse
 import dataclasses
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -18,26 +17,27 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.command import OneLineParser, end_interrupted
-from training.data import SPLITS, load_pairs
-from training.metrics import bleu, chrf, tokenized_bleu
-from training.recipe import Recipe, RecipeError, load_recipe
+from training.command import exit_interrupted
+from training.data.files import SPLITS
+from training.data.pairs import load_pairs
+from training.decoding import decoding_config
+from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
-from training.trainer import decoding_config
+from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.files import write_errors
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate.engine import eval_mode, log_probabilities, pad_rows
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import batches_by_length, translate
 
-CUT_AT_SPACES = ("13a", "intl", "none")  # the tokenisers of recipes whose language Moses cuts, too
-
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own arguments, and those of the recipe."""
-    parser = OneLineParser(
+    """Return the command's own arguments, and those of the recipe."""
+    parser = ArgumentParser(
         prog="python -m training.score",
         allow_abbrev=False,
         description="Score a model on a split of a recipe's data.",
@@ -57,33 +57,33 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
 
 
 def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
-    """The sources and targets of one split; the others are not read.
+    """Return the sources and targets of one split; the others are not read.
 
     Raises:
-        RecipeError: the recipe has none of that name, or it cannot be used.
+        UserError: the recipe has none of that name, or it cannot be used.
     """
     if getattr(recipe.data, split) is None:
-        raise RecipeError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
+        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
     others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     pairs = load_pairs(dataclasses.replace(recipe.data, **others))
     return pairs[split]["source"][:], pairs[split]["target"][:]
 
 
-def refuse_misfits(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that is none for scoring.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that a tokenizer has the tokens that scoring needs.
 
     Raises:
-        RecipeError: it has no token to pad or to end a text with.
+        UserError: it has no pad or eos token.
     """
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
-            raise RecipeError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
+            raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
 
 
 def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
-    """Loss and perplexity of a sub-word token of the targets, `</s>` counted, in batches of so many tokens."""
+    """Return loss and perplexity of a target's subword token, `</s>` included, in batches of `tokens` tokens."""
     encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
@@ -101,7 +101,7 @@ def likelihood(
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """The translations by the recipe's search, and how long they took; a model of another kind searches its own way."""
+    """Return the hypotheses and their speed; a model of another package uses its own generation settings."""
     is_own = isinstance(model, VaswaniTransformerForConditionalGeneration)
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
     start = time.perf_counter()
@@ -119,43 +119,18 @@ def translate_all(
     }
 
 
-def quality(translations: list[str], references: list[str], recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Every score that is one for the recipe's texts, by a name of its own, each with its signature.
-
-    sacrebleu: of texts as they are read, cut by sacreBLEU; not for files that are tokenised already.
-    chrf: of texts as they are.
-    tokenized_bleu: of the files' own tokens, or of those that Moses makes of both sides.
-    compound_split_bleu: of the same with the parts of compounds apart, for German; the paper's En-De figures.
-    """
-    is_tokenized, target = recipe.score.tokenize == "none", recipe.data.target
-    scores: dict[str, dict[str, Any]] = {}
-    if not is_tokenized:
-        scores["sacrebleu"] = bleu(translations, references, recipe.score.tokenize)
-    scores["chrf"] = chrf(translations, references)
-    if recipe.score.tokenize in CUT_AT_SPACES:
-        language = None if is_tokenized else target
-        scores["tokenized_bleu"] = tokenized_bleu(translations, references, language)
-        if target == "de":
-            scores["compound_split_bleu"] = tokenized_bleu(translations, references, language, compounds=True)
-    return {
-        name: {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
-        for name, score in scores.items()
-    }
-
-
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Everything that is found out about a model.
+    """Return all scores of a model, as the JSON output has them.
 
     Raises:
-        RecipeError: the recipe, its data, the model or the output file cannot be used, or do not go together.
-        UserError: the model cannot be loaded, or not as it is to run.
+        UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
         what = "is there already" if options.output.exists() else "lies in no folder"
-        raise RecipeError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
+        raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     sources, references = load_split(recipe, options.split)
     model, tokenizer = load(options)
-    refuse_misfits(tokenizer, options.model)
+    check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
     found = likelihood(model, tokenizer, sources, references, options.batch_tokens)
@@ -166,7 +141,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "data": dataclasses.asdict(recipe.data),
         "split": options.split,
         "sentences": len(sources),
-        **quality(translations, references, recipe),
+        **make_task(to_dict(recipe)).all_scores(translations, references),
         **found,
         **speed,
         "batch_tokens": options.batch_tokens,
@@ -192,32 +167,19 @@ def report(scores: dict[str, Any]) -> None:
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Write the scores.
-
-    Raises:
-        RecipeError: they cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"--output={path}: cannot be written ({error.strerror}); the scores stand above.") from error
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """The command line; what cannot be scored ends it with one line and exit status 2."""
+    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse(arguments)
     logging.disable_progress_bar()
     try:
-        scores = score(options, load_recipe(options.recipe, overrides))
-        report(scores)  # first, for a disk may be full
-        if options.output is not None:
-            write(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+        with exit_on_user_error(ValueError, OSError):
+            scores = score(options, load_recipe(options.recipe, overrides))
+            report(scores)  # before writing, because the disk may be full
+            if options.output is not None:
+                with write_errors(f"--output={options.output}", "the scores are printed above"):
+                    options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
     except KeyboardInterrupt:
-        end_interrupted()
-    except (ValueError, OSError) as error:
-        print(one_line(error), file=sys.stderr)
-        sys.exit(2)
+        exit_interrupted()
 
 
 if __name__ == "__main__":

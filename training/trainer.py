@@ -1,133 +1,52 @@
-"""Seq2SeqTrainer with the paper's batches, optimiser and schedule, and with validation counted in tokens and BLEU."""
+"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and with evaluation by tokens and by task."""
 
 import contextlib
 import json
 import logging
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.compute as pc
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import HfApi
 from torch.utils.data import DataLoader
-from transformers import (
-    DataCollatorForSeq2Seq,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
-from training.checkpoints import writing
-from training.data import NUMBER, PairStream, encoder
+from training.callbacks import (
+    LogEveryCallback,
+    LossTieBreaker,
+    PeriodicCheckpointCallback,
+    StreamEpochCallback,
+    TimeLimitCallback,
+)
+from training.checkpoints import run_write_errors
+from training.data.stream import PairStream
+from training.data.tokenizing import NUMBER, lengths, make_encode_fn
+from training.decoding import decoding_config
+from training.distributed import RunError, drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
-from training.engines import shard, without_ties
-from training.metrics import bleu
+from training.monitor.trainer import MonitoredTrainer
 from training.publish import check_license, upload, write_repository
-from training.recipe import Recipe, RunError, as_tree
-from training.results import commit, hardware, published, versions
-from training.watch import Watch, WatchedTrainer
+from training.recipe import Recipe, to_dict
+from training.report.results import commit, hardware, strip_local_paths, versions
+from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 logger = logging.getLogger(__name__)
-
-PLACE = "stream.json"  # beside a checkpoint: where in the stream it was written
-
-
-def agreed(seconds: float) -> float:
-    """The main process's reading of its clock, the same on every rank, which must act together."""
-    return broadcast_object_list([seconds])[0]
+STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
-class StopAfterMinutes(TrainerCallback):
-    """Ends a run at the first step after `minutes` of training, over all legs of a run that is resumed."""
-
-    def __init__(self, minutes: float, watch: Watch) -> None:
-        self.seconds = 60 * minutes
-        self.watch = watch
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if agreed(self.watch.trained) > self.seconds:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-
-
-class FurtherCheckpoints(TrainerCallback):
-    """Has checkpoints written every so many steps or minutes, beside those that follow evaluations."""
-
-    def __init__(self, steps: int | None, minutes: float | None) -> None:
-        self.steps = steps
-        self.seconds = None if minutes is None else 60 * minutes
-        self.last = time.monotonic()
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        is_due = self.steps is not None and state.global_step % self.steps == 0
-        if is_due or (self.seconds is not None and agreed(time.monotonic() - self.last) > self.seconds):
-            control.should_save = True
-
-
-class LogEntries(TrainerCallback):
-    """Has an entry logged every so many steps; the Trainer would count by those of the checkpoint that it resumes."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step % self.steps == 0:
-            control.should_log = True
-
-
-class LowerLossDecides(TrainerCallback):
-    """Of two evaluations with the same BLEU, such as the zeros at a run's beginning, the lower loss is the better one.
-
-    The Trainer takes the later one if its BLEU is above the best so far, and so does `EarlyStoppingCallback`, which is
-    called after this one: the best so far is lowered by the least there is.
-    """
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        best = state.best_metric
-        losses = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
-        before = losses.get(state.best_global_step, -math.inf)
-        if best is not None and metrics.get("eval_bleu") == best and metrics["eval_loss"] < before:
-            state.best_metric = math.nextafter(best, -math.inf)
-
-
-class EpochOfStream(TrainerCallback):
-    """Has the log count the passes over a stream, whose length the Trainer does not know."""
-
-    def __init__(self, batches: TokenBudgetBatches) -> None:
-        self.batches = batches
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        state.epoch = float(self.batches.epoch)
-
-
-def accumulation(recipe: Recipe, num_processes: int) -> int:
-    """The forward passes that a rank's share of a step takes, so that each keeps to `device_tokens`."""
-    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
-    return math.ceil(tokens / (num_processes * recipe.training.device_tokens))
-
-
-def batches_of_stream(
+def stream_batches(
     pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> TokenBudgetBatches:
-    """Batches of this rank alone, by token budget."""
+    """Return this rank's batches of a stream, by token budget."""
     return TokenBudgetBatches(
         pairs,
         recipe.training.source_tokens,
@@ -136,19 +55,19 @@ def batches_of_stream(
         rank=args.process_index,
         accumulation=args.gradient_accumulation_steps,
         seed=recipe.seed,
-        buffer_size=recipe.data.pool,
+        buffer_size=recipe.data.buffer,
         max_length=recipe.data.max_length,
-        too_long="error" if recipe.data.overlong == "refuse" else "drop",
-        encode=encoder(tokenizer, recipe.data),
+        too_long="error" if recipe.data.too_long == "error" else "drop",
+        encode=make_encode_fn(tokenizer, recipe.data),
     )
 
 
-class TranslationTrainer(WatchedTrainer):
-    """Trains as the recipe says.
+class RecipeTrainer(MonitoredTrainer):
+    """A trainer that follows a recipe.
 
     Args:
         model: the model; its decoding is set from the recipe.
-        args: the Trainer's arguments, made by `training.train`.
+        args: the Trainer's arguments, from `training.train`.
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
         train_dataset: `input_ids` and `labels` of the training pairs, or a stream of them as text.
@@ -156,7 +75,8 @@ class TranslationTrainer(WatchedTrainer):
 
     Attributes:
         search: how evaluations translate; during training with the recipe's `evaluation_beams`.
-        signature: sacreBLEU's, of the last evaluation's BLEU.
+        task: the recipe's task, which scores evaluations.
+        signature: of the best metric in the last evaluation.
     """
 
     model: VaswaniTransformerForConditionalGeneration
@@ -171,12 +91,13 @@ class TranslationTrainer(WatchedTrainer):
         train_dataset: Dataset | PairStream,
         validation: Dataset,
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self.task = recipe, make_task(to_dict(recipe))
         self.stream = None
         if isinstance(train_dataset, PairStream):
-            self.stream = batches_of_stream(train_dataset, recipe, args, tokenizer)
+            self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
         super().__init__(
+            self.task.best_metric,
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -185,40 +106,42 @@ class TranslationTrainer(WatchedTrainer):
             processing_class=tokenizer,
         )
         self.code = commit()
-        # Checkpoints hold a tied matrix once, which the Trainer is to know when it loads them.
+        # Checkpoints have a tied matrix once; the Trainer must know this to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
-        self.add_callback(LogEntries(recipe.training.log_steps))
+        self.add_callback(LogEveryCallback(recipe.training.log_steps))
         if recipe.training.minutes is not None:
-            self.add_callback(StopAfterMinutes(recipe.training.minutes, self.watch))
-        self.add_callback(FurtherCheckpoints(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes))
-        self.add_callback(LowerLossDecides())
+            self.add_callback(TimeLimitCallback(recipe.training.minutes, self.monitor))
+        self.add_callback(
+            PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
+        )
+        self.add_callback(LossTieBreaker(self.task.best_metric.key))
         if self.stream is not None:
-            self.add_callback(EpochOfStream(self.stream))
+            self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
-        self.add_callback(self.guard)  # behind those that have a step evaluated or saved
+        self.add_callback(self.guard)  # after the callbacks that ask for an evaluation or a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, from where a checkpoint was in the stream if it was in one."""
+        """Train; a resumed stream continues at the checkpoint's position."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(cast(str, self.args.output_dir))
         if self.stream is not None and resume_from_checkpoint:
-            place = (Path(resume_from_checkpoint) / PLACE).read_text(encoding="utf-8")
-            self.stream.load_state_dict(json.loads(place))
+            position = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
+            self.stream.load_state_dict(json.loads(position))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the place in the stream."""
+        """Save the model, and in a checkpoint the position in the stream."""
         super().save_model(output_dir, _internal_call)
         if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
-            (Path(output_dir) / PLACE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
 
     def results(self) -> dict[str, Any]:
-        """What `results.json` says of training so far; every process must ask."""
+        """Return what `results.json` says of training so far; every process must call."""
         return {
             "name": self.recipe.name,
-            "recipe": published(as_tree(self.recipe)),
+            "recipe": strip_local_paths(to_dict(self.recipe)),
             "commit": self.code,
             "versions": versions(),
             "hardware": hardware(self.args.device),
@@ -226,7 +149,7 @@ class TranslationTrainer(WatchedTrainer):
             "parameters": self.model.num_parameters(),
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
-            "best_validation_bleu": self.state.best_metric,
+            f"best_validation_{self.task.best_metric.key}": self.state.best_metric,
             "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
         }
 
@@ -239,13 +162,13 @@ class TranslationTrainer(WatchedTrainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Publish the model as it is now, as `training.publish` does: in one commit, with its code and a card.
+        """Publish the present model as `training.publish` does: in one commit, with its code and a card.
 
-        The repository is `args.hub_model_id`, or the recipe's name. No checkpoint goes along and no
-        `training_args.bin`. Of further arguments `license` counts; the card tells the rest from the run itself.
+        The repository is `args.hub_model_id`, or the recipe's name. It gets no checkpoint and no `training_args.bin`.
+        Of the other arguments only `license` has an effect; the card describes the run itself.
 
         Returns:
-            The commit, or its future where `blocking` is False; None on other processes than the main one.
+            The commit, or its future where `blocking` is False; None on all processes but the main one.
         """
         check_license(license := kwargs.get("license") or "apache-2.0")
         if not is_finite(list(self.model.parameters())):
@@ -265,15 +188,15 @@ class TranslationTrainer(WatchedTrainer):
         return commit.result() if blocking else commit
 
     def last_validation(self) -> dict[str, Any]:
-        """`validation`, as `results.json` has it, of the last evaluation in training, if there was one."""
+        """Return `validation`, as in `results.json`, of the last evaluation in training, if there was one."""
         found = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not found:
             return {}
-        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", "bleu")}
+        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", self.task.best_metric.key)}
         return {"validation": scores | {"signature": self.signature}}
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this rank alone, by token budget; the epoch is read from the state, also after a resumption."""
+        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
         if self.stream is not None:
             return self.stream_loader(self.stream)
         dataset = cast(Dataset, self.train_dataset)
@@ -293,7 +216,7 @@ class TranslationTrainer(WatchedTrainer):
         return self.loader(dataset, sampler)
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Read in this process, which must know the place at every step."""
+        """Return a loader that reads in this process, which must know the position at every step."""
         return DataLoader(
             batches,
             batch_size=None,
@@ -303,10 +226,10 @@ class TranslationTrainer(WatchedTrainer):
         )
 
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
-        """Batches of the columns that hold numbers.
+        """Return a loader of batches of the numeric columns.
 
-        A loader draws a seed when it is begun; a generator of its own keeps that from the random numbers of training,
-        which hang on no evaluation.
+        A loader draws a seed when it starts. Its separate generator keeps training's random numbers independent of
+        evaluations.
         """
         return DataLoader(
             cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
@@ -320,14 +243,14 @@ class TranslationTrainer(WatchedTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Forward and backward; the guard learns of which pairs. A loss that is not finite counts 0 in the mean."""
+        """Run forward and backward, and note the pairs for the guard; a loss that is not finite counts as 0."""
         numbers = inputs.pop(NUMBER, None)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.add(numbers, inputs["input_ids"][0], loss)
         return loss.nan_to_num(0.0, 0.0, 0.0)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of a step's gradient, which is all that the guard has to see of it."""
+        """Return the norm of a step's gradient, after the guard has inspected it."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.guard.inspect(norm)
         return norm
@@ -344,20 +267,20 @@ class TranslationTrainer(WatchedTrainer):
         return super()._prepare_input(data)
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
-        """Autocast around a sharded model too, whose forward Accelerate leaves as it is."""
+        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
         stack = super().compute_loss_context_manager()
         if self.is_fsdp_enabled:
             stack.enter_context(self.accelerator.autocast())
         return stack
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """As the Trainer does, and where the disk cannot hold it with one line that says so."""
-        with writing(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
+        """Save a checkpoint; a failed write becomes one line."""
+        with run_write_errors(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """As the Trainer does, a tied matrix once."""
-        super()._save(output_dir, None if state_dict is None else without_ties(state_dict, self.model))
+        """Save the model with a tied matrix once."""
+        super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The paper's Adam (5.3)."""
@@ -369,7 +292,7 @@ class TranslationTrainer(WatchedTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
-        """Equation (3), which no number of steps shortens."""
+        """Equation (3); it does not depend on the number of training steps."""
         if self.lr_scheduler is None:
             training = self.recipe.training
             self.lr_scheduler = paper_schedule(
@@ -382,18 +305,18 @@ class TranslationTrainer(WatchedTrainer):
         return self.lr_scheduler
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Batches of this rank alone, by length; every rank has the same number, some perhaps one of them twice."""
+        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
         dataset = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
         order = sorted(range(len(dataset)), key=lengths(dataset, "input_ids").__getitem__, reverse=True)
         size = self.args.per_device_eval_batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         rounds = math.ceil(len(batches) / self.args.world_size)
-        own = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
+        rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
         numbered = dataset.add_column("pair", cast(Any, list(range(len(dataset)))))
-        return self.loader(numbered, [batches[index % len(batches)] for index in own])
+        return self.loader(numbered, [batches[index % len(batches)] for index in rank_batches])
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """As for an evaluation."""
+        """Return the loader of an evaluation."""
         return self.get_eval_dataloader(test_dataset)
 
     def evaluate(
@@ -403,7 +326,7 @@ class TranslationTrainer(WatchedTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Loss, perplexity and BLEU of a set; see `evaluation_loop`."""
+        """Return loss, perplexity and best metric of a set; see `evaluation_loop`."""
         self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
@@ -414,7 +337,7 @@ class TranslationTrainer(WatchedTrainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """The same with the translations, as text, in `predictions`."""
+        """Return the same, with the hypotheses as text in `predictions`."""
         self.evaluated = cast(Dataset, test_dataset)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
@@ -426,26 +349,27 @@ class TranslationTrainer(WatchedTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Loss and perplexity of a target token, and BLEU, over all pairs on all ranks, each pair counted once.
+        """Return loss and perplexity of a target token, and the best metric, over all pairs on all ranks, each once.
 
-        The Trainer's own loop averages batches by sentences, and counts some sentences twice on several ranks.
+        The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
         """
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        found: dict[int, tuple[float, int, str]] = {}
+        outputs: dict[int, tuple[float, int, str]] = {}
         for batch in dataloader:
             pairs = batch.pop("pair").tolist()
-            found |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
+            outputs |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        everything = dict(gather_object(list(found.items())))
+        everything = dict(gather_object(list(outputs.items())))
         losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         if self.is_in_train and not math.isfinite(loss):
             run = Path(cast(str, self.args.output_dir)).parent
             self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
-        score = bleu(list(texts), self.evaluated["reference"][:], self.recipe.score.tokenize)
-        self.signature = score["signature"]
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bleu": score["bleu"]}
+        score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
+        best = self.task.best_metric
+        self.signature = score[best.signature_key]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
@@ -455,56 +379,34 @@ class TranslationTrainer(WatchedTrainer):
 
     @torch.no_grad()
     def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str]]:
-        """For each pair of a batch the summed loss of its target, the target's tokens, and a translation."""
+        """Return for each pair of a batch the summed loss of its target, the target's tokens, and a hypothesis."""
         labels, model = inputs["labels"], cast(Any, self.model)
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        with self.accelerator.autocast():  # without labels, whose loss would be computed twice
+        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
         losses = sentence_losses(logits, labels)
-        del logits  # before the search needs memory
+        del logits  # frees memory for the search
         with self.accelerator.autocast():
-            if self.is_fsdp_enabled:  # the search calls the embeddings without the model around them
+            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
                 model.unshard()
             translations = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 generation_config=self.search,
-                synced_gpus=self.is_fsdp_enabled,  # a layer is whole only where all ranks call it
+                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, strict=True))
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
-    """The summed loss (B,) of targets `labels` (B, T), -100 where there is none, under `logits` (B, T, V).
+    """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
 
-    In float32, so many rows at a time: all at once hold several copies of the logits.
+    It is computed in float32 for `rows` rows at a time, since all rows at once need several copies of the logits.
     """
-    parts = zip(logits.split(rows), labels.split(rows), strict=True)
+    chunks = zip(logits.split(rows), labels.split(rows), strict=True)
     losses = [
-        torch.nn.functional.cross_entropy(part.float().transpose(1, 2), targets, reduction="none").sum(1)
-        for part, targets in parts
+        torch.nn.functional.cross_entropy(chunk.float().transpose(1, 2), targets, reduction="none").sum(1)
+        for chunk, targets in chunks
     ]
     return torch.cat(losses)
-
-
-def lengths(dataset: Dataset, column: str) -> list[int]:
-    """The tokens of each row of a column."""
-    table = dataset.select_columns([column]).with_format("arrow")[:]
-    return cast(Any, pc).list_value_length(table.column(column)).to_pylist()
-
-
-def decoding_config(
-    model: VaswaniTransformerForConditionalGeneration, recipe: Recipe, num_beams: int | None = None
-) -> GenerationConfig:
-    """A fresh GenerationConfig with the recipe's search: one that is edited in place loses the paper's settings."""
-    search = vars(recipe.decoding) | ({} if num_beams is None else {"num_beams": num_beams})
-    if search["num_beams"] == 1:  # no search weighs lengths then, and the model's own setting is not to step in
-        search["length_penalty"] = 1.0
-    return GenerationConfig(
-        bos_token_id=model.config.bos_token_id,
-        pad_token_id=model.config.pad_token_id,
-        eos_token_id=model.config.eos_token_id,
-        decoder_start_token_id=model.config.decoder_start_token_id,
-        **search,
-    )

@@ -37,10 +37,10 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
+from training.checks import attention
+from training.monitor.flops import pair_lengths, training_flops
 from training.recipe import DataRecipe, Recipe, TrainingRecipe
-from training.train import attention
-from training.trainer import TranslationTrainer
-from training.watch import pair_lengths, training_flops
+from training.trainer import RecipeTrainer
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -183,7 +183,7 @@ def make_trainer(
             precision=options.precision,
         ),
     )
-    ours = TranslationTrainer(cast(Any, model), Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data)
+    ours = RecipeTrainer(cast(Any, model), Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data)
     if arm == "ours":
         return ours
     arguments |= {"label_smoothing_factor": 0.1, "learning_rate": 3e-4, "optim": "adamw_torch_fused"}

@@ -29,7 +29,7 @@ from tests.gpu.models import (
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
-from training.watch import peak_teraflops, training_flops  # the one line that needs the training package
+from training.monitor.flops import peak_teraflops, training_flops  # the one line that needs the training package
 from vaswani_transformer import loss as loss_module
 from vaswani_transformer.schedule import paper_adam
 
@@ -303,7 +303,6 @@ def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Ca
     if importlib.util.find_spec("ctranslate2") is None:
         raise SkipPart("ctranslate2 is not installed")
     import ctranslate2
-
     from vaswani_transformer.ctranslate2_engine import to_ctranslate2
 
     if setting.device.type not in ("cpu", "cuda") or (setting.is_cuda and not ctranslate2.get_cuda_device_count()):

@@ -138,15 +138,16 @@ def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, mo
     """The batch, the number of its tokens, clipping, the optimizer, the schedule and the callbacks add nothing."""
     pytest.importorskip("datasets")
     from tests.training.runs import make_arguments
-    from training.engines import join_processes
+    from training.distributed import init_distributed
     from training.recipe import load_recipe
-    from training.train import make_trainer, prepare, prepare_folder
+    from training.run_folder import prepare_folder
+    from training.train import make_trainer, prepare
 
     tokens = max(1, 300 // passes)
     more = ["--training.steps=4", "--training.log_steps=100", "--training.attention=sdpa"]
     more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
     recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
-    join_processes()
+    init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
     trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
     trainer.args.eval_strategy = trainer.args.save_strategy = "no"

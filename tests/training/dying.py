@@ -14,7 +14,7 @@ from transformers import TrainerState
 
 from training import checkpoints, train
 
-save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write
+save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write_atomically
 
 
 def die_at(path: str | Path, whole: bytes) -> None:
@@ -43,5 +43,5 @@ def dying_write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.save, TrainerState.save_to_json, checkpoints.write = dying_save, dying_save_to_json, dying_write
+    torch.save, TrainerState.save_to_json, checkpoints.write_atomically = dying_save, dying_save_to_json, dying_write
     train.main(sys.argv[3:])

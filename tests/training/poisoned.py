@@ -9,13 +9,13 @@ from typing import Any
 
 from tests.training.sharding_on_cpu import pretend_accelerators
 from training import train
-from training.trainer import TranslationTrainer
+from training.trainer import RecipeTrainer
 
 
 def poison(compute_loss: Any) -> Any:
     passes: dict[int, int] = {}
 
-    def poisonous(trainer: TranslationTrainer, *arguments: Any, **keywords: Any) -> Any:
+    def poisonous(trainer: RecipeTrainer, *arguments: Any, **keywords: Any) -> Any:
         loss, step = compute_loss(trainer, *arguments, **keywords), trainer.state.global_step + 1
         passes[step] = passes.get(step, 0) + 1
         is_bad = (step, passes[step], trainer.args.process_index) == (5, 2, 1)
@@ -27,5 +27,5 @@ def poison(compute_loss: Any) -> Any:
 if __name__ == "__main__":
     if "ACCELERATE_USE_FSDP" in os.environ:
         pretend_accelerators()
-    TranslationTrainer.compute_loss = poison(TranslationTrainer.compute_loss)
+    RecipeTrainer.compute_loss = poison(RecipeTrainer.compute_loss)
     train.main(sys.argv[1:])

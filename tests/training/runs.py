@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.helpers import ROOT
-from training.checkpoints import all_checkpoints, remove, step_of, whole_checkpoints
+from training.checkpoints import all_checkpoints, complete_checkpoints, remove, step_of
 
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
@@ -105,9 +105,9 @@ def equal(first, second):
 
 def same_course(first, second):
     """Whether two runs hold whole checkpoints of the same steps, and in each and at the end the same bits."""
-    names = [[path.name for path in whole_checkpoints(run)] for run in (first, second)]
+    names = [[path.name for path in complete_checkpoints(run)] for run in (first, second)]
     assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
-    folders = [*zip(whole_checkpoints(first), whole_checkpoints(second), strict=True), (first, second)]
+    folders = [*zip(complete_checkpoints(first), complete_checkpoints(second), strict=True), (first, second)]
     return all(equal(weights(one), weights(other)) for one, other in folders)
 
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
 from training.average import average, main, mean_weights
-from training.checkpoints import mark_whole
-from training.recipe import RecipeError
+from training.checkpoints import mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run_folder(tmp_path):
         model.save_pretrained(folder)
         (folder / "trainer_state.json").write_text("{}")
         if step != 11:
-            mark_whole(folder)
+            mark_complete(folder)
     return run
 
 
@@ -52,22 +52,22 @@ def test_the_last_whole_checkpoints_are_taken_by_step(run_folder, tmp_path):
 
 
 def test_too_few_checkpoints_are_refused(run_folder, tmp_path):
-    with pytest.raises(RecipeError, match=r"has 3 whole checkpoints, not 4 to average"):
+    with pytest.raises(UserError, match=r"has 3 complete checkpoints, expected 4"):
         average(run_folder, 4, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
 
 
 def test_a_folder_in_use_is_left_alone(run_folder, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(RecipeError, match=r"holds something already"):
+    with pytest.raises(UserError, match=r"is not empty"):
         average(run_folder, 2, tmp_path)
 
 
 def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
     other = run_folder / "checkpoints" / "checkpoint-10"
     save_file({"x": torch.zeros(1)}, other / "model.safetensors")
-    mark_whole(other)
-    with pytest.raises(RecipeError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
+    mark_complete(other)
+    with pytest.raises(UserError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
         average(run_folder, 2, tmp_path / "mean")
 
 
@@ -85,9 +85,7 @@ def test_weights_that_are_not_finite_are_not_averaged(run_folder, tmp_path, valu
     weights = load_file(path)
     weights["model.shared.weight"][0, 0] = value
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(
-        RecipeError, match=r"checkpoint-9: model\.shared\.weight holds a number that is not finite; leave"
-    ):
+    with pytest.raises(UserError, match=r"checkpoint-9: model\.shared\.weight has a value that is not finite; average"):
         average(run_folder, 2, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
 
@@ -97,7 +95,7 @@ def test_a_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder,
     with pytest.raises(SystemExit) as end:
         main([str(run_folder), "--last=2", f"--output_dir={tmp_path / 'file' / 'mean'}"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.endswith("mean: cannot be written (Not a directory); give another --output_dir.\n")
+    assert capsys.readouterr().err.endswith("mean: cannot be written: Not a directory; give another --output_dir.\n")
 
 
 def test_an_argument_that_is_wrong_is_answered_in_one_line(capsys):

@@ -15,18 +15,19 @@ from tests.training.runs import TIRED, TWO_PROCESSES, finish, make_arguments, sa
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
-    is_whole,
+    check_same_sharding,
+    complete_checkpoints,
+    is_complete,
     last_checkpoint,
-    mark_whole,
-    refuse_other_engine,
+    mark_complete,
     remove,
     resume_point,
     rotate,
     step_of,
-    whole_checkpoints,
 )
-from training.recipe import RecipeError, load_recipe
+from training.recipe import load_recipe
 from training.train import run
+from vaswani_transformer.errors import UserError
 
 
 def make(folder, step, *, whole=True):
@@ -36,7 +37,7 @@ def make(folder, step, *, whole=True):
     for name in ("model.safetensors", "rng_state_1.pth", "trainer_state.json"):
         (checkpoint / name).write_text(name)
     if whole:
-        mark_whole(checkpoint)
+        mark_complete(checkpoint)
     return checkpoint
 
 
@@ -49,7 +50,7 @@ def test_checkpoints_are_found_by_step_and_only_whole_ones_count(tmp_path):
         make(tmp_path, step, whole=whole)
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
     assert steps(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
-    assert steps(whole_checkpoints(tmp_path)) == [3, 9, 100]
+    assert steps(complete_checkpoints(tmp_path)) == [3, 9, 100]
     assert step_of(last_checkpoint(tmp_path)) == 100
     assert last_checkpoint(tmp_path / "nowhere") is None
 
@@ -57,7 +58,7 @@ def test_checkpoints_are_found_by_step_and_only_whole_ones_count(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
 def test_a_checkpoint_that_has_lost_a_byte_is_not_whole(tmp_path, damage):
     checkpoint = make(tmp_path, 3)
-    assert is_whole(checkpoint)
+    assert is_complete(checkpoint)
     file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
     match damage:
         case "cut":
@@ -70,7 +71,7 @@ def test_a_checkpoint_that_has_lost_a_byte_is_not_whole(tmp_path, damage):
             manifest.write_text(manifest.read_text()[:20])
         case "no manifest":
             manifest.unlink()
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
     assert last_checkpoint(tmp_path) is None
 
 
@@ -100,7 +101,7 @@ def test_never_the_best_or_the_newest_is_deleted(tmp_path_factory, course, keep)
         best = step if is_best else best
         saved.append(step)
         rotate(run, keep, best)
-        kept = steps(whole_checkpoints(run))
+        kept = steps(complete_checkpoints(run))
         protected = {step, best} - {None}
         assert protected <= set(kept)
         assert len(kept) == min(len(saved), max(keep, len(protected)))
@@ -112,7 +113,7 @@ def test_a_deletion_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, 
     checkpoint = make(tmp_path, 3)
     monkeypatch.setattr(shutil, "rmtree", lambda path: None)
     remove(checkpoint)
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
 
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
@@ -120,9 +121,9 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path, was_sharded, words)
     checkpoint = make(tmp_path, 3)
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
-    refuse_other_engine(checkpoint, was_sharded)
-    with pytest.raises(RecipeError, match=f"{words}.*; launch it as before"):
-        refuse_other_engine(checkpoint, not was_sharded)
+    check_same_sharding(checkpoint, was_sharded)
+    with pytest.raises(UserError, match=f"{words}.*; launch it as before"):
+        check_same_sharding(checkpoint, not was_sharded)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,9 @@ def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert re.search(r"^\S+checkpoint-\d+: cannot be written \(.*\); make room, and give .*$", errors, re.MULTILINE)
+    assert re.search(
+        r"^\S+checkpoint-\d+: cannot be written: .*; make room, .* and repeat the command .*$", errors, re.MULTILINE
+    )
     assert "Traceback" not in errors
     assert step_of(last_checkpoint(folder)) < 9
     finish(start(arguments, folder))
@@ -200,7 +203,7 @@ def test_a_run_that_is_killed_right_after_its_last_checkpoint_is_not_trained_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.train.without_ties", die)  # the first step after training
+        patch.setattr("training.train.drop_tied_duplicates", die)  # the first step after training
         with pytest.raises(KeyboardInterrupt):
             run(recipes[1])
     assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)

@@ -6,15 +6,16 @@ import re
 import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
-from vaswani_transformer.optimization import paper_adam
 
 from tests.helpers import tiny_model
 from tests.training.runs import SHARDED, TWO_PROCESSES, equal, finish, start, weights
-from training.checkpoints import all_checkpoints, step_of, whole_checkpoints
+from training.checkpoints import all_checkpoints, complete_checkpoints, step_of
 from training.divergence import DivergenceGuard, is_finite
-from training.recipe import RecipeError, TrainingRecipe, load_recipe
+from training.recipe import TrainingRecipe, load_recipe
 from training.train import run
-from training.trainer import TranslationTrainer
+from training.trainer import RecipeTrainer
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.schedule import paper_adam
 
 POISON = "tests.training.poisoned"
 BAD_STEP = 5
@@ -25,7 +26,7 @@ def recipe_of(arguments, folder, *more):
 
 
 def all_finite(folder):
-    return all(is_finite(list(weights(path).values())) for path in whole_checkpoints(folder))
+    return all(is_finite(list(weights(path).values())) for path in complete_checkpoints(folder))
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def poisoned(monkeypatch):
     """Has the losses of given steps be nan, those of one micro-batch or all."""
 
     def poison(*steps, value=float("nan"), micro_batch=None):
-        compute_loss = TranslationTrainer.compute_loss
+        compute_loss = RecipeTrainer.compute_loss
         passes = {}
 
         def poisonous(trainer, model, inputs, *arguments, **keywords):
@@ -42,7 +43,7 @@ def poisoned(monkeypatch):
             passes[step] = passes.get(step, 0) + 1
             return loss * value if step in steps and micro_batch in (None, passes[step]) else loss
 
-        monkeypatch.setattr(TranslationTrainer, "compute_loss", poisonous)
+        monkeypatch.setattr(RecipeTrainer, "compute_loss", poisonous)
 
     return poison
 
@@ -52,7 +53,7 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
     folder, whole = tmp_path / "run", tmp_path / "whole"
     run(recipe_of(arguments, whole, "--training.steps=9"))
     poisoned(BAD_STEP)
-    with pytest.raises(RecipeError) as stop:
+    with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, folder, "--training.steps=9"))
     assert re.fullmatch(
         r"step 5: the loss or its gradient is not finite, of the training pairs (\d+, )+\d+( and \d+ more)? \(one is "
@@ -68,7 +69,7 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
 @pytest.mark.slow
 def test_the_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poisoned):
     poisoned(1, micro_batch=2)
-    with pytest.raises(RecipeError) as stop:
+    with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
     found = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
@@ -105,7 +106,7 @@ def test_a_step_that_is_skipped_changes_neither_weights_nor_moments(arguments, t
 def test_a_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poisoned):
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
-    with pytest.raises(RecipeError, match=r"^step 8: .* as of 2 steps before it in a row; checkpoint 6 is kept; begin"):
+    with pytest.raises(UserError, match=r"^step 8: .* as of 2 steps before it in a row; checkpoint 6 is kept; begin"):
         run(recipe_of(arguments, tmp_path / "run", *more))
     assert all_finite(tmp_path / "run")
 
@@ -115,7 +116,7 @@ def test_a_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poi
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arguments, tmp_path, scale, precision):
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
-    with pytest.raises(RecipeError, match=r"^step \d+: .* not finite.*begin anew with a smaller") as stop:
+    with pytest.raises(UserError, match=r"^step \d+: .* not finite.*begin anew with a smaller") as stop:
         run(recipe_of(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1"))
     assert "\n" not in str(stop.value)
     assert all_finite(tmp_path / "run")
@@ -165,7 +166,7 @@ def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_o
     seen, guard = guarded(tmp_path, [1.0, float("nan"), 1.0])
     assert equal(seen[0], seen[1])
     assert equal(seen[1], seen[2])
-    with pytest.raises(RecipeError, match=r"^step 2: .* of a batch of the pair '5 6'; no checkpoint was written yet;"):
+    with pytest.raises(UserError, match=r"^step 2: .* of a batch of the pair '5 6'; no checkpoint was written yet;"):
         guard.read_flags(tmp_path)
 
 
@@ -179,7 +180,7 @@ def test_a_skipped_update_alone_is_left_out(tmp_path, caplog):
 
 
 def test_an_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.optimization.FUSED_ON", ())
+    monkeypatch.setattr("vaswani_transformer.schedule.FUSED_DEVICES", ())
     seen, _ = guarded(tmp_path, [1.0, float("nan"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
     assert not equal(seen[1], seen[2])

@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
-from training import card as card_module
-from training.card import CURVE_ROWS, LICENSES, make_card, spread
-from training.publish import NEEDED, PublishError, main, publish
-from training.recipe import Recipe, as_tree, load_recipe
+from training.publish import NEEDED, main, publish
+from training.recipe import Recipe, load_recipe, to_dict
+from training.report import card as card_module
+from training.report.card import CURVE_ROWS, make_card, sample_entries
+from training.report.licenses import LICENSES
 from training.train import run
+from vaswani_transformer.errors import UserError
 
 TOKEN = "hf_of_somebody"
 REPOSITORY = "somebody/own"
@@ -34,7 +36,7 @@ CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 
 def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
     """What `results.json` holds of a run that nobody made; `scores` are those of validation and test."""
-    tree = as_tree(Recipe(name="somebody's run"))
+    tree = to_dict(Recipe(name="somebody's run"))
     tree["data"] |= {"kind": kind, "path": path}
     results = {
         "name": "somebody's run",
@@ -150,7 +152,7 @@ def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
 @given(st.lists(st.floats(0, 100), max_size=60))
 def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
-    shown = spread(entries)
+    shown = sample_entries(entries, "eval_bleu")
     assert len(shown) <= CURVE_ROWS + 1
     assert [entry["step"] for entry in shown] == sorted({entry["step"] for entry in shown})
     if entries:
@@ -160,23 +162,23 @@ def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
 
 @pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])
 def test_a_name_that_the_hub_cannot_have_is_refused(tmp_path, name):
-    with pytest.raises(PublishError, match=rf"^{re.escape(name)}: [^\n]*$"):
+    with pytest.raises(UserError, match=rf"^{re.escape(name)}: [^\n]*$"):
         publish(tmp_path, name)
 
 
 def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
-    with pytest.raises(PublishError, match=r"^[^\n]*holds no finished run[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(PublishError, match=r"^[^\n]*results.json: holds no finished run[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*results.json: holds no finished run[^\n]*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
-    with pytest.raises(PublishError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text('{"name": "own"}')
-    with pytest.raises(PublishError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(PublishError, match=r"^[^\n]*: has no config.json, so it holds no model[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*: has no config.json, so it holds no model[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 
@@ -187,7 +189,7 @@ def test_broken_weights_are_not_published(tmp_path, way):
         part.save_pretrained(tmp_path / "whole")
     folder = break_model(tmp_path / "whole", tmp_path / "run", way)
     (folder / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(PublishError) as error:
+    with pytest.raises(UserError) as error:
         publish(folder, REPOSITORY, dry_run=tmp_path / "dry")
     assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
     assert not (tmp_path / "dry").exists()
@@ -195,7 +197,7 @@ def test_broken_weights_are_not_published(tmp_path, way):
 
 def test_a_folder_in_use_is_refused(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(PublishError, match="holds something already; give another --dry_run"):
+    with pytest.raises(UserError, match="holds something already; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
 
 
@@ -206,7 +208,7 @@ def test_a_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path
     capsys.readouterr()  # the progress of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
-    said = "cannot be written (Not a directory); make room, or give another folder.\n"
+    said = "cannot be written: Not a directory; make room, or give another folder.\n"
     assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {said}"
 
 
@@ -286,7 +288,7 @@ def test_docs_card_and_results_tell_the_same(finished, tmp_path):
     program, *arguments = command.split(" recipe.yaml ")
     assert program == "python -m training.train"
     recipe = load_recipe(tmp_path / "dry" / "recipe.yaml", arguments[0].split())
-    assert as_tree(recipe) == results["recipe"] | {"data": results["recipe"]["data"] | {"path": "FOLDER"}}
+    assert to_dict(recipe) == results["recipe"] | {"data": results["recipe"]["data"] | {"path": "FOLDER"}}
 
 
 COMMANDS = """
@@ -325,7 +327,8 @@ import json, sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from training.publish import PublishError, upload
+from training.publish import upload
+from vaswani_transformer.errors import UserError
 
 folder, *servers = sys.argv[1:]
 good = HfApi(endpoint=servers[-1], token="hf_of_somebody")
@@ -334,7 +337,7 @@ for url in servers:
     try:
         upload(HfApi(endpoint=url, token="hf_of_somebody"), Path(folder), "somebody/own")
         error = None
-    except PublishError as refused:
+    except UserError as refused:
         error = str(refused)
     found.append([error, sorted(good.list_repo_files("somebody/own"))])
 for token, name, private in (
@@ -344,7 +347,7 @@ for token, name, private in (
 ):
     try:
         upload(HfApi(endpoint=servers[-1], token=token), Path(folder), name, private)
-    except PublishError as refused:
+    except UserError as refused:
         found.append(str(refused))
 print(json.dumps(found))
 """
@@ -417,7 +420,8 @@ import sys
 from pathlib import Path
 
 from training.recipe import load_recipe
-from training.train import make_trainer, prepare, prepare_folder
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare
 
 recipe = load_recipe(sys.argv[1], sys.argv[2:])
 folder = prepare_folder(recipe)
@@ -457,9 +461,7 @@ def test_the_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(argument
     [("apache", "perhaps apache-2.0"), ("Apache 2.0", "perhaps apache-2.0"), ("Ω", "one of its names")],
 )
 def test_a_license_that_the_hub_does_not_know_is_refused_before_any_work(tmp_path, license, hint):
-    with pytest.raises(
-        PublishError, match=rf"^--license: the Hub knows no '{license}'; give one of its names.*"
-    ) as end:
+    with pytest.raises(UserError, match=rf"^--license: the Hub knows no '{license}'; give one of its names.*") as end:
         publish(tmp_path / "nowhere", "somebody/model", license=license)
     assert hint in str(end.value)
 

@@ -12,13 +12,13 @@ from training.recipe import (
     DataRecipe,
     DecodingRecipe,
     Recipe,
-    RecipeError,
     ScoreRecipe,
     TokenizerRecipe,
     TrainingRecipe,
     load_recipe,
 )
-from training.recipe_help import meanings, recipe_help
+from training.recipe_help import field_descriptions, recipe_help
+from vaswani_transformer.errors import UserError
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
 
@@ -104,9 +104,9 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
             r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
         ),
         ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
-        ("data: {kind: grammar, pool: 0}", [], r"data\.pool: 0 is not positive"),
+        ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
-        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is the source language too"),
+        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source language"),
         ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
         (
             "data: {kind: grammar}\ntraining: {steps: 9999999999999999999}",
@@ -127,7 +127,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
     ],
 )
 def test_a_recipe_that_cannot_be_used_is_refused_in_one_line(recipe_file, text, arguments, message):
-    with pytest.raises(RecipeError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file(text), arguments)
     assert "\n" not in str(refusal.value)
 
@@ -152,7 +152,7 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
     in_file = path.with_name("other.yaml")
     in_file.write_text(f"data: {{kind: grammar}}\n{group}: {{{field}: {value}}}")
     for file, arguments in ((path, [f"--{name}={value}"]), (in_file, [])):
-        with pytest.raises(RecipeError, match=rf"^({name}: expected|model: )") as refusal:
+        with pytest.raises(UserError, match=rf"^({name}: expected|model: )") as refusal:
             load_recipe(file, arguments)
         assert "\n" not in str(refusal.value)
 
@@ -160,24 +160,24 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' stands in line 1 already; keep one"),
-        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' stands in line 2 already"),
-        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' stands in line 1 already"),
+        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' is already in line 1; keep one"),
+        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' is already in line 2"),
+        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )
 def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_file, text, message):
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UserError, match=message):
         load_recipe(recipe_file(text), [])
 
 
 def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
-    with pytest.raises(RecipeError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' stands in line 1 already"):
+    with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1"):
         load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
 
 
 def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
-    path = recipe_file("data:\n  <<: {kind: grammar, pool: 5}\n  pool: 6\n")
-    assert load_recipe(path, []).data.pool == 6
+    path = recipe_file("data:\n  <<: {kind: grammar, buffer: 5}\n  buffer: 6\n")
+    assert load_recipe(path, []).data.buffer == 6
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
@@ -189,7 +189,7 @@ def test_a_score_whose_packages_are_missing_is_refused(recipe_file, monkeypatch,
         "sacrebleu.tokenizers.tokenizer_ko_mecab",
     ):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RecipeError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
+    with pytest.raises(UserError, match=rf'^score\.tokenize: .*run `pip install "sacrebleu\[{tokenize[:2]}\]"`\.$'):
         load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
 
 
@@ -205,7 +205,7 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
                     else field.default
                 )
                 assert f"  --{prefix}{field.name}={default}\n      " in text
-                assert len(meanings(group)[field.name]) > 10
+                assert len(field_descriptions(group)[field.name]) > 10
     assert "--model.d_model=512\n      width of every" in text
     for name in MODEL_FIELDS:
         assert f"--model.{name}=" in text
@@ -220,5 +220,5 @@ def test_the_commands_help_lists_the_fields(command, capsys):
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are():
-    with pytest.raises(RecipeError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
+    with pytest.raises(UserError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
         load_recipe("nope.yaml", [])

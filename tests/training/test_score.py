@@ -9,10 +9,12 @@ import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
-from training.metrics import bleu, chrf, tokenized_bleu
-from training.recipe import DataRecipe, Recipe, RecipeError, ScoreRecipe
-from training.score import main, quality, refuse_misfits
+from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
+from training.score import check_tokenizer, main
+from training.tasks import make_task
+from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError
 
 SOURCES = list(PAIRS)
 REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
@@ -116,7 +118,7 @@ def test_another_split_and_other_fields_of_the_recipe_can_be_given(run, tmp_path
 
 
 def recipe_of(target, tokenize):
-    return Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize))
+    return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
 
 
 def test_each_text_has_the_scores_that_are_ones_for_it():
@@ -128,8 +130,8 @@ def test_each_text_has_the_scores_that_are_ones_for_it():
         ("zh", "zh"): {"sacrebleu", "chrf"},
     }
     for (target, tokenize), expected in names.items():
-        assert set(quality(*pair, recipe_of(target, tokenize))) == expected
-    assert quality(*pair, recipe_of("de", "none"))["tokenized_bleu"]["signature"].endswith("|text:tokens")
+        assert set(make_task(recipe_of(target, tokenize)).all_scores(*pair)) == expected
+    assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 
 def test_a_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
@@ -193,8 +195,8 @@ def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
     assert (status, errors.count("\n")) == (2, 1)
     assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
     tokenizer.pad_token = None
-    with pytest.raises(RecipeError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
-        refuse_misfits(tokenizer, "m")
+    with pytest.raises(UserError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
+        check_tokenizer(tokenizer, "m")
 
 
 def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
@@ -229,7 +231,7 @@ def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
     output, errors, status = run("--output", tmp_path / "scores.json")
-    assert errors.endswith("scores.json: cannot be written (No space left on device); the scores stand above.\n")
+    assert errors.endswith("scores.json: cannot be written: No space left on device; the scores are printed above.\n")
     assert status == 2
     assert "perplexity" in output
 

@@ -22,9 +22,10 @@ from tests.training.runs import (
     weights,
 )
 from training.checkpoints import last_checkpoint, step_of
-from training.engines import join_processes
+from training.distributed import init_distributed
 from training.recipe import load_recipe
-from training.train import make_trainer, prepare, prepare_folder, run
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare, run
 
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 
@@ -54,7 +55,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_on
     """An oracle without the Trainer: the model's own loss over all pairs of the first batch at once."""
     arguments, folder = in_one
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
-    join_processes()
+    init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
     trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
     batch = next(iter(trainer.get_train_dataloader()))

@@ -27,11 +27,14 @@ from tests.training.runs import (
     start,
     weights,
 )
-from training import data, train
-from training.checkpoints import alone_in, last_checkpoint, step_of
-from training.recipe import RecipeError, load_recipe
-from training.train import changed, prepare, prepare_folder, run
+from training import train
+from training.checkpoints import last_checkpoint, run_lock, step_of
+from training.data import pairs as data_pairs
+from training.recipe import load_recipe, to_dict
+from training.run_folder import diff_trees, prepare_folder
+from training.train import prepare, run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer, batching
+from vaswani_transformer.errors import UserError
 
 
 def kill_after(step, process, folder):
@@ -72,7 +75,7 @@ def test_a_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_pat
         assert saved["length_penalty_type"] == "gnmt"
         assert "max_length" not in saved
 
-    with pytest.raises(RecipeError, match=r"holds a finished run; give another --output_dir"):
+    with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir"):
         run(recipe)
 
 
@@ -120,20 +123,20 @@ def test_a_killed_run_goes_on_by_the_same_command_to_the_same_weights(arguments,
 
 @pytest.fixture
 def streamed(arguments, tmp_path):
-    """The arguments of a streamed run on eighty pairs and an overlong one, in pools of twenty, twelve steps an epoch.
+    """A streamed run on eighty pairs and one that is too long: buffers of twenty, twelve steps an epoch.
 
     No step has less than four pairs.
     """
     lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in 5 * LANGUAGE]
     lines.insert(50, json.dumps({"translation": {"en": "one tree", "de": 60 * "eert "}}))
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return [*arguments, "--data.streaming=true", "--data.pool=20", "--data.max_length=40"]
+    return [*arguments, "--data.streaming=true", "--data.buffer=20", "--data.max_length=40"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_a_killed_streamed_run_goes_on_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
-    """Dropout, pools and batches included, in a later epoch; bit for bit on a CPU."""
+    """Dropout, buffers and batches included, in a later epoch; bit for bit on a CPU."""
     arguments = [*streamed, "--training.steps=50"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(arguments, whole, launcher=launcher))
@@ -176,14 +179,14 @@ def test_a_streamed_run_on_two_processes_or_in_parts_learns_from_the_same_steps(
 def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one_resumes(
     streamed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(data, "LOOK", 16)
+    monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 16)
     monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
     good = path.read_text()
     lines = good.split("\n")
     path.write_text("\n".join([*lines[:60], "{", *lines[60:]]))
     more = ["--training.steps=20", "--tokenizer.sample=16", f"--output_dir={folder}"]
-    with pytest.raises(RecipeError, match=r"train\.jsonl, line 61: not JSON"):
+    with pytest.raises(UserError, match=r"train\.jsonl, line 61: not JSON"):
         run(load_recipe(streamed[0], [*streamed[1:], *more]))
     assert step_of(last_checkpoint(folder)) >= 3
     path.write_text(good)
@@ -195,9 +198,9 @@ def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one
 def test_a_streamed_run_that_could_meet_a_misfit_is_refused_before_it_begins(streamed, tmp_path):
     for more, message in (
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
-        ("--training.device_tokens=20", r"data\.pool: 20 pairs are too few for 3 passes of a step; give at least 30"),
+        ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
     ):
-        with pytest.raises(RecipeError, match=message):
+        with pytest.raises(UserError, match=message):
             run(load_recipe(streamed[0], [*streamed[1:], more, f"--output_dir={tmp_path / 'run'}"]))
         assert not (tmp_path / "run").exists()
 
@@ -298,15 +301,13 @@ def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(a
     assert first["steps"] < 12
     kept, model = (short / "results.json").read_text(), weights(short)
     for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
-        with pytest.raises(
-            RecipeError, match=r"holds a finished run; give another --output_dir, remove the folder, or"
-        ):
+        with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
             run(load_recipe(arguments[0], [*own, *more, f"--output_dir={short}"]))
     assert (short / "results.json").read_text() == kept
     cut = shutil.copytree(short, tmp_path / "cut")
     cut_back(cut, first["steps"])
     less = load_recipe(arguments[0], [*own, f"--output_dir={cut}", "--training.minutes=0.00001"])
-    with pytest.raises(RecipeError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
+    with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
     remarks = ["--expected=better", "--published=as good"]
     again = run(load_recipe(arguments[0], [*own, *remarks, f"--output_dir={short}"]))
@@ -325,9 +326,7 @@ def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(a
 @pytest.mark.slow
 def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(arguments, tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(
-        RecipeError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"
-    ):
+    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
         run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.source_tokens=5"]))
     assert not folder.exists()
 
@@ -339,7 +338,7 @@ def test_learned_positions_that_are_too_few_are_refused_before_training(argument
         "--model.max_position_embeddings=30",
         f"--output_dir={tmp_path / 'run'}",
     ]
-    with pytest.raises(RecipeError, match=r"model\.max_position_embeddings: split validation needs \d+ positions"):
+    with pytest.raises(UserError, match=r"model\.max_position_embeddings: split validation needs \d+ positions"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
@@ -377,24 +376,24 @@ def test_a_tokenizer_of_ones_own_serves_if_it_has_what_a_model_needs(arguments, 
     own.pad_token = None
     own.save_pretrained(tmp_path / "own")
     more[0] = f"--output_dir={tmp_path / 'other'}"
-    with pytest.raises(RecipeError, match=r"tokenizer\.path: .* has no pad token"):
+    with pytest.raises(UserError, match=r"tokenizer\.path: .* has no pad token"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
     more[2] = "--tokenizer.path=/nowhere/x"
-    with pytest.raises(RecipeError, match=r"tokenizer\.path: there is no folder /nowhere/x"):
+    with pytest.raises(UserError, match=r"tokenizer\.path: there is no folder /nowhere/x"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, arguments):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"file is no folder that can be written to"):
+    with pytest.raises(UserError, match=r"file is not a writable folder"):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'file' / 'run'}"]))
 
 
 def test_a_run_needs_a_folder_of_its_own(tmp_path, arguments):
-    with pytest.raises(RecipeError, match=r"output_dir: the run needs a folder of its own"):
+    with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RecipeError, match=r"holds something that is no run; give another --output_dir"):
+    with pytest.raises(UserError, match=r"holds files that are not a run; give another --output_dir"):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
 
 
@@ -402,10 +401,10 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     assert prepare_folder(recipe) == folder
     other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
-    with pytest.raises(RecipeError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
+    with pytest.raises(UserError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
         prepare_folder(other)
     longer = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=1000"])
     assert prepare_folder(longer) == folder
@@ -416,8 +415,8 @@ def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(train.as_tree(recipe)))
-    with alone_in(folder), pytest.raises(RecipeError, match=r"run: a run is going on in it; end its processes"):
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    with run_lock(folder), pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
         prepare_folder(recipe)
     assert prepare_folder(recipe) == folder
 
@@ -440,22 +439,20 @@ def test_what_a_run_left_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path,
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
 def test_attention_that_does_not_train_on_a_cpu_is_refused_before_the_data_is_read(arguments, tmp_path, name):
     more = ["--data.path=/nowhere", f"--training.attention={name}", f"--output_dir={tmp_path / 'run'}"]
-    with pytest.raises(RecipeError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
+    with pytest.raises(UserError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
 def test_a_folder_that_the_system_refuses_is_refused_before_the_data_is_read(arguments, folder):
-    with pytest.raises(
-        RecipeError, match=r"is no folder that can be written to \(\w.*\); give another --output_dir\.$"
-    ):
+    with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
         run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
 
 
 def test_pairs_that_are_all_too_long_are_answered_with_the_length_of_the_shortest(arguments, tmp_path):
     more = ["--data.max_length=1", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(
-        RecipeError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
+        UserError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
     ):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
@@ -469,7 +466,7 @@ def test_data_that_has_changed_since_a_run_began_is_noticed(arguments, tmp_path,
     good = path.read_text()
     path.write_text(change(good))
     with pytest.raises(
-        RecipeError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
+        UserError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
     ):
         prepare(recipe, prepare_folder(recipe))
     path.write_text(good)
@@ -481,7 +478,7 @@ def test_the_first_pairs_of_a_stream_that_have_changed_are_noticed(streamed, tmp
     prepare(recipe, prepare_folder(recipe))
     path = tmp_path / "data" / "train.jsonl"
     path.write_text(path.read_text().replace("one tree", "one crow"))
-    with pytest.raises(RecipeError, match=r"^data\.train: these are not the pairs"):
+    with pytest.raises(UserError, match=r"^data\.train: these are not the pairs"):
         prepare(recipe, prepare_folder(recipe))
 
 
@@ -505,7 +502,7 @@ def test_a_run_resumes_with_other_means_and_says_where_without_alarm(arguments, 
         torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
     assert "Resuming from step 3 of 9." in caplog.text
     assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    with pytest.raises(RecipeError, match=r"holds a finished run"):
+    with pytest.raises(UserError, match=r"holds a finished run"):
         run(load_recipe(own[0], [*own[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
 
 
@@ -516,9 +513,7 @@ def test_passes_so_small_that_steps_would_change_are_refused_on_resumption(argum
     other = load_recipe(
         arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
     )
-    with pytest.raises(
-        RecipeError, match=r"^training\.device_tokens: 6 cut the pairs into other steps than 25000, with"
-    ):
+    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
         prepare(other, prepare_folder(other))
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
@@ -568,7 +563,7 @@ def test_an_interruption_in_any_phase_ends_the_command_with_one_line(arguments, 
 
 
 def test_differing_fields_are_named():
-    assert changed({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
+    assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
 
 
 def test_a_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
@@ -581,6 +576,6 @@ def test_a_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
 def test_nothing_is_written_before_the_data_is_read(tmp_path, arguments):
     folder = tmp_path / "run"
     Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
-    with pytest.raises(RecipeError, match=r"test\.jsonl, line 1: not JSON"):
+    with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):
         run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
     assert not folder.exists()

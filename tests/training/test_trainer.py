@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tests.test_loss import LargestTensor
+from tests.helpers import LargestTensor
 from training.trainer import sentence_losses
 
 

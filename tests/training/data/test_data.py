@@ -9,10 +9,14 @@ import logging
 import datasets
 import pytest
 
-from training import data
-from training.data import PairStream, columns, encoder, load_pairs, sample_texts, token_ids, tokenize
-from training.recipe import DataRecipe, RecipeError
+from training.data import pairs as data_pairs
+from training.data.pairs import load_pairs, to_source_target
+from training.data.stream import PairStream
+from training.data.tokenizing import make_encode_fn, token_ids, tokenize
+from training.data.vocabulary import sample_texts
+from training.recipe import DataRecipe
 from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 
@@ -69,9 +73,12 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
     own = DataRecipe(kind="hub", path="own/set")
-    assert columns(datasets.DatasetDict(train=split), own)["train"].to_dict() == {"source": ["a"], "target": ["b"]}
-    with pytest.raises(RecipeError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
-        columns(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
+    assert to_source_target(datasets.DatasetDict(train=split), own)["train"].to_dict() == {
+        "source": ["a"],
+        "target": ["b"],
+    }
+    with pytest.raises(UserError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
+        to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
 def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
@@ -85,7 +92,7 @@ def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_pat
     pairs = load_pairs(hub)
     assert {name: len(split) for name, split in pairs.items()} == {"train": 3, "validation": 2}
     assert pairs["train"].column_names == ["source", "target"]
-    with pytest.raises(RecipeError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
+    with pytest.raises(UserError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
         load_pairs(DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test="test"))
 
 
@@ -99,7 +106,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); mend the line"),
+        ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); correct the line"),
         ("", r"train\.jsonl, line 2: not JSON"),
         ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: a list\)"),
         ('{"translation": "x"}', r"train\.jsonl, line 2: 'translation' is a text, no group of languages; each line"),
@@ -114,37 +121,37 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
             r"line 2: no text in the language 'de' \(found: en, fr\); set data\.source",
         ),
         ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
-        (json_line("x", "  "), r"line 2: the side 'de' is empty; mend the line or set data\.unusable=drop"),
+        (json_line("x", "  "), r"line 2: the side 'de' is empty; correct the line or set data\.empty=drop"),
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],
 )
 def test_a_bad_line_is_named(folder, line, message):
     (folder / "train.jsonl").write_text(f"{json_line(*PAIRS[0])}\n{line}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         load_pairs(recipe(folder, train="train.jsonl"))
     assert "\n" not in str(refusal.value)
 
 
 def test_empty_sides_are_dropped_on_request(folder):
     (folder / "train.jsonl").write_text(f"{json_line('x', '')}\n{json_line('y', 'z')}\n", encoding="utf-8")
-    assert len(load_pairs(recipe(folder, train="train.jsonl", unusable="drop"))["train"]) == 1
+    assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
 
 
 def test_a_missing_file_is_named(folder):
-    with pytest.raises(RecipeError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
+    with pytest.raises(UserError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
         load_pairs(recipe(folder, train="nothing.jsonl"))
 
 
 def test_a_file_that_was_cut_off_is_named(folder):
     whole = (folder / "train.jsonl.gz").read_bytes()
     (folder / "train.jsonl.gz").write_bytes(whole[: len(whole) - 10])
-    with pytest.raises(RecipeError, match=r"train\.jsonl\.gz, after line .*not readable"):
+    with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
 
 
 def test_an_empty_file_is_refused(folder):
     (folder / "train.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"split train: there is no pair in it"):
+    with pytest.raises(UserError, match=r"split train: it has no pairs"):
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
@@ -152,12 +159,12 @@ def test_an_empty_file_is_refused(folder):
 def test_unpaired_text_files_are_refused(tmp_path, shorter, longer):
     (tmp_path / f"train.{shorter}").write_text("one\n", encoding="utf-8")
     (tmp_path / f"train.{longer}").write_text("eins\nzwei\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
+    with pytest.raises(UserError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.{language}"))
 
 
 def test_the_name_of_text_files_needs_a_place_for_the_language(tmp_path):
-    with pytest.raises(RecipeError, match=r"train\.txt: .*needs \{language\}"):
+    with pytest.raises(UserError, match=r"train\.txt: .*needs \{language\}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
 
@@ -166,8 +173,8 @@ def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
     (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
     own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
     with caplog.at_level(logging.WARNING):
-        load_pairs(dataclasses.replace(own, unusable="drop"))
-    assert f"{tmp_path / 'train.en'}: left out 1 pairs with an empty side." in caplog.messages
+        load_pairs(dataclasses.replace(own, empty="drop"))
+    assert f"{tmp_path / 'train.en'}: dropped 1 pairs with an empty side." in caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
@@ -196,7 +203,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, caplog):
-    own = dataclasses.replace(hub, unusable="drop", pool=10)
+    own = dataclasses.replace(hub, empty="drop", buffer=10)
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
         stream = PairStream(own, seed)
@@ -205,7 +212,7 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
             orders.append(list(stream))
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert len(orders[0]) == 36
-    assert caplog.messages == [f"{own.path}, split train: left out 4 pairs with an empty side."] * 4
+    assert caplog.messages == [f"{own.path}, split train: dropped 4 pairs with an empty side."] * 4
     first, second, again, other = orders
     assert first == again
     assert second != first != other
@@ -213,31 +220,31 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
 
 
 def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
-    with pytest.raises(RecipeError, match=r"split train: 4 pairs have an empty side; set data\.unusable=drop"):
+    with pytest.raises(UserError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
         load_pairs(hub)
-    with pytest.raises(RecipeError, match=r"set, split train, pair \d+: the side 'de' is empty"):
+    with pytest.raises(UserError, match=r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
-    with pytest.raises(RecipeError, match=r"split train: the columns are translation with the languages .*en and fr"):
+    with pytest.raises(UserError, match=r"split train: the columns are translation with the languages .*en and fr"):
         load_pairs(dataclasses.replace(hub, target="fr"))
-    with pytest.raises(RecipeError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
+    with pytest.raises(UserError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
         load_pairs(dataclasses.replace(hub, train="training"))
 
 
 def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_it_is_reached(folder, monkeypatch):
-    monkeypatch.setattr(data, "LOOK", 2)
+    monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
     own = recipe(folder, train="train.jsonl", streaming=True)
     for bad in (1, 2, 3):
         text = "\n".join([*lines[: bad - 1], "{", *lines[bad - 1 :]])
         (folder / "train.jsonl").write_text(text, encoding="utf-8")
         if bad < 3:
-            with pytest.raises(RecipeError, match=rf"train\.jsonl, line {bad}: not JSON"):
+            with pytest.raises(UserError, match=rf"train\.jsonl, line {bad}: not JSON"):
                 load_pairs(own)
         else:
             assert len(load_pairs(own)["train"]) == 2
             pairs = iter(PairStream(own, seed=0))
             assert list(itertools.islice(pairs, 2)) == PAIRS[:2]
-            with pytest.raises(RecipeError, match=r"train\.jsonl, line 3: not JSON"):
+            with pytest.raises(UserError, match=r"train\.jsonl, line 3: not JSON"):
                 next(pairs)
 
 
@@ -279,10 +286,10 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
     dropped = tokenize(pairs, tokenizer, recipe(folder, max_length=10))
     assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
     assert {name: len(split) for name, split in dropped.items()} == {"train": 1, "validation": 3, "test": 3}
-    with pytest.raises(RecipeError, match=r"data\.max_length: 2 of 3 training pairs are longer than 10 tokens"):
-        tokenize(pairs, tokenizer, recipe(folder, max_length=10, overlong="refuse"))
+    with pytest.raises(UserError, match=r"data\.max_length: 2 of 3 training pairs are longer than 10 tokens"):
+        tokenize(pairs, tokenizer, recipe(folder, max_length=10, too_long="error"))
     with pytest.raises(
-        RecipeError, match=r"all 3 training pairs are longer than 1 tokens, .* the shortest has 9; raise it"
+        UserError, match=r"all 3 training pairs are longer than 1 tokens, .* the shortest has 9; raise it"
     ):
         tokenize(pairs, tokenizer, recipe(folder, max_length=1))
 
@@ -290,13 +297,13 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
 def test_streamed_pairs_have_the_tokens_of_those_that_are_read_at_once(folder, tokenizer):
     own = recipe(folder, streaming=True)
     at_once = tokenize(load_pairs(own), tokenizer, own)["train"].remove_columns(["reference", "number"])
-    assert encoder(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
+    assert make_encode_fn(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
 
 
 def test_an_overlong_streamed_pair_is_refused_where_the_recipe_says_so(folder, tokenizer):
     pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
-    assert len(encoder(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
-    with pytest.raises(RecipeError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
-        encoder(tokenizer, recipe(folder, max_length=10, overlong="refuse"))(pairs)
-    with pytest.raises(RecipeError, match=r"all the first 3 training pairs are longer than 1 tokens"):
+    assert len(make_encode_fn(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
+    with pytest.raises(UserError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):
+        make_encode_fn(tokenizer, recipe(folder, max_length=10, too_long="error"))(pairs)
+    with pytest.raises(UserError, match=r"all the first 3 training pairs are longer than 1 tokens"):
         tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder, max_length=1, streaming=True))

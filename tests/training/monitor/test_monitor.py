@@ -20,12 +20,15 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback,
 
 from tests.helpers import ROOT, random_tokens, tiny_config
 from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, start
-from training import train, watch
-from training.checkpoints import mark_whole
+from training import train
+from training.callbacks import LossTieBreaker, TimeLimitCallback
+from training.checkpoints import mark_complete
+from training.checks import model_config
+from training.monitor.flops import peak_teraflops, training_flops
+from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
+from training.monitor.stopwatch import PHASES, CudaStopwatch, Stopwatch, phase_shares, time_line
 from training.recipe import load_recipe
-from training.train import model_config, run
-from training.trainer import LowerLossDecides, StopAfterMinutes
-from training.watch import PHASES, CudaStopwatch, Stopwatch, Watch, peak_teraflops, shares, time_line, training_flops
+from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
@@ -52,8 +55,8 @@ def test_every_moment_is_in_one_phase_whenever_one_looks(course):
         stopwatch.now += seconds
         expected[phase] += seconds
         if looks:
-            stopwatch.settle()
-    stopwatch.settle()
+            stopwatch.flush()
+    stopwatch.flush()
     assert stopwatch.seconds == expected
     assert sum(stopwatch.seconds.values()) == stopwatch.now
 
@@ -83,14 +86,14 @@ def test_on_a_gpu_the_devices_own_time_counts_and_no_step_waits_for_it(monkeypat
     stopwatch.enter("forward")
     stopwatch.enter("backward")
     assert not Event.waited
-    stopwatch.settle()
+    stopwatch.flush()
     assert stopwatch.seconds == dict.fromkeys(PHASES, 0.0) | {"preparation": 3.0, "forward": 5.0, "backward": 7.0}
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=len(PHASES), max_size=len(PHASES)))
 def test_the_shares_sum_to_a_hundred_and_none_is_out_by_more_than_rounding(times):
     seconds = dict(zip(PHASES, times, strict=True))
-    found, total = dict(shares(seconds)), sum(times)
+    found, total = dict(phase_shares(seconds)), sum(times)
     assert sum(found.values()) == (100 if total else 0)
     for phase, share in found.items():
         assert 0 <= share <= 100
@@ -156,7 +159,7 @@ def test_a_peak_is_that_of_the_device_and_precision_or_unknown(name, precision, 
 
 
 def test_figures_are_of_the_steps_since_the_last_and_of_training_time_alone():
-    seen = Watch(CPU, "fp32")
+    seen = TrainingMonitor(CPU, "fp32")
     seen.stopwatch = FakeStopwatch()
     seen.peak = 1e-9
     args = TrainerState(), TrainerControl()
@@ -173,7 +176,7 @@ def test_figures_are_of_the_steps_since_the_last_and_of_training_time_alone():
         seen.count(batch)
         seen.add_loss(torch.tensor(12.0 * step), 0)
         seen.on_save(None, *args)
-        assert seen.figures(flops=4000.0 * step) == {
+        assert seen.metrics(flops=4000.0 * step) == {
             "loss": pytest.approx(2.0 * step),
             "target_tokens_per_second": pytest.approx(0.6),
             "padding_share": pytest.approx(3 / 14),
@@ -192,7 +195,7 @@ def dealt(rank, ranks, parts, pairs, seed):
 
 
 def trained_by_hand(recipe, folder, ranks, parts):
-    """Training without the Trainer, a step at once: its summed loss, target tokens, tokens, cells and FLOPs."""
+    """Training without the Trainer, a step at once: its summed loss, target tokens, tokens, positions and FLOPs."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer)).train()
@@ -202,9 +205,9 @@ def trained_by_hand(recipe, folder, ranks, parts):
     pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in LANGUAGE]
     everyone = [dealt(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
     while True:
-        shares = [[pairs[index] for index in next(own)] for own in everyone for _ in range(parts)]
-        cells = sum(collate(share)[name].numel() for share in shares for name in ("input_ids", "labels"))
-        whole = collate([pair for share in shares for pair in share])
+        phase_shares = [[pairs[index] for index in next(own)] for own in everyone for _ in range(parts)]
+        positions = sum(collate(share)[name].numel() for share in phase_shares for name in ("input_ids", "labels"))
+        whole = collate([pair for share in phase_shares for pair in share])
         lengths = whole["attention_mask"].sum(1), whole["labels"].ne(-100).sum(1)
         source, target = (int(side.sum()) for side in lengths)
         loss = model(**whole).loss
@@ -212,7 +215,7 @@ def trained_by_hand(recipe, folder, ranks, parts):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        yield loss.item() * target, target, source + target, cells, training_flops(model.config, *lengths)
+        yield loss.item() * target, target, source + target, positions, training_flops(model.config, *lengths)
 
 
 @pytest.mark.slow
@@ -233,9 +236,9 @@ def test_two_processes_with_steps_in_parts_log_what_is_computed_by_hand(argument
     by_hand, means_of_means, flops = trained_by_hand(recipe, folder, ranks=2, parts=2), [], 0
     for entry in entries:
         steps = [next(by_hand), next(by_hand)]
-        loss, target, tokens, cells, made = (sum(figures) for figures in zip(*steps, strict=True))
+        loss, target, tokens, positions, made = (sum(figures) for figures in zip(*steps, strict=True))
         assert entry["loss"] == pytest.approx(loss / target, rel=1e-5)
-        assert entry["padding_share"] == pytest.approx(1 - tokens / cells)
+        assert entry["padding_share"] == pytest.approx(1 - tokens / positions)
         assert entry["learning_rate"] == learning_rate(entry["step"], 16, 10)
         means_of_means.append(sum(loss / target for loss, target, *_ in steps) / 2)
         flops += made
@@ -346,12 +349,12 @@ def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkey
     folder = tmp_path / "run"
     own = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
     interrupt(monkeypatch, own, step=7)
-    saved = folder / "checkpoints" / "checkpoint-6" / watch.FILE
+    saved = folder / "checkpoints" / "checkpoint-6" / MONITOR_FILE
     before = json.loads(saved.read_text())
     assert 0 < before["trained"] < 60
     assert before["time"]["forward"] > 0
     saved.write_text(json.dumps({"trained": 3600.0, "time": before["time"] | {"forward": 3000.0}}))
-    mark_whole(saved.parent)  # with the file as it is now
+    mark_complete(saved.parent)  # with the file as it is now
     results = run(load_recipe(own[0], own[1:]))
     assert results["steps"] == 7
     assert 3000 < results["time"]["forward"] < 3060
@@ -364,13 +367,13 @@ def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkey
 
 
 def test_the_minutes_of_earlier_legs_count():
-    seen = Watch(CPU, "fp32")
+    seen = TrainingMonitor(CPU, "fp32")
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
     seen.on_train_begin(None, state, control)
-    StopAfterMinutes(2, seen).on_step_end(None, state, control)
+    TimeLimitCallback(2, seen).on_step_end(None, state, control)
     assert not control.should_training_stop
-    StopAfterMinutes(0.98, seen).on_step_end(None, state, control)
+    TimeLimitCallback(0.98, seen).on_step_end(None, state, control)
     assert control.should_training_stop
     assert control.should_save
 
@@ -382,7 +385,7 @@ def test_the_minutes_of_earlier_legs_count():
 def test_the_same_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
-    LowerLossDecides().on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    LossTieBreaker("bleu").on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
     assert (bleu > state.best_metric) == is_better
     assert state.best_metric == pytest.approx(0.0)
 

@@ -6,7 +6,7 @@ import evaluate
 import pytest
 import sacremoses
 
-from training.metrics import ChrF, SacreBleu, bleu, chrf, split_compounds, tokenized_bleu
+from training.tasks.metrics import ChrF, SacreBleu, bleu, chrf, split_compounds, tokenized_bleu
 
 
 @pytest.mark.parametrize("kind", [SacreBleu, ChrF])

@@ -1,4 +1,4 @@
-"""What `results.json` says of a run beside its figures: the data, the code and the machine; nothing of whose it is."""
+"""The facts in `results.json` besides the scores: data, code and machine, without names of users, hosts or paths."""
 
 import hashlib
 import math
@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 import vaswani_transformer
+from training.data.pairs import is_streamed
+from training.recipe import Recipe
 
 RESULTS = "results.json"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
@@ -22,9 +24,9 @@ PATHS = {"data": ("path", "train", "validation", "test"), "tokenizer": ("path",)
 
 
 def fingerprint(pairs: Dataset) -> dict[str, int | str]:
-    """The number of pairs, and SHA-256 over their texts in order, each as UTF-8 with a zero byte behind it.
+    """Return the number of pairs, and the SHA-256 of their texts in order, each in UTF-8 followed by a zero byte.
 
-    Whoever has the same files can compare: source, zero, target, zero, pair after pair.
+    So the bytes are source, zero, target, zero, pair after pair.
     """
     digest = hashlib.sha256()
     for batch in pairs.select_columns(["source", "target"]).iter(1000):
@@ -34,13 +36,13 @@ def fingerprint(pairs: Dataset) -> dict[str, int | str]:
 
 
 def git(*arguments: str) -> str:
-    """What git says in this file's folder."""
+    """Return the output of git in this file's folder."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
 
 def commit() -> dict[str, str | bool] | None:
-    """The checkout's commit, and whether files that it tracks differ from it; None where git does not know the code."""
+    """Return the checkout's commit and whether tracked files differ from it; None if git does not track this code."""
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)
         is_dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
@@ -50,13 +52,13 @@ def commit() -> dict[str, str | bool] | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this package and of the libraries that decide what a run computes."""
+    """Return the versions of Python, this package and the libraries that a run computes with."""
     own = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
     return own | {name: version(name) for name in LIBRARIES}
 
 
 def cpu_name() -> str:
-    """The processor's model, as far as the system tells."""
+    """Return the processor's model, as far as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -66,7 +68,7 @@ def cpu_name() -> str:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """The machine of the main process, and the accelerators of all processes, which must call together.
+    """Return the machine of the main process and the accelerators of all processes, which must call together.
 
     `cores` are those this process may use, `memory` is in GiB, and `accelerators` counts those in use by name.
     """
@@ -85,12 +87,12 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def is_local(path: str) -> bool:
-    """Whether a recipe's path leads into this machine, rather than to the Hub or into the folder of the data."""
+    """Return whether a recipe's path names a local file, not one on the Hub or in the folder of the data."""
     return path.startswith((".", "~")) or Path(path).is_absolute() or Path(path).exists()
 
 
-def published(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's tree with the names of folders and files instead of where they lie on this machine."""
+def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe, as a dictionary, with the names of local folders and files instead of their paths."""
     return recipe | {
         group: recipe[group]
         | {
@@ -102,10 +104,18 @@ def published(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plain(tree: Any) -> Any:
-    """A tree of figures as JSON can hold it: None for what is no finite number."""
+def to_json_values(tree: Any) -> Any:
+    """Return nested values for JSON, with None for numbers that are not finite."""
     if isinstance(tree, dict):
-        return {key: plain(value) for key, value in tree.items()}
+        return {key: to_json_values(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [plain(value) for value in tree]
+        return [to_json_values(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
+    """Return the fingerprint of each split; of streamed training pairs, that of the first ones."""
+    return {
+        str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
+        for split, texts in pairs.items()
+    }

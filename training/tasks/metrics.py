@@ -1,4 +1,4 @@
-"""BLEU and chrF by sacreBLEU as two of `evaluate`'s metrics, never downloaded; and the BLEU of the literature."""
+"""BLEU and chrF by sacreBLEU as local metrics of `evaluate`, and the tokenized BLEU of the literature."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 
 def texts_info(description: str, citation: str) -> evaluate.MetricInfo:
-    """What `evaluate` asks of a metric that compares translations with a reference each."""
+    """Return the description that `evaluate` needs of a metric with one reference a hypothesis."""
     return evaluate.MetricInfo(
         description=description,
         citation=citation,
@@ -19,10 +19,10 @@ def texts_info(description: str, citation: str) -> evaluate.MetricInfo:
 
 
 class SacreBleu(evaluate.Metric):
-    """Corpus BLEU of detokenised translations, with the signature without which it cannot be compared.
+    """Corpus BLEU of detokenized translations, with the signature that comparisons need.
 
     `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
-    `tokenize="none"` the texts' own tokens count, and the figure compares with tokenised BLEU alone.
+    `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -55,29 +55,29 @@ class ChrF(evaluate.Metric):
 
 
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a") -> dict[str, Any]:
-    """`SacreBleu` of lists of texts, holding them in memory."""
+    """Return `SacreBleu` of lists of texts, kept in memory."""
     metric = SacreBleu(keep_in_memory=True)
     return metric.compute(predictions=predictions, references=references, tokenize=tokenize) or {}
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """`ChrF` of lists of texts, holding them in memory."""
+    """Return `ChrF` of lists of texts, kept in memory."""
     return ChrF(keep_in_memory=True).compute(predictions=predictions, references=references) or {}
 
 
 def tokenized_bleu(
     predictions: list[str], references: list[str], language: str | None, compounds: bool = False
 ) -> dict[str, Any]:
-    """BLEU of tokens, as the literature before sacreBLEU has it (multi-bleu.perl); `bleu` and `signature`.
+    """Return tokenized BLEU as before sacreBLEU (multi-bleu.perl): `bleu` and `signature`.
 
     Args:
-        language: whose rules of the Moses tokeniser cut both sides; None for texts that are tokenised already.
+        language: the language of the Moses tokenizer for both sides; None for texts that are tokenized.
         compounds: whether the parts of compounds that a hyphen joins are tokens too, "rich-text" being
             "rich ##AT##-##AT## text", as tensor2tensor scored the paper's En-De models (get_ende_bleu.sh there).
     """
     made_by = "text:tokens"
     if language is not None:
-        import sacremoses  # here alone: a quarter of a second
+        import sacremoses  # here, because it takes a quarter of a second
 
         tokenizer = sacremoses.MosesTokenizer(lang=language)
         predictions, references = (
@@ -92,5 +92,5 @@ def tokenized_bleu(
 
 
 def split_compounds(text: str) -> str:
-    """Hyphens within words as tokens of their own."""
+    """Return a text with hyphens within words as separate tokens."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)

@@ -13,9 +13,18 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import cut_back, same_course
-from training.engines import KERNELS, join_processes, limit_cached_kernels, load_weights, uses_cpu, without_ties
-from training.recipe import RecipeError, load_recipe
-from training.train import make_trainer, prepare, prepare_folder, run
+from training.distributed import (
+    KERNELS,
+    drop_tied_duplicates,
+    init_distributed,
+    limit_cached_kernels,
+    load_weights,
+    uses_cpu,
+)
+from training.recipe import load_recipe
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare, run
+from vaswani_transformer.errors import UserError
 
 FILES = {
     "one-gpu": (1, 1),
@@ -79,12 +88,15 @@ def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monke
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [("2", r"fsdp: Accelerate shards models on accelerators alone"), ("1", r"fsdp: version 1 is asked for.* alone")],
+    [
+        ("2", r"fsdp: Accelerate shards models only on accelerators"),
+        ("1", r"fsdp: the launch asks for version 1, expected version 2"),
+    ],
 )
 def test_shards_that_would_be_none_are_refused(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
-    with pytest.raises(RecipeError, match=message):
-        join_processes()
+    with pytest.raises(UserError, match=message):
+        init_distributed()
 
 
 def test_limits_of_cached_kernels_in_the_environment_win():
@@ -97,14 +109,14 @@ def test_limits_of_cached_kernels_in_the_environment_win():
 
 KERNEL_MEMORY = """
 import ctypes, torch
-from training.engines import join_processes
+from training.distributed import init_distributed
 
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Mallinfo
 
-join_processes()
+init_distributed()
 weight, allocated = torch.ones(32, 32, dtype=torch.bfloat16), []
 for rows in range(33, 301):
     torch.ones(rows, 32, dtype=torch.bfloat16) @ weight
@@ -130,7 +142,7 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
 
 def trainer_of(arguments, folder, *more):
     recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
-    join_processes()
+    init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
     return make_trainer(recipe, folder, encoded, tokenizer)
 
@@ -160,7 +172,7 @@ def test_whole_weights_are_loaded_with_a_tied_matrix_once(tied):
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight))
-    saved = without_ties(model.state_dict(), model)
+    saved = drop_tied_duplicates(model.state_dict(), model)
     assert ("lm_head.weight" in saved) is not tied
     assert not {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"} & saved.keys()
     load_weights(other, saved)
@@ -174,7 +186,7 @@ def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monke
     """As on the second of two machines, where the first process's files do not appear."""
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
-    with pytest.raises(RecipeError, match=r"this machine does not see what the first process wrote there; name a fold"):
+    with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
         prepare(recipe, prepare_folder(recipe))
 
 

@@ -7,7 +7,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from tests.helpers import ROOT
 from tests.hub_server import metadata_errors
-from training.card import main
+from training.report.card import main
 
 CARD = ROOT / "model_card.md"
 RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"

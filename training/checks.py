@@ -1,0 +1,143 @@
+"""Checks of a recipe against its data, its model and the machine, before any training."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from training.data.tokenizing import lengths
+from training.distributed import RunError, uses_cpu
+from training.recipe import Recipe
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.batching import make_steps
+from vaswani_transformer.errors import UserError, one_line
+
+COLUMNS = ("input_ids", "labels")
+
+
+def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
+    """Check that every pair fits into the model and into a batch.
+
+    Raises:
+        UserError: one training pair exceeds a step's tokens, or a source, target or hypothesis can exceed the table
+            of learned positions.
+    """
+    longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
+    if recipe.data.streaming:  # a later pair may have any length that is not dropped
+        longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
+    for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
+        if longest["train", column] > getattr(recipe.training, name):
+            raise UserError(
+                f"training.{name}: a pair {'may have' if recipe.data.streaming else 'has'} "
+                f"{longest['train', column]} tokens on that side, more than the "
+                f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
+            )
+    micro_batches = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
+    if len(encoded["train"]) < micro_batches:
+        raise UserError(
+            f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split into {micro_batches} "
+            "micro-batches of a step; raise it, or use fewer processes."
+        )
+    if recipe.data.streaming and recipe.data.buffer < 10 * micro_batches:
+        raise UserError(
+            f"data.buffer: {recipe.data.buffer} pairs are too few for {micro_batches} micro-batches of a "
+            f"step; give at least {10 * micro_batches}."
+        )
+    if config.position_embedding != "learned":
+        return
+    for (split, column), length in longest.items():
+        needed = length
+        if split != "train" and column == "input_ids":
+            needed += recipe.decoding.max_source_relative_length
+        if needed > config.max_position_embeddings:
+            raise UserError(
+                f"model.max_position_embeddings: split {split} needs {needed} positions in {column}, translations "
+                f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
+                "sinusoidal positions."
+            )
+
+
+def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
+    """Check that the resumed run's steps have the same pairs as before; very small micro-batches can change them.
+
+    Args:
+        before: the recipe, as a dictionary, that the run started with.
+        recipe: the recipe to resume with.
+        pairs: the training pairs.
+
+    Raises:
+        RunError: under one of the two recipes a step has fewer pairs than micro-batches.
+    """
+    training, processes = recipe.training, PartialState().num_processes
+    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    micro_batches = [
+        processes * accumulation(dataclasses.replace(recipe, training=either), processes)
+        for either in (other, training)
+    ]
+    if micro_batches[0] == micro_batches[1] or recipe.data.streaming:
+        return
+    sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
+    before_steps, steps = (
+        make_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in micro_batches
+    )
+    if before_steps != steps:
+        raise RunError(
+            f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
+            f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
+        )
+
+
+def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
+    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens."""
+    return recipe.model_config(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def check_attention(recipe: Recipe) -> None:
+    """Check, before the data is read, that the recipe's attention implementation can train on this machine.
+
+    Raises:
+        UserError: it cannot.
+    """
+    name = attention(recipe)
+    if uses_cpu() and name not in ("eager", "sdpa"):
+        raise UserError(
+            f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
+            "accelerator."
+        )
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(recipe.model_config(vocab_size=recipe.tokenizer.vocab_size))
+    set_attention(model, name)
+
+
+def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) -> None:
+    """Set a model's attention implementation by its name in Transformers.
+
+    Raises:
+        UserError: it is not installed, or does not support this model.
+    """
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"training.attention: {one_line(error)}") from error
+
+
+def attention(recipe: Recipe) -> str:
+    """Return the name of the attention implementation on this machine."""
+    if recipe.training.attention != "auto":
+        return recipe.training.attention
+    return "eager" if uses_cpu() else "sdpa"
+
+
+def accumulation(recipe: Recipe, num_processes: int) -> int:
+    """Return the micro-batches of a rank in a step, so that each has at most `device_tokens` tokens."""
+    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
+    return math.ceil(tokens / (num_processes * recipe.training.device_tokens))

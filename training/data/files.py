@@ -1,0 +1,162 @@
+"""Sentence pairs in files, JSON Lines or parallel text: read line by line, and checked."""
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from accelerate import PartialState
+
+from training.recipe import DataRecipe
+from vaswani_transformer.errors import UserError, one_line
+
+logger = logging.getLogger(__name__)
+SPLITS = ("train", "validation", "test")
+JSON_TYPES = {
+    type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list",
+    dict: "a group",
+}  # fmt: skip
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a text file, compressed or not; only a line feed ends a line, and a byte order mark is skipped.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline="\n"))
+    return path.open(encoding="utf-8-sig", newline="\n")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file with their numbers from 1, without line ends.
+
+    Raises:
+        UserError: the file is missing, is not UTF-8 text, or its compressed data is truncated.
+    """
+    number = 0
+    try:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.rstrip("\n")
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({one_line(error, with_file=False)}); make it readable, or name another."
+        ) from error
+
+
+def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
+    """Return whether both sides of a pair have text.
+
+    Raises:
+        UserError: one is empty, and the recipe does not drop such pairs.
+    """
+    if source and target:
+        return True
+    if recipe.empty == "error":
+        side = recipe.target if source else recipe.source
+        raise UserError(f"{where}: the side {side!r} is empty; correct the line or set data.empty=drop.")
+    return False
+
+
+def warn_of_empty(where: object, count: int) -> None:
+    if count and PartialState().is_main_process:
+        logger.warning("%s: dropped %d pairs with an empty side.", where, count)
+
+
+def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
+    """Return the source and the target of a line of JSON.
+
+    Raises:
+        UserError: it has no texts in the recipe's languages.
+    """
+    pair = row.get("translation") if isinstance(row, dict) else None
+    if not isinstance(pair, dict):
+        schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
+        if isinstance(row, dict) and "translation" in row:
+            found = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
+        else:
+            found = (
+                f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
+            )
+        raise UserError(f"{where}: {found}; each line must be {schema}.")
+    for language in (recipe.source, recipe.target):
+        if language not in pair:
+            raise UserError(
+                f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
+                "data.target to languages of the file."
+            )
+        if not isinstance(text := pair[language], str):
+            raise UserError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
+        check_unicode(text, f"{where}: the side {language!r}")
+    return pair[recipe.source], pair[recipe.target]
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
+        ) from error
+
+
+def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
+    path, empty = folder / name, 0
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); correct the line.") from error
+        except RecursionError as error:
+            raise UserError(f"{where}: not JSON that can be read (nested too deeply); correct the line.") from error
+        source, target = (text.strip() for text in json_pair(recipe, where, row))
+        if has_both_sides(recipe, where, source, target):
+            yield source, target
+        else:
+            empty += 1
+    warn_of_empty(path, empty)
+
+
+def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of two text files, line n of one with line n of the other; `name` holds `{language}`."""
+    if "{language}" not in name:
+        raise UserError(f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}.")
+    source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
+    sources, targets, empty = numbered_lines(source_path), numbered_lines(target_path), 0
+    for number, source in sources:
+        other = next(targets, None)
+        if other is None:
+            raise UserError(f"{target_path}: ends before line {number} of {source_path}; pair the files line by line.")
+        pair = source.strip(), other[1].strip()
+        if has_both_sides(recipe, f"{source_path}, line {number}", *pair):
+            yield pair
+        else:
+            empty += 1
+    if (other := next(targets, None)) is not None:
+        raise UserError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
+    warn_of_empty(source_path, empty)
+
+
+def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
+    """Return the pairs of a split in files of the recipe's kind."""
+    read = read_json if recipe.kind == "json" else read_text
+    return read(recipe, Path(recipe.path or ""), name)

@@ -1,0 +1,119 @@
+"""The sentence pairs that a recipe names, split by split, from files, the Hub or the shipped task."""
+
+import logging
+from itertools import islice
+from typing import Any, cast
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+from training.data.files import SPLITS, read_file
+from training.recipe import DataRecipe
+from training.toy_task import make_splits
+from vaswani_transformer.errors import UserError, one_line
+
+logger = logging.getLogger(__name__)
+PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
+
+
+def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+    """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
+
+    Raises:
+        UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
+            message names the file and the line.
+    """
+    if recipe.kind == "grammar":
+        splits = to_source_target(make_splits(), recipe)
+        if recipe.test is None:
+            del splits["test"]
+        return splits
+    if recipe.kind == "hub":
+        return load_from_hub(recipe)
+    splits = datasets.DatasetDict()
+    for split in SPLITS:
+        if (name := getattr(recipe, split)) is not None:
+            sources, targets = [], []
+            for source, target in islice(
+                read_file(recipe, name), PREVIEW_PAIRS if is_streamed(recipe, split) else None
+            ):
+                sources.append(source)
+                targets.append(target)
+            splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
+    return check_not_empty(splits, recipe)
+
+
+def is_streamed(recipe: DataRecipe, split: str) -> bool:
+    return recipe.streaming and split == "train"
+
+
+def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    """Return splits in the schema of Hugging Face translation data sets as columns `source` and `target`."""
+    for name, split in splits.items():
+        feature = split.features.get("translation")
+        languages = tuple(getattr(feature, "languages", None) or getattr(feature, "keys", tuple)())
+        if recipe.source not in languages or recipe.target not in languages:
+            raise UserError(
+                f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
+                f"languages {', '.join(languages) or 'none'}, not a translation of {recipe.source} and "
+                f"{recipe.target}; set data.source and data.target."
+            )
+
+    def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
+        pairs = [pair or {} for pair in batch["translation"]]
+        return {
+            "source": [(pair.get(recipe.source) or "").strip() for pair in pairs],
+            "target": [(pair.get(recipe.target) or "").strip() for pair in pairs],
+        }
+
+    picked = datasets.DatasetDict()
+    for name, split in splits.items():
+        picked[name] = split.map(pick, batched=True, remove_columns=split.column_names, desc=f"Reading {name}")
+    return picked
+
+
+def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
+    """Return a data set of the Hub, which `datasets` keeps on disk, without pairs that have an empty side."""
+    loaded = datasets.DatasetDict()
+    for split in SPLITS:
+        if getattr(recipe, split) is not None:
+            loaded[split] = open_hub_split(recipe, split)
+            if is_streamed(recipe, split):
+                loaded[split] = datasets.Dataset.from_list(
+                    list(loaded[split].take(PREVIEW_PAIRS)), loaded[split].features
+                )
+    pairs = to_source_target(loaded, recipe)
+    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Dropping pairs with an empty side")
+    for split, kept in whole.items():
+        if missing := len(pairs[split]) - len(kept):
+            if recipe.empty == "error":
+                raise UserError(
+                    f"{recipe.path}, split {split}: {missing} pairs have an empty side; set data.empty=drop to "
+                    "drop them."
+                )
+            logger.warning("%s, split %s: dropped %d pairs with an empty side.", recipe.path, split, missing)
+    return check_not_empty(whole, recipe)
+
+
+def open_hub_split(recipe: DataRecipe, split: str) -> Any:
+    """Open a split of a data set of the Hub; streamed training pairs as a stream.
+
+    Raises:
+        UserError: the split cannot be loaded.
+    """
+    name, path = getattr(recipe, split), cast(str, recipe.path)
+    try:
+        return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"data.{split}: the split {name!r} of {recipe.path} cannot be loaded "
+            f"({one_line(error)}); set data.path, data.subset and the splits, for example "
+            "--data.validation='train[:1%]', or --data.test=null for none."
+        ) from error
+
+
+def check_not_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:
+    for name, split in splits.items():
+        if len(split) == 0:
+            raise UserError(f"{recipe.path}, split {name}: it has no pairs; name another file or split.")
+    return splits

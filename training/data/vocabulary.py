@@ -1,0 +1,77 @@
+"""The shared vocabulary of a run: trained on its pairs, or loaded and checked."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+from datasets import DatasetDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from training.data.stream import PairStream
+from training.recipe import Recipe
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError, one_line
+
+STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained
+
+
+def sample_texts(pairs: datasets.Dataset | PairStream, count: int | None) -> Iterator[str]:
+    """Yield both sides of `count` pairs: evenly spaced over a set, or the first of a stream.
+
+    Args:
+        count: None for all pairs of a set and the first million of a stream.
+    """
+    if isinstance(pairs, PairStream):
+        for pair in islice(pairs, count or STREAM_SAMPLE):
+            yield from pair
+        return
+    if count is not None and count < len(pairs):
+        pairs = pairs.select([number * len(pairs) // count for number in range(count)])
+    for batch in pairs.iter(1000):
+        for side in ("source", "target"):
+            yield from cast(Any, batch)[side]
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path))
+
+
+def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names, or one trained on the training pairs.
+
+    Raises:
+        UserError: the recipe's path has no tokenizer, or one without the tokens that training needs; or the
+            vocabulary size is too small.
+    """
+    if (path := recipe.tokenizer.path) is None:
+        train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
+        texts = sample_texts(train, recipe.tokenizer.sample)
+        try:
+            return VaswaniTransformerTokenizer.train_from_iterator(
+                texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
+            )
+        except UserError:  # a bad line of the pairs
+            raise
+        except ValueError as error:
+            raise UserError(f"tokenizer.vocab_size: {error}") from error
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
+    try:
+        tokenizer = load_tokenizer(path)
+    except Exception as error:  # whatever a broken file makes the libraries raise
+        raise UserError(f"tokenizer.path: {path} cannot be loaded: {one_line(error)}") from error
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else recipe.model.get("decoder_start_token_id")
+    for name, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id), ("bos", start)):
+        if value is None:
+            raise UserError(
+                f"tokenizer.path: {path} has no {name} token; give it one (for bos, model.decoder_start_token_id does "
+                "as well), or train a tokenizer."
+            )
+    if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+        raise UserError(
+            f"tokenizer.path: {path} does not end a text with {tokenizer.eos_token!r}, so a model never learns to "
+            "stop; give it a post-processor that does, or train a tokenizer."
+        )
+    return tokenizer

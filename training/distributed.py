@@ -1,0 +1,114 @@
+"""Processes and devices: one process, several that share each step (DDP), or several that shard the model (FSDP2).
+
+The arguments of `accelerate launch`, or a file of `training/accelerate`, choose; the recipe sets everything else.
+"""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
+PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+TRUE = ("1", "true", "yes", "on")
+
+
+class RunError(UserError):
+    """A run cannot continue; all processes of a launch raise it together, so that the main one prints it."""
+
+
+def is_set(name: str) -> bool:
+    """Return whether an environment variable is true."""
+    return os.environ.get(name, "").lower() in TRUE
+
+
+def uses_cpu() -> bool:
+    """Return whether training runs on the CPU.
+
+    It does if the launch asks for it, if there is no accelerator, or if several processes would share Apple's, which
+    is not possible.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_only_process)
+
+
+def limit_cached_kernels() -> None:
+    """Limit a CPU's kernel caches to a few batches, unless the environment sets other limits.
+
+    oneDNN compiles a kernel for every shape of a bfloat16 matrix product, some 25 for each shape of a batch (all layers
+    share them), and keeps the last 1,024 of its own; PyTorch keeps as many descriptions of them. Batches by token
+    budget have dozens of shapes: both caches fill with close to a MiB an entry, and the heap that they part into
+    fragments grows by as much again. Both libraries read their limits at the first such product.
+    """
+    for name, capacity in KERNELS.items():
+        os.environ.setdefault(name, capacity)
+
+
+def init_distributed() -> None:
+    """Initialize the process group; nothing may ask for the number of processes earlier.
+
+    A process on a CPU gets its limits of cached kernels here.
+
+    Raises:
+        UserError: training does not support the launch's kind of distribution.
+    """
+    for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
+        if os.environ.pop(name).lower() not in ("no", "false", "default"):
+            logger.warning("%s of the launch is ignored; the recipe sets it.", name)
+    if uses_cpu():
+        # Without an index: Transformers before 5.20 cannot load the optimizer's state onto "cpu:0" when it resumes.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        limit_cached_kernels()
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
+    state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
+    if not is_set("ACCELERATE_USE_FSDP"):
+        return
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise UserError(
+            f"fsdp: the launch asks for version {os.environ.get('FSDP_VERSION', '1')}, expected version 2; "
+            "set fsdp_version to 2, as training/accelerate/eight-gpus-fsdp2.yaml does."
+        )
+    if state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+        raise UserError(
+            "fsdp: Accelerate shards models only on accelerators, not on a CPU; launch "
+            "with training/accelerate/two-cpu-processes.yaml."
+        )
+
+
+def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Shard a model's weights over all processes, in place: one group a layer, one for all other weights.
+
+    Accelerate's own grouping separates `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
+    Weights stay in float32, as under DDP; autocast gives the precision.
+    """
+    plugin.auto_wrap_policy = None  # Accelerate has nothing left to group
+    offload = cast(Any, plugin.cpu_offload)
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, reshard_after_forward=cast(bool, plugin.reshard_after_forward), offload_policy=offload)
+    fully_shard(model, offload_policy=offload)
+
+
+def drop_tied_duplicates(
+    weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration
+) -> dict[str, Tensor]:
+    """Return full weights with a tied matrix once; weights gathered from shards have it under each of its names."""
+    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
+
+
+def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor]) -> None:
+    """Load full weights, which have a tied matrix once, into a model that may be sharded."""
+    set_model_state_dict(model, cast(Any, weights), options=StateDictOptions(full_state_dict=True, strict=False))

@@ -1,0 +1,74 @@
+"""The floating-point operations of training, and the peak rate of a device's data sheet.
+
+B batch.
+"""
+
+import re
+
+from torch import Tensor
+
+from vaswani_transformer import VaswaniTransformerConfig
+
+# Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
+# distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
+PEAKS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
+    r"MIG": (None, None, None, None),  # a slice of a card
+    r"B200": (75, 1100, 2250, 2250),
+    r"H[12]00 NVL": (60, 418, 835, 835),
+    r"H100 PCIe": (51, 378, 756, 756),
+    r"H[12]00": (67, 495, 989, 989),
+    r"A100": (19.5, 156, 312, 312),
+    r"A40": (37.4, 74.8, 149.7, 149.7),
+    r"A30": (10.3, 82, 165, 165),
+    r"A10": (31.2, 62.5, 125, 125),
+    r"L40S": (91.6, 183, 362, 362),
+    r"L40": (90.5, 90.5, 181, 181),
+    r"L4": (30.3, 60, 121, 121),
+    r"RTX A6000": (38.7, 77.4, 154.8, 154.8),
+    r"RTX 4090$": (82.6, 82.6, 165.2, 165.2),
+    r"RTX 3090$": (35.6, 35.6, 71, 71),
+    r"V100S": (16.4, None, 130, None),
+    r"V100-PCIE": (14, None, 112, None),
+    r"V100-SXM[23]": (15.7, None, 125, None),
+    r"P100-PCIE": (9.3, None, 18.7, None),
+    r"P100-SXM2": (10.6, None, 21.2, None),
+    r"T4": (8.1, None, 65, None),
+    r"MI300X": (163.4, None, 1307.4, 1307.4),
+}
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+
+
+def peak_teraflops(name: str, precision: str) -> float | None:
+    """Return a device's TFLOP/s of matrix products in a precision, by its data sheet; None if it is not known."""
+    for pattern, peaks in PEAKS.items():
+        if re.search(rf"\b{pattern}\b", name):
+            return peaks[PRECISIONS.index(precision)] if precision in PRECISIONS else None
+    return None
+
+
+def pair_lengths(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the source and target tokens of each pair of a batch, both (B,)."""
+    return batch["attention_mask"].sum(1), batch["labels"].ne(-100).sum(1)
+
+
+def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Tensor) -> int:
+    """Return the floating-point operations of the matrix products of training on pairs, forward and backward.
+
+    Counted as usual for a device's utilization (Chowdhery et al. 2022, appendix B): two for a multiplication and its
+    addition, twice the forward pass for the backward pass, and masked positions of attention like others. Padding and
+    recomputation by gradient checkpointing do not count.
+
+    Args:
+        source, target: (B,), the tokens of each pair.
+    """
+    sources, targets, d_model = int(source.sum()), int(target.sum()), config.d_model
+    heads = config.num_heads * (config.head_dim + config.value_head_dim)
+
+    def attention(queries: Tensor, keys: Tensor) -> int:
+        """Return the multiplications of the four projections, the scores and the weighted values."""
+        return heads * (d_model * int(queries.sum() + keys.sum()) + int((queries * keys).sum()))
+
+    feed_forward = 2 * d_model * config.d_ff
+    encoder = config.encoder_layers * (attention(source, source) + feed_forward * sources)
+    decoder = config.decoder_layers * (attention(target, target) + attention(target, source) + feed_forward * targets)
+    return 6 * (encoder + decoder + config.vocab_size * d_model * targets)

@@ -1,0 +1,133 @@
+"""Count the tokens, operations and seconds of a run's steps."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training.monitor.flops import pair_lengths, peak_teraflops
+from training.monitor.stopwatch import STEPPING, CudaStopwatch, Stopwatch
+
+MONITOR_FILE = "watch.json"
+
+
+def trained_seconds(checkpoint: Path) -> float:
+    """Return the seconds of training up to a checkpoint, interruptions left out; 0 for one without a record."""
+    path = checkpoint / MONITOR_FILE
+    return json.loads(path.read_text(encoding="utf-8"))["trained"] if path.exists() else 0.0
+
+
+class TrainingMonitor(TrainerCallback):
+    """Count what the steps of this process do, and time their phases; a resumed run adds to its earlier times.
+
+    Args:
+        device: where the model trains.
+        precision: of its matrix products, "fp32", "tf32", "fp16" or "bf16".
+
+    Attributes:
+        peak: the data sheet's TFLOP/s of the device; None if it is not known, as on every CPU.
+    """
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.device = device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self.peak = peak_teraflops(name, precision)
+        self.stopwatch = CudaStopwatch() if device.type == "cuda" else Stopwatch()
+        self.created = time.perf_counter()
+        self.trained_before, self.train_start = 0.0, self.created
+        self.reset(0.0)
+
+    @property
+    def trained(self) -> float:
+        """Wall-clock seconds of training, with evaluation and saving, of the whole run."""
+        return self.trained_before + time.perf_counter() - self.train_start
+
+    def count_preparation_from(self, moment: float) -> None:
+        """Count as preparation the time from a `moment` of `time.perf_counter` to the start of this monitor."""
+        self.stopwatch.seconds["preparation"] += self.created - moment
+
+    def time(self) -> dict[str, float]:
+        """Return the seconds of every phase so far."""
+        self.stopwatch.flush()
+        return dict(self.stopwatch.seconds)
+
+    def save(self, folder: Path) -> None:
+        """Write the time so far into the folder of a checkpoint."""
+        (folder / MONITOR_FILE).write_text(json.dumps({"trained": self.trained, "time": self.time()}), encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Add the time that a checkpoint has recorded, if it has."""
+        if (folder / MONITOR_FILE).exists():
+            before = json.loads((folder / MONITOR_FILE).read_text(encoding="utf-8"))
+            self.trained_before = before["trained"]
+            for phase, seconds in before["time"].items():
+                self.stopwatch.seconds[phase] += seconds
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.train_start = time.perf_counter()
+        self.stopwatch.enter("other")
+        self.reset(state.total_flos)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.stopwatch.enter("other")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.stopwatch.enter("other")
+
+    def count(self, batch: dict[str, Tensor]) -> None:
+        """Count a batch of this process, which is still on the host."""
+        source, target = pair_lengths(batch)
+        self.source_tokens += int(source.sum())
+        self.target_tokens += int(target.sum())
+        self.positions += batch["input_ids"].numel() + batch["labels"].numel()
+
+    def add_loss(self, loss: Tensor, tokens: Tensor | int) -> None:
+        """Add the loss of that batch, summed over its target tokens, without waiting for its value.
+
+        The mean leaves out a loss that is not finite, with its tokens.
+        """
+        self.loss = self.loss + loss.nan_to_num(0.0, 0.0, 0.0)
+        self.left_out = self.left_out + loss.isfinite().logical_not() * tokens
+
+    def reset(self, flops: float) -> None:
+        """Restart the counters; the run has used `flops` operations so far."""
+        self.loss: Tensor | float = 0.0
+        self.left_out: Tensor | int = 0
+        self.source_tokens = self.target_tokens = self.positions = 0
+        self.flops, self.last_stepping = flops, self.stepping()
+
+    def stepping(self) -> float:
+        """Return the seconds of training without evaluation and saving."""
+        seconds = self.time()
+        return sum(seconds[phase] for phase in STEPPING)
+
+    def metrics(self, flops: float) -> dict[str, float]:
+        """Return the metrics of the steps since the last call, of all processes, which must call together.
+
+        Args:
+            flops: the operations of training so far, on all processes.
+        """
+        seconds, new_flops = self.stepping() - self.last_stepping, flops - self.flops
+        counts = (self.source_tokens, self.target_tokens, self.positions)
+        everyone = gather_object([(float(self.loss), int(self.left_out), *counts)])
+        loss, left_out, source_tokens, target_tokens, positions = (
+            sum(values) for values in zip(*everyone, strict=True)
+        )
+        self.reset(flops)
+        metrics = {
+            "loss": loss / (target_tokens - left_out) if target_tokens > left_out else math.nan,
+            "target_tokens_per_second": target_tokens / seconds,
+            "padding_share": 1 - (source_tokens + target_tokens) / positions,
+            "teraflops_per_second": new_flops / seconds / 1e12,
+        }
+        if self.peak is not None:
+            metrics["mfu"] = new_flops / seconds / 1e12 / (self.peak * len(everyone))
+        return metrics

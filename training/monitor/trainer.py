@@ -1,0 +1,104 @@
+"""A Seq2SeqTrainer that is monitored."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import ProgressCallback, Seq2SeqTrainer
+from transformers.trainer_utils import PredictionOutput
+
+from training.monitor.flops import pair_lengths, training_flops
+from training.monitor.monitor import TrainingMonitor
+from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
+from training.tasks import Metric
+
+
+class MonitoredTrainer(Seq2SeqTrainer):
+    """A trainer that measures what it does.
+
+    It logs as `loss` the mean over the target tokens of all processes and all steps since the last entry, and, also of
+    all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
+    `teraflops_per_second` of the model's matrix products (`training_flops`), and `mfu`, their share of the data
+    sheet's peak if that is known.
+
+    Args:
+        best_metric: the task's metric, which the progress shows.
+
+    Attributes:
+        monitor: counts and times the steps of this process.
+    """
+
+    def __init__(self, best_metric: Metric, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        precision = self.accelerator.mixed_precision
+        if precision == "no":
+            precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+        self.monitor = TrainingMonitor(self.args.device, precision)
+        self.add_callback(self.monitor)
+        if self.pop_callback(ProgressCallback) is not None:
+            progress = ProgressBarCallback if sys.stderr.isatty() else LogLineCallback
+            self.add_callback(progress(MetricFormat(best_metric)))
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Return the batches of a step and its target tokens on all processes."""
+        self.monitor.stopwatch.enter("data")
+        batches = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.monitor.stopwatch.enter("other")
+        return batches
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run forward and backward; the rest of the step counts as the optimizer's."""
+        self.monitor.count(inputs)
+        self.monitor.stopwatch.enter("forward")
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.monitor.stopwatch.enter("optimiser")
+        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients
+        # over them; a model on several devices of one process gets the number of tokens once a device.
+        tokens = torch.as_tensor(num_items_in_batch).max()
+        target_tokens = int(inputs["labels"].ne(-100).sum())
+        self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, target_tokens)
+        return loss
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a batch; the forward pass ends here."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.monitor.stopwatch.enter("backward")
+        return loss
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return `training_flops` of a batch."""
+        return training_flops(cast(Any, self.model).config, *pair_lengths(inputs))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log an entry, with the monitor's metrics if it is one of training."""
+        if "loss" in logs:
+            logs |= self.monitor.metrics(self.state.total_flos)
+        super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate, and count the time."""
+        self.monitor.stopwatch.enter("evaluation")
+        metrics = super().evaluate(*args, **kwargs)
+        self.monitor.stopwatch.enter("other")
+        return metrics
+
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """Predict, and count the time."""
+        self.monitor.stopwatch.enter("evaluation")
+        output = super().predict(*args, **kwargs)
+        self.monitor.stopwatch.enter("other")
+        return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and in a checkpoint the time so far; other files follow until `on_save`."""
+        self.monitor.stopwatch.enter("saving")
+        super().save_model(output_dir, _internal_call)
+        if not _internal_call:
+            self.monitor.stopwatch.enter("other")
+        elif self.args.should_save and output_dir is not None:
+            self.monitor.save(Path(output_dir))

@@ -1,0 +1,261 @@
+"""The model card of a run: `python -m training.report.card RESULTS.json OWNER/NAME [--output=FILE]`.
+
+It is made from the run's results: `card_template.md` holds the words, `results.json` the facts.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from training.monitor.stopwatch import phase_shares
+from training.tasks import Metric, make_task
+
+TEMPLATE = Path(__file__).parent / "card_template.md"
+CURVE_ROWS = 12
+FALLBACK_EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
+
+
+def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
+    """Return the card of a run; its metadata have a `model-index` of each score with its signature.
+
+    Args:
+        results: what `results.json` holds; for an unfinished run, `validation`, `test`, `data` and `time` may
+            be missing.
+        repository: the name on the Hub that the example loads.
+        license: the Hub's name for the license of the weights.
+    """
+    recipe = results["recipe"]
+    return ModelCard.from_template(
+        metadata(results, license),
+        template_path=str(TEMPLATE),
+        name=results["name"],
+        source=recipe["data"]["source"],
+        target=recipe["data"]["target"],
+        data=data_name(recipe["data"]),
+        license=license,
+        parameters=f"{results['parameters']:,}",
+        model=describe_model(recipe["model"]),
+        training=describe_training(results),
+        weights=describe_weights(recipe),
+        hardware=describe_hardware(results),
+        time=describe_time(results),
+        software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        scores="\n".join(f"- {line}" for line in score_lines(results)) or "Not yet measured.",
+        repository=python_literal(repository),
+        example=python_literal(example_sentence(results)),
+        search=describe_search(recipe["decoding"]),
+        longest=recipe["data"]["max_length"],
+        curve=curve_table(results["curve"], make_task(recipe).best_metric),
+        fingerprints=fingerprint_table(results.get("data", {})),
+        code=describe_code(results),
+        command=training_command(recipe, repository),
+    )
+
+
+def metadata(results: dict[str, Any], license: str) -> ModelCardData:
+    """Return the head of the card, which the Hub reads."""
+    data, task = results["recipe"]["data"], make_task(results["recipe"])
+    return ModelCardData(
+        language=list(dict.fromkeys((data["source"], data["target"]))),
+        license=license,
+        library_name="transformers",
+        pipeline_tag=cast(Any, task.hub_name),
+        tags=["transformer", "attention-is-all-you-need", "vaswani_transformer", task.hub_name],
+        datasets=[data["path"]] if data["kind"] == "hub" else None,
+        metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
+        model_name=results["name"],
+        eval_results=list(eval_results(results)),
+    )
+
+
+def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
+    """Yield every score of `results` with its signature."""
+    data, task = results["recipe"]["data"], make_task(results["recipe"])
+    for split in ("validation", "test"):
+        found = results.get(split, {})
+        for metric in task.metrics:
+            if metric.key in found:
+                yield EvalResult(
+                    task_type=task.hub_name,
+                    task_name=task.title,
+                    dataset_type=data["path"] or data["kind"],
+                    dataset_name=data_name(data),
+                    dataset_config=data["subset"],
+                    dataset_split=data[split] if data["kind"] == "hub" else split,
+                    metric_type=metric.key,
+                    metric_name=metric.title,
+                    metric_value=round(found[metric.key], 2),
+                    metric_args={"signature": found[metric.signature_key]},
+                )
+
+
+def data_name(data: dict[str, Any]) -> str:
+    """Return the name of the data set in text."""
+    if data["kind"] == "grammar":
+        return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
+    return " ".join(name for name in (data["path"], data["subset"]) if name)
+
+
+def describe_model(fields: dict[str, Any]) -> str:
+    """Return the recipe's model: the paper's, and the fields that differ from it."""
+    changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "paper")
+    return f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
+
+
+def describe_training(results: dict[str, Any]) -> str:
+    """Return the number and size of steps, the operations, and the schedule."""
+    recipe = results["recipe"]["training"]
+    scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
+    return (
+        f"{results['steps']:,} steps of about {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} "
+        f"target tokens, {results['flops']:.2g} floating-point operations; the paper's Adam and learning rate with "
+        f"{recipe['warmup_steps']:,} steps of warm-up{scale}; {recipe['precision']}"
+    )
+
+
+def describe_weights(recipe: dict[str, Any]) -> str:
+    """Return which of a run's weights the model has."""
+    if (last := recipe["training"]["average_last"]) is not None:
+        return f"the mean of the last {last} checkpoints"
+    return f"the checkpoint with the best validation {make_task(recipe).best_metric.title}"
+
+
+def describe_hardware(results: dict[str, Any]) -> str:
+    """Return the machine that trained, and the number of processes."""
+    machine, processes = results["hardware"], results["processes"]
+    parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
+    parts.append(f"{cores} of {machine['cpu']}, {machine['memory']} GiB")
+    return ", ".join(parts) + f"; {processes} process{'' if processes == 1 else 'es'}"
+
+
+def describe_time(results: dict[str, Any]) -> str:
+    """Return the total time and the share of each phase."""
+    if "time" not in results:
+        return "not yet at its end"
+    minutes, seconds = divmod(round(results["seconds"]), 60)
+    hours, minutes = divmod(minutes, 60)
+    phases = ", ".join(f"{phase} {percent}%" for phase, percent in phase_shares(results["time"]) if percent)
+    return f"{hours} h {minutes} min {seconds} s in all: {phases}"
+
+
+def score_lines(results: dict[str, Any]) -> Iterator[str]:
+    """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
+    recipe = results["recipe"]
+    first, *others = make_task(recipe).metrics
+    if (found := results.get("test")) is not None:
+        how = describe_search(recipe["decoding"])
+        yield f"test set, {found['sentences']:,} sentences, {how}: {scored(found, first)}"
+        for metric in others:
+            yield f"the same translations: {scored(found, metric)}"
+        if published := recipe.get("published"):
+            yield f"published on the same test set: {published}"
+    if (found := results.get("validation")) is not None:
+        how = describe_search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
+        yield f"validation set, {how}: {scored(found, first)}"
+
+
+def scored(scores: dict[str, Any], metric: Metric) -> str:
+    """Return one score with its name and signature."""
+    return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
+
+
+def describe_search(decoding: dict[str, Any]) -> str:
+    """Return the search in text."""
+    limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
+    if decoding["num_beams"] == 1:
+        return f"greedy, {limit}"
+    formula = {"gnmt": "lp(Y) with alpha", "power": "length to the power of"}[decoding["length_penalty_type"]]
+    return f"{decoding['num_beams']} beams, length penalty {formula} {decoding['length_penalty']}, {limit}"
+
+
+def python_literal(text: str) -> str:
+    """Return a text as a Python literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def example_sentence(results: dict[str, Any]) -> str:
+    """Return a sentence to translate: the first test sentence that the run printed."""
+    examples = results.get("test", {}).get("examples", [])
+    return examples[0]["source"] if examples else FALLBACK_EXAMPLE
+
+
+def format_figure(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
+    """Return a table with a row for some evaluations, among them the first, the last and the best."""
+    losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
+    evaluated = [entry for entry in curve if "eval_loss" in entry]
+    score = f"eval_{metric.key}"
+    rows = [f"| step | loss | validation loss | perplexity | {metric.title} |", "| ---: | ---: | ---: | ---: | ---: |"]
+    for entry in sample_entries(evaluated, score):
+        before = [step for step in losses if step <= entry["step"]]
+        loss = losses[max(before)] if before else None
+        rows.append(
+            f"| {entry['step']:,} | {format_figure(loss, '.3f')} | {format_figure(entry['eval_loss'], '.3f')} "
+            f"| {format_figure(entry['eval_perplexity'], ',.2f')} | {format_figure(entry[score], '.2f')} |"
+        )
+    return "\n".join(rows)
+
+
+def sample_entries(entries: list[dict[str, Any]], score: str) -> list[dict[str, Any]]:
+    """Return at most `CURVE_ROWS` of the entries, evenly spaced, and the best one."""
+    if len(entries) <= CURVE_ROWS:
+        return entries
+    kept = {round(row * (len(entries) - 1) / (CURVE_ROWS - 1)) for row in range(CURVE_ROWS)}
+    best = max(range(len(entries)), key=lambda index: entries[index][score])
+    return [entries[index] for index in sorted(kept | {best})]
+
+
+def fingerprint_table(data: dict[str, Any]) -> str:
+    """Return a table of each split's pairs and digest, by which other people can compare their files."""
+    if not data:
+        return ""
+    rows = []
+    for split, found in data.items():
+        name = f"{split}, the first of a stream" if found.get("first_of_stream") else split
+        rows.append(f"| {name} | {found['pairs']:,} | `{found['sha256']}` |")
+    head = ["| split | pairs | SHA-256 of its texts, each followed by a zero byte |", "| --- | ---: | --- |"]
+    return "\n".join(head + rows)
+
+
+def describe_code(results: dict[str, Any]) -> str:
+    """Return the version and, if it is known, the commit that trained."""
+    version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
+    if (commit := results["commit"]) is None:
+        return f"{version}, commit unknown"
+    return f"{version}, commit {commit['hash']}{', with changes of its own' if commit['dirty'] else ''}"
+
+
+def training_command(recipe: dict[str, Any], repository: str) -> str:
+    """Return the command that trains the recipe again; local paths have placeholders."""
+    parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
+    if recipe["data"]["kind"] in ("json", "text"):
+        parts.append("--data.path=FOLDER")
+    if recipe["tokenizer"]["path"] is not None:
+        parts.append(f"--tokenizer.path={repository}")
+    return " ".join(parts)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: write the card of a `results.json`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.report.card", description="Write the model card of a run."
+    )
+    parser.add_argument("results", type=Path, help="the results.json of a run")
+    parser.add_argument("repository", help="the repository that the card's example loads, OWNER/NAME")
+    parser.add_argument("--output", type=Path, default=Path("model_card.md"), help="the card (model_card.md)")
+    parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
+    options = parser.parse_args(arguments)
+    results = json.loads(options.results.read_text(encoding="utf-8"))
+    make_card(results, options.repository, options.license).save(options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The folder of a run: check it, initialize it, and extend its run by larger limits."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from datasets import DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from training.checkpoints import (
+    RECIPE,
+    STATE,
+    has_ended,
+    is_beyond,
+    last_checkpoint,
+    run_lock,
+    run_write_errors,
+    step_of,
+)
+from training.data.vocabulary import load_tokenizer, make_tokenizer
+from training.distributed import RunError
+from training.monitor.monitor import trained_seconds
+from training.recipe import Recipe, to_dict
+from training.report.results import RESULTS, fingerprints
+from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.files import PARTIAL, write_atomically
+
+TRAINED_STATE = STATE
+DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
+LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
+DESCRIPTIVE_FIELDS = ("expected", "published")  # for readers
+# Execution and output only: they do not change what a step computes.
+EXECUTION_FIELDS = (
+    "training.device_tokens",
+    "training.gradient_checkpointing",
+    "training.evaluation_batch_size",
+    "training.log_steps",
+    "training.on_divergence",
+    "training.skip_limit",
+)
+
+
+def prepare_folder(recipe: Recipe) -> Path:
+    """Return the run's folder: new, or with a run of the same recipe to resume or to extend by larger limits.
+
+    Raises:
+        UserError: it has no name, cannot be written, or holds something else.
+    """
+    if recipe.output_dir is None:
+        raise UserError("output_dir: the run needs a folder; give --output_dir=...")
+    folder = Path(recipe.output_dir)
+    check_writable(folder)
+    if not (folder / RECIPE).exists():
+        if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
+            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
+        return folder
+    names = changed_fields(folder, recipe)
+    checkpoint = last_checkpoint(folder)
+    is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
+        raise UserError(
+            f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
+            "training.minutes, whichever ended it, and nothing else, to extend it."
+        )
+    for name in names:
+        if name not in LIMIT_FIELDS + EXECUTION_FIELDS:
+            raise UserError(
+                f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
+                "it, or another --output_dir."
+            )
+    if names and checkpoint is not None and is_beyond(checkpoint, recipe.training):
+        minutes = trained_seconds(checkpoint) / 60
+        raise UserError(
+            f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
+            "training.steps and training.minutes beyond them, or another --output_dir."
+        )
+    with run_lock(folder):
+        return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that the run's folder can be written or made.
+
+    Raises:
+        UserError: it cannot.
+    """
+    ancestor = folder
+    try:
+        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {ancestor} is not a writable folder ({one_line(error, with_file=False)}); give another "
+            "--output_dir."
+        ) from error
+
+
+def stored_recipe(folder: Path) -> dict[str, Any]:
+    """Return the recipe of the run in a folder, as a dictionary."""
+    return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+
+
+def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
+    """Return the names of the fields in which a recipe differs from the run in a folder."""
+    return [name for name in diff_trees(stored_recipe(folder), to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
+
+
+def extend_run(recipe: Recipe, folder: Path) -> None:
+    """Give a run the recipe's limits.
+
+    If the run had finished, its model, tokenizer and results are first copied to `finished-STEPS`.
+    """
+    if (results := folder / RESULTS).exists():
+        kept = folder / f"finished-{json.loads(results.read_text(encoding='utf-8'))['steps']}"
+        if not kept.exists():
+            partial = kept.with_name(f"{kept.name}{PARTIAL}")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
+            with run_write_errors(kept):
+                partial.mkdir()
+                for path in [path for path in folder.iterdir() if path.is_file()]:
+                    shutil.copy2(path, partial)
+                partial.rename(kept)
+        results.unlink()
+    (folder / TRAINED_STATE).unlink(missing_ok=True)
+    write_recipe(recipe, folder)
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
+
+
+def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
+    """Return the names of the fields that differ between two nested dictionaries."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [prefix.rstrip(".")]
+    names = sorted(before.keys() | now.keys())
+    return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
+
+
+def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Check that the run in a folder, if there is one, started with the same data.
+
+    Args:
+        found: the fingerprints of the present data.
+
+    Raises:
+        RunError: it started with other data.
+    """
+    if not ((folder / DATA_FILE).exists() and (folder / "tokenizer.json").exists()):
+        return
+    for split, before in json.loads((folder / DATA_FILE).read_text(encoding="utf-8")).items():
+        if found.get(split, before) != before:
+            raise RunError(
+                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
+                f"({before['pairs']:,d} then, {found[split]['pairs']:,d} now, of other text); restore them, or give "
+                "another --output_dir."
+            )
+
+
+def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder and return the tokenizer.
+
+    Existing files stay as they are.
+
+    Raises:
+        UserError: the tokenizer cannot be made.
+        RunError: the run started with other data.
+    """
+    found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
+    check_data(folder, *broadcast_object_list([found]))
+    if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
+        tokenizer = make_tokenizer(recipe, pairs)
+        folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+        write_recipe(recipe, folder)
+        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
+        with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
+            tokenizer.save_pretrained(partial)
+            for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
+                path.replace(folder / path.name)
+    elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
+        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
+    PartialState().wait_for_everyone()
+    if not (folder / "tokenizer.json").exists():
+        raise UserError(
+            f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
+            "machines of the launch share."
+        )
+    return load_tokenizer(folder)

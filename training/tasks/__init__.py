@@ -1,0 +1,13 @@
+"""The tasks that models train for: their metrics, and what the card says of them."""
+
+from typing import Any
+
+from training.tasks.task import Metric, Task
+from training.tasks.translation import TranslationTask
+
+__all__ = ["Metric", "Task", "TranslationTask", "make_task"]
+
+
+def make_task(recipe: dict[str, Any]) -> Task:
+    """Return the task of a recipe, given as a dictionary as in results.json."""
+    return TranslationTask(recipe["data"]["source"], recipe["data"]["target"], recipe["score"]["tokenize"])
