@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.training.toy_task.sentence_digest import digest_of_sentences
 from tests.training.toy_task.words import LEXICON, english_forms
+from training.toy_task.function_words import Determiner
 from training.toy_task.grammar import MAX_ENGLISH_WORDS, PATTERNS, TENSES, generate_sentences
 from training.toy_task.lexicon import ADJECTIVES, NOUNS
 from training.toy_task.sampler import Sampler
@@ -105,7 +106,7 @@ GOLDEN = {
 
 
 class SteeredSampler(Sampler):
-    """Draws only words of the wanted sentence, so that it comes up soon."""
+    """Draws only words of the wanted sentence, all equally likely, so that it comes up soon."""
 
     def __init__(self, wanted: str) -> None:
         super().__init__(seed=0)
@@ -117,6 +118,8 @@ class SteeredSampler(Sampler):
         return any(form == "" or f" {form} " in self.wanted for form in forms)
 
     def choice(self, options: Sequence) -> object:
+        if isinstance(options[0], Determiner):
+            options = tuple(dict.fromkeys(options))  # without the weights
         return super().choice([option for option in options if id(option) not in self.unwanted] or options)
 
 
