@@ -26,8 +26,9 @@ from training.recipe_help import recipe_help
 from training.trainer import decoding_config
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import one_line
+from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import eval_mode, log_probabilities, pad_rows
+from vaswani_transformer.translate.engine import log_probabilities, pad_rows
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import batches_by_length, translate
