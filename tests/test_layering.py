@@ -24,8 +24,6 @@ PUBLISHED = [
 SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
 # Never published either: the rooms that each room imports from, beyond published and shared files.
 ROOMS = {"cpu": set(), "convert": {"translate"}, "figures": set(), "translate": {"cpu"}}
-# Flat files that have no room yet.
-UNSORTED = {"convert", "ctranslate2_engine", "folders", "lines", "originals", "translate", "translation"}
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # What Transformers' loader takes for an import of a sibling file, anywhere in the text.
@@ -91,12 +89,12 @@ def test_published_file_needs_no_further_package(name: str) -> None:
 @pytest.mark.parametrize("name", existing(SHARED))
 def test_shared_file_imports_only_from_published_files_and_those_above_it(name: str) -> None:
     above = {*PUBLISHED, *SHARED[: SHARED.index(name)]}
-    assert imported_units(PACKAGE / f"{name}.py") <= above | (UNSORTED & flat_files())
+    assert imported_units(PACKAGE / f"{name}.py") <= above
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
 def test_room_imports_only_from_flat_files_and_the_rooms_it_may(room: str) -> None:
-    allowed = {*PUBLISHED, *SHARED, *ROOMS[room], room} | (UNSORTED & flat_files())
+    allowed = {*PUBLISHED, *SHARED, *ROOMS[room], room}
     for path in (PACKAGE / room).rglob("*.py"):
         assert imported_units(path) <= allowed, path
 
@@ -113,7 +111,7 @@ def test_registration_imports_only_published_files() -> None:
 
 
 def test_every_file_and_folder_of_the_package_has_its_layer() -> None:
-    assert flat_files() <= {*PUBLISHED, *SHARED, *UNSORTED, "__init__", "registration"}
+    assert flat_files() <= {*PUBLISHED, *SHARED, "__init__", "registration"}
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} <= set(ROOMS)
     assert not list(PACKAGE.glob("*/*/*.py"))
 

@@ -28,8 +28,9 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
+from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import eval_mode, log_probabilities, pad_rows
+from vaswani_transformer.translate.engine import log_probabilities, pad_rows
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import batches_by_length, translate

@@ -3,14 +3,13 @@
 B texts of a batch, S source, T target, n translations of a text, R hypotheses: n B.
 """
 
-import contextlib
-from collections.abc import Generator
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..modes import eval_mode
 from ..search import length_penalty
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model has positions without end
@@ -30,17 +29,6 @@ class DecodingEngine(Protocol):
     def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         """Return, for each text of a batch of token lists, the new tokens and scores of its n best hypotheses."""
         ...
-
-
-@contextlib.contextmanager
-def eval_mode(model: PreTrainedModel) -> Generator[None]:
-    """Set a model to evaluation mode for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()
@@ -130,4 +118,4 @@ class TransformersEngine:
         return max(1, table - relative)
 
 
-__all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "eval_mode", "log_probabilities", "pad_rows"]
+__all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "log_probabilities", "pad_rows"]
