@@ -29,12 +29,12 @@ logger = logging.get_logger(__name__)
 
 @strict
 class VaswaniCmlmConfig(VaswaniTransformerConfig):
-    """The hyperparameters of CMLM, beside those of `VaswaniTransformerConfig`.
+    """The hyperparameters of CMLM, in addition to those of `VaswaniTransformerConfig`.
 
     Args:
         mask_token_id: the id of `<mask>`; a model needs one.
         max_target_length: C, the longest target that the model can predict; longer ones count as this.
-        length_loss_weight: w, the weight of the length's cross-entropy beside a token's.
+        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
@@ -53,7 +53,7 @@ class VaswaniCmlmConfig(VaswaniTransformerConfig):
     use_cache: bool = False
 
     def validate_mask_token_id(self) -> None:
-        """Check that `<mask>` is a token of its own inside the vocabulary."""
+        """Check that `<mask>` is a separate token inside the vocabulary."""
         if self.mask_token_id is None:
             return
         if not 0 <= self.mask_token_id < self.vocab_size:

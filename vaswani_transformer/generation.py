@@ -396,7 +396,7 @@ def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: Generation
 
 
 class PaperBeamSearch(GenerationMixin):
-    """Two settings of a generation config, or arguments of `generate()`, beside Transformers' own.
+    """Two settings of a generation config, or arguments of `generate()`, in addition to Transformers' own.
 
     length_penalty_type: "gnmt", where a target's score is log P(Y | X) / lp(Y) with `length_penalty` as alpha, or
         "power", Transformers' own |Y|^length_penalty and its default.
@@ -433,7 +433,7 @@ class PaperBeamSearch(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Generate as every model of Transformers does, with the two settings of this class beside its own.
+        """Generate as every model of Transformers does, with the two settings of this class in addition.
 
         Raises:
             ValueError: a setting has a value that it cannot have, or a target may go beyond learned positions.

@@ -24,11 +24,11 @@ from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, loss_w
 
 @strict
 class VaswaniNatConfig(VaswaniTransformerConfig):
-    """The hyperparameters of NAT and GLAT, beside those of `VaswaniTransformerConfig`.
+    """The hyperparameters of NAT and GLAT, in addition to those of `VaswaniTransformerConfig`.
 
     Args:
-        min_length_difference, max_length_difference: the smallest and the largest m - n with a class of its own.
-        length_loss_weight: w, the weight of the length's cross-entropy beside a token's.
+        min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
+        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
         mask_diagonal: whether no position of the target attends to itself in self-attention.
         relative_attention_clip: the largest distance that relative self-attention tells apart; None for plain
             self-attention.

@@ -1,4 +1,4 @@
-"""Decoders that see the whole target at once: no causal mask, no cache of their own keys and values.
+"""Decoders that see the whole target at once: no causal mask, no cache of self-attention.
 
 B batch, H heads, S source, T target, k target rows of one source row. A cache that a caller gives holds the source's
 keys and values only, so that several passes over one source compute them once.

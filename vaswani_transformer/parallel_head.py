@@ -53,7 +53,7 @@ class EncodedSource:
 
 @dataclass
 class ParallelLMOutput(Seq2SeqLMOutput):
-    """The output of a parallel model; the fields beside Transformers' own are None without labels.
+    """The output of a parallel model; the fields that Transformers does not have are None without labels.
 
     Attributes:
         token_loss: the loss of the tokens, a mean in nats; label-smoothed in training mode.

@@ -42,7 +42,7 @@ class SearchSettings:
     Attributes:
         limits: (B,) the number of new tokens that each target may have.
         end_tokens: (E,) token ids that end a target; none: empty.
-        pad_token: fills a target behind its end.
+        pad_token: fills a target after its end.
         num_beams, num_returned: k and n, the hypotheses of a source that the caller wants.
         candidates: C, the continuations of a source that are examined in a step.
         alpha: the exponent of the length penalty.
@@ -93,7 +93,7 @@ class SearchState:
         active: (A,) the sources still in the batch, by number.
         is_active: (A,) whether a source's result can still change; all are once finished ones have left.
         limits: (A, 1) the new tokens that a target of each source may have.
-        hypotheses: (2, B, k, up to T) finished targets like `beams`, the best first; -1 behind their end.
+        hypotheses: (2, B, k, up to T) finished targets like `beams`, the best first; -1 after their end.
         hypothesis_scores: (B, k) their log P / lp, or `NOT_FINISHED`.
         has_hypotheses: whether there is one at all.
     """
@@ -327,9 +327,9 @@ class Hypotheses:
     """What a beam search found, n for each source.
 
     Attributes:
-        tokens: (n B, T), prompts included, padded behind their end.
+        tokens: (n B, T), prompts included, padded after their end.
         scores: (n B,) log P / lp.
-        beam_indices: (n B, new tokens) the row among k B that each token continued; -1 behind the end.
+        beam_indices: (n B, new tokens) the row among k B that each token continued; -1 after the end.
     """
 
     tokens: Tensor
@@ -389,10 +389,10 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
     Args:
         decoder: a model with its sources.
         prompt: (n B, T) what every target begins with, n rows a source.
-        settings: how to search; without end tokens rows go on behind their limits, as in Transformers.
+        settings: how to search; without end tokens rows continue after their limits, as in Transformers.
 
     Returns:
-        (n B, T) the targets, prompts included, padded behind their end.
+        (n B, T) the targets, prompts included, padded after their end.
     """
     tokens, prompt_length = prompt, prompt.shape[1]
     rows_per_source = len(prompt) // len(settings.limits)

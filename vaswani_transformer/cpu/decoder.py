@@ -24,7 +24,7 @@ class CachedCrossAttention:
 
     Scores are (h W_Q) K^T and what is attended to is (A V) W_O. For sources of few tokens the products W_Q K^T and
     V W_O of each head have fewer entries than the weights themselves, and every token to come takes two products less
-    (weight absorption). For that the layer's W_Q and W_O are kept as they are, beside the packed ones.
+    (weight absorption). For that the layer's W_Q and W_O are kept unpacked too.
     """
 
     def __init__(self, attention: CrossAttention) -> None:

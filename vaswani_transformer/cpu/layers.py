@@ -40,7 +40,7 @@ class FusedQKVAttention(SelfAttention):
         self.qkv_proj = fused
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of all heads, and each head's keys beside its values."""
+        """Return queries of all heads, and each head's keys and values side by side."""
         widths = (self.head_dim, self.value_head_dim)
         sizes = [self.config.num_heads * width for width in (widths[0], sum(widths))]
         query, key_values = self.qkv_proj(hidden_states).split(sizes, dim=-1)
@@ -141,7 +141,7 @@ class UnwrappedLayer:
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)
 
     def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-        """Return queries (B H, T, d_k), and keys beside values (B, H, T, d_k + d_v), of a product's rows (B T, ...).
+        """Return queries (B H, T, d_k), and keys and values side by side (B, H, T, d_k + d_v), of rows (B T, ...).
 
         The product is a whole tensor, no view. What is returned has no dimension B where that is 1.
         """

@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed as a CPU's matrix library wants them, in float32, bfloat16 or int8.
 
-R rows of inputs. The functions of torch used here are made for its own compiler or on their way out; they stand in
+R rows of inputs. The functions of torch used here are made for its own compiler or deprecated; all are in
 this file only, and `is_supported` tries each dtype before anything relies on it.
 """
 
@@ -31,7 +31,7 @@ def check_gradients(hidden_states: Tensor) -> None:
 
 
 class PreparedLinear(nn.Module):
-    """A layer without derivatives, which can apply the ReLU behind it along with its product."""
+    """A layer without derivatives, which can apply the ReLU after it together with its product."""
 
     has_relu = False
 
@@ -96,7 +96,7 @@ def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
 class QuantizedLinear(PreparedLinear):
     """x W^T + b with W in int8, a scale for each row of W, and x in int8 with one scale for all its rows as it comes.
 
-    W is kept in two layouts where torch has oneDNN beside its own library, each the faster for few rows or for many.
+    W is kept in two layouts where torch has both oneDNN and its own library, each the faster for few rows or for many.
 
     Args:
         linear: the layer; the largest weight of a row becomes 127.
