@@ -380,7 +380,7 @@ def test_lora_is_refused_until_it_is_merged(tmp_path):
             weight.data.normal_()
     with pytest.raises(ValueError, match="merge adapters with merge_and_unload"):
         to_ctranslate2(adapted, None, tmp_path / "converted")
-    with pytest.raises(ValueError, match=r"q_proj is a Linear that is more than its weight"):
+    with pytest.raises(ValueError, match=r"q_proj is a Linear that is wrapped"):
         to_ctranslate2(adapted.get_base_model(), None, tmp_path / "converted")
     merged = adapted.merge_and_unload()
     to_ctranslate2(merged, None, tmp_path / "converted")

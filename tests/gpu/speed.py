@@ -361,7 +361,8 @@ def parallel_part(setting: Setting) -> Iterator[Row]:
     for name in PARALLEL:
         if (kind := getattr(vaswani_transformer, name, None)) is None:
             continue
-        config = kind.config_class(**(TINY if setting.is_tiny else {}))
+        masks = {"mask_token_id": 3} if "mask_token_id" in kind.config_class.__annotations__ else {}
+        config = kind.config_class(**masks, **(TINY if setting.is_tiny else {}))
         model = kind(config).eval().to(setting.device)
         for count in (1, 2) if setting.is_tiny else (1, 32, 256):
             batch = sources(count, config.vocab_size - 1, setting.device)

@@ -144,7 +144,7 @@ def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, mo
     from training.train import make_trainer, prepare
 
     tokens = max(1, 300 // passes)
-    more = ["--training.steps=4", "--training.log_steps=100", "--training.attention=sdpa"]
+    more = ["--training.steps=6", "--training.log_steps=100", "--training.attention=sdpa"]
     more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
     recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
     init_distributed()
@@ -154,12 +154,15 @@ def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, mo
     trainer.args.load_best_model_at_end = trainer.accelerator.device_placement = False
     with pretended_device() as device, SynchronizationCounter() as counter:
         monkeypatch.setattr(TrainingArguments, "device", device)
+        trainer.guard.device = device
         totals = Totals(counter)
         trainer.add_callback(totals)
         move(trainer.model)
         trainer.train()
     assert trainer.args.gradient_accumulation_steps == passes
-    assert totals.steps[3] - totals.steps[1] == {"nonzero": 2 * passes}, counter.places
+    waits = totals.steps[3] - totals.steps[1]
+    del waits["item"]  # the divergence guard asks once a step where Adam is not fused, as on the pretended device
+    assert waits == {"nonzero": 2 * passes}, counter.places
 
 
 def split(arguments: list[str], more: list[str]) -> tuple[str, list[str]]:

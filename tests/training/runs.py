@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -63,13 +64,17 @@ SHARDED = {
 
 
 def start(arguments, folder, *more, launcher=(), module="training.train"):
-    """The command, or another module that takes its arguments, in a process of its own."""
+    """Start the command, or another module with its arguments, in a process that SIGINT interrupts.
+
+    A background job of a shell ignores SIGINT, and so would the processes that its tests start.
+    """
     command = [sys.executable, "-m", *launcher, module, *arguments, f"--output_dir={folder}", *more]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         command,
         cwd=ROOT,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

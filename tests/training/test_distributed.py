@@ -162,8 +162,8 @@ def test_the_recipes_precision_is_in_force_whatever_the_launch_asks_for(argument
     trainer.train()
     assert found == {torch.bfloat16 if own == "bf16" else torch.float32}
     assert trainer.accelerator.state.dynamo_plugin.backend.value == "NO"
-    assert "ACCELERATE_DYNAMO_BACKEND of the launch is left aside: the recipe settles it." in caplog.text
-    assert ("ACCELERATE_MIXED_PRECISION of the launch is left aside" in caplog.text) == (asked != "no")
+    assert "ACCELERATE_DYNAMO_BACKEND of the launch is ignored; the recipe sets it." in caplog.text
+    assert ("ACCELERATE_MIXED_PRECISION of the launch is ignored" in caplog.text) == (asked != "no")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -376,7 +376,7 @@ def test_an_upload_that_breaks_off_shows_nothing_and_can_be_repeated(tmp_path):
         assert error.startswith("somebody/own: the upload broke off (")
         assert "\n" not in error
         assert files == [".gitattributes"]
-    assert "SHA-256 of what was received is" in spoilt[0]
+    assert "SHA-256 of the received content is" in spoilt[0]
     assert last == [None, [".gitattributes", "config.json", "model.safetensors"]]
     assert hub.messages(REPOSITORY) == ["Publish a run"]
     (tmp_path / "found.safetensors").write_bytes(hub.files(REPOSITORY)["model.safetensors"])
