@@ -156,7 +156,7 @@ class Recipe:
     name: the run's name, also in its model card.
     output_dir: the run's folder; the same command resumes an interrupted run in it.
     seed: of the weights, the dropout and the order of the pairs.
-    expected: the score of such a run, for readers.
+    expected: the score of such a run and the time it takes, for readers.
     published: a published score on the same test set, which the model card shows with the run's scores.
     """
 

@@ -7,6 +7,7 @@ the checkpoints. The same command resumes a run that was interrupted.
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -234,6 +235,14 @@ def make_trainer(
     return trainer
 
 
+def opening_line(recipe: Recipe) -> str:
+    """Return what a run is going to do, and what its recipe expects of it: score and time."""
+    training, subject = recipe.training, recipe.name or "This recipe"
+    limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
+    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then translates the test set"
+    return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
+
+
 def run(recipe: Recipe) -> dict[str, Any]:
     """Train by `recipe`, write results.json and return its content.
 
@@ -244,6 +253,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     init_distributed()
     check_attention(recipe)
     folder = prepare_folder(recipe)
+    logger.info("%s", opening_line(recipe))
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)
     trainer.monitor.count_preparation_from(start)
@@ -265,8 +275,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
     return results
 
 
-def report(results: dict[str, Any]) -> None:
-    """Print a few translations, the time of each phase, and the best metric on the last line."""
+def report(results: dict[str, Any], folder: str) -> None:
+    """Print a few translations, the time of each phase, and the best metric on the last line; log what to type next."""
     scores = results.get("test")
     for example in scores["examples"] if scores else []:
         for name in ("source", "translation", "reference"):
@@ -278,7 +288,12 @@ def report(results: dict[str, Any]) -> None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
         return
     signature = scores[best.signature_key]
-    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})")
+    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
+    if scores["examples"]:
+        source = shlex.quote(scores["examples"][0]["source"])
+        logger.info("Next, translate what you type, and see what the model attends to:")
+        logger.info("vaswani-translate %s", shlex.quote(folder))
+        logger.info("python -m vaswani_transformer.figures %s %s", shlex.quote(folder), source)
 
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]
@@ -309,7 +324,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        results = run(load_recipe(arguments[0], arguments[1:]))
+        recipe = load_recipe(arguments[0], arguments[1:])
+        results = run(recipe)
     except UserError as error:
         if not isinstance(error, RunError) or PartialState().is_main_process:
             print(error, file=sys.stderr, flush=True)
@@ -321,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(INTERRUPTED)
         exit_interrupted("; the same command resumes the run from its last checkpoint")
     if PartialState().is_main_process:
-        report(results)
+        report(results, cast(str, recipe.output_dir))
     PartialState().destroy_process_group()
 
 

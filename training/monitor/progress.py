@@ -1,6 +1,7 @@
 """The latest metrics of a run, in the progress bar or as lines of the log."""
 
 import logging
+import time
 from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -46,15 +47,33 @@ class ProgressBarCallback(ProgressCallback):
             self.training_bar.set_postfix(self.latest)
 
 
+def format_time_left(seconds: float) -> str:
+    """Return a time to wait in the largest unit that still tells: "2 h 5 min", "12 min", "40 s"."""
+    minutes = round(seconds / 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes >= 2 else f"{seconds:.0f} s"
+
+
 class LogLineCallback(TrainerCallback):
-    """The same metrics as lines of the log, for output that goes to a file."""
+    """The same metrics and the time that is left as lines of the log, for output that goes to a file."""
 
     def __init__(self, format_metrics: MetricFormat) -> None:
         self.format_metrics = format_metrics
+        self.begin = (0.0, 0)  # moment and step at which this process began to train
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.begin = (time.perf_counter(), state.global_step)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero and (metrics := self.format_metrics(logs)):
             text = ", ".join(f"{name} {value}" for name, value in metrics.items())
+            (moment, step), remaining = self.begin, state.max_steps - state.global_step
+            if remaining and "loss" in logs:
+                seconds = (time.perf_counter() - moment) / (state.global_step - step) * remaining
+                text += f", at most {format_time_left(seconds)} left"
             logger.info("Step %d of %d: %s", state.global_step, state.max_steps, text)

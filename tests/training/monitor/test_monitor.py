@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import termios
@@ -26,6 +27,7 @@ from training.checkpoints import mark_complete
 from training.checks import model_config
 from training.monitor.flops import peak_teraflops, training_flops
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
+from training.monitor.progress import format_time_left
 from training.monitor.stopwatch import PHASES, CudaStopwatch, Stopwatch, phase_shares, time_line
 from training.recipe import load_recipe
 from training.train import run
@@ -278,11 +280,24 @@ def test_a_file_gets_a_line_for_every_entry_from_the_main_process_and_no_bars(ar
     lines = [line for line in errors.splitlines() if line.startswith("Step ")]
     number = r"[\d.,e+]+"
     for line, step in zip(lines[:-1], (1, 2, 3), strict=True):
-        assert re.fullmatch(rf"Step {step} of 3: loss {number}, tokens/s {number}", line)
+        left = "" if step == 3 else r", at most \d+ (s|min) left"
+        assert re.fullmatch(rf"Step {step} of 3: loss {number}, tokens/s {number}{left}", line)
     assert re.fullmatch(rf"Step 3 of 3: BLEU {number}, perplexity {number}", lines[-1])
     assert "\r" not in errors
     assert "%|" not in errors
     assert output.splitlines()[-2].startswith("Time: ")
+    first, *_, translate, figures = [line for line in errors.splitlines() if line]
+    assert first.startswith("own trains a model for 3 steps, then translates the test set")
+    assert translate == f"vaswani-translate {tmp_path / 'run'}"
+    assert shlex.split(figures)[:4] == ["python", "-m", "vaswani_transformer.figures", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (59.4 * 60, "59 min"), (60 * 60, "1 h 0 min"), (7500, "2 h 5 min")],
+)
+def test_the_time_left_is_given_in_the_unit_that_tells(seconds, text):
+    assert format_time_left(seconds) == text
 
 
 @pytest.mark.slow
