@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,21 +20,26 @@ from transformers.utils import logging
 
 from training.command import exit_interrupted
 from training.data.files import SPLITS
-from training.data.pairs import load_pairs
+from training.data.pairs import is_streamed, load_pairs
+from training.data.stream import PairStream
 from training.decoding import decoding_config
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.tasks import make_task
+from training.tasks.language_model import lm_scores
+from training.tasks.text_statistics import STATISTICS, share
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
 from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import log_probabilities, pad_rows
+from vaswani_transformer.translate.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
-from vaswani_transformer.translate.translator import batches_by_length, translate
+from vaswani_transformer.translate.translator import Translator, batches_by_length
+
+LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
 
 
 def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -49,6 +55,9 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="(test)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a new file for the scores as JSON")
+    parser.add_argument(
+        "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"
+    )
     parser.add_argument("--batch_tokens", type=int, default=2048, metavar="N", help="source tokens at once (2048)")
     parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
@@ -70,6 +79,17 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
     return pairs[split]["source"][:], pairs[split]["target"][:]
 
 
+def load_training_targets(recipe: Recipe) -> list[str]:
+    """Return the first `LM_TARGETS` training targets of a recipe.
+
+    Raises:
+        UserError: the recipe has no training set, or it cannot be used.
+    """
+    if is_streamed(recipe.data, "train"):
+        return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
+    return load_split(recipe, "train")[1][:LM_TARGETS]
+
+
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Check that a tokenizer has the tokens that scoring needs.
 
@@ -84,7 +104,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
-    """Return loss and perplexity of a target's subword token, `</s>` included, in batches of `tokens` tokens."""
+    """Return what a model gives a target's subword tokens, `</s>` included, in batches of `tokens` tokens.
+
+    It is `loss` and `perplexity`. Of a model that predicts all tokens at once it is `nll_at_gold_length`: the mean over
+    positions at the reference's length, each predicted without the others, which is no perplexity of the target.
+    """
     encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
@@ -96,7 +120,37 @@ def likelihood(
             target = pad_rows(list(labels), -100, model.device)  # (B, T)
             total -= log_probabilities(model, source, mask, target).double().sum().item()
     count = sum(len(labels) for _, labels in pairs)
+    if is_parallel(model):
+        return {"nll_at_gold_length": total / count, "target_tokens": count}
     return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
+
+
+class HistoryEngine(TransformersEngine):
+    """`generate()` of a model that predicts all tokens at once, which counts the tokens that each iteration changes.
+
+    Attributes:
+        changed: tokens that iteration 2, 3, ... changed, over all texts so far.
+        tokens: tokens of those texts.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, return_dict_in_generate=True, return_history=True)
+        self.changed: list[int] = []
+        self.tokens = 0
+
+    def generate(self, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Return the output for sources (B, S), and count."""
+        output = super().generate(tokens, mask)
+        history = output.history[:, :, 1:]  # (R, B, T)
+        is_real = torch.arange(history.shape[2], device=history.device) < output.lengths[:, None]  # (B, T)
+        changed = ((history[1:] != history[:-1]) & is_real).sum((1, 2)).tolist()
+        self.changed = [a + b for a, b in zip(self.changed or [0] * len(changed), changed, strict=True)]
+        self.tokens += int(is_real.sum())
+        return output
+
+    def shares(self) -> dict[str, list[float]]:
+        """Return the share of tokens that each iteration after the first changed; nothing after a single pass."""
+        return {"changed_by_iteration": [share(count, self.tokens) for count in self.changed]} if self.changed else {}
 
 
 def translate_all(
@@ -105,16 +159,17 @@ def translate_all(
     """Return the hypotheses and their speed; a model of another package uses its own generation settings."""
     is_own = isinstance(model, VaswaniTransformerForConditionalGeneration)
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
+    make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
+    engine = make_engine(model, cast(int, tokenizer.pad_token_id), **settings)
+    translate = Translator(engine, tokenizer, engine.max_source_tokens(), tokens, too_long="keep")
     start = time.perf_counter()
-    found = [
-        translation.hypotheses[0]
-        for translation in translate(model, tokenizer, sources, batch_tokens=tokens, too_long="keep", **settings)
-    ]
-    seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in found)
-    return [hypothesis.text for hypothesis in found], {
+    hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
+    seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)
+    return [hypothesis.text for hypothesis in hypotheses], {
+        **(engine.shares() if isinstance(engine, HistoryEngine) else {}),
         "seconds": seconds,
         "output_tokens": output_tokens,
-        "sentences_per_second": len(found) / seconds,
+        "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
         "search": vars(recipe.decoding) if is_own else model.generation_config.to_diff_dict(),
     }
@@ -130,20 +185,24 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         what = "is there already" if options.output.exists() else "lies in no folder"
         raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     sources, references = load_split(recipe, options.split)
+    training_targets = load_training_targets(recipe) if options.lm_score else None
     model, tokenizer = load(options)
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
-    found = likelihood(model, tokenizer, sources, references, options.batch_tokens)
+    likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
+    task = make_task(to_dict(recipe))
     return {
         "model": options.model,
         "recipe": recipe.name,
         "data": dataclasses.asdict(recipe.data),
         "split": options.split,
         "sentences": len(sources),
-        **make_task(to_dict(recipe)).all_scores(translations, references),
-        **found,
+        **task.all_scores(translations, references),
+        **task.statistics(translations, references),
+        **({} if training_targets is None else {"lm": lm_scores(training_targets, translations, references)}),
+        **likelihoods,
         **speed,
         "batch_tokens": options.batch_tokens,
         "device": str(model.device),
@@ -158,9 +217,18 @@ def report(scores: dict[str, Any]) -> None:
     for name, value in scores.items():
         if isinstance(value, dict) and "signature" in value:
             print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}")
-    print(
-        f"{'perplexity':<20} {scores['perplexity']:>8.2f}  of {scores['target_tokens']} sub-word tokens, </s> counted"
-    )
+        elif name in STATISTICS:
+            print(f"{name:<20} {value:>8.3f}  {STATISTICS[name]}")
+    if lm := scores.get("lm"):
+        print(f"{'lm':<20} {lm['score']:>8.3f}  {lm['definition']}; of the references {lm['reference']:.3f}")
+    tokens = f"of {scores['target_tokens']} sub-word tokens, </s> counted"
+    if "perplexity" in scores:
+        print(f"{'perplexity':<20} {scores['perplexity']:>8.2f}  {tokens}")
+    else:
+        nll = scores["nll_at_gold_length"]
+        print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
+    if shares := scores.get("changed_by_iteration"):
+        print(f"{'changed':<20} {' '.join(f'{share:.3f}' for share in shares)}  of the tokens, by iteration 2, 3, ...")
     print(
         f"{scores['sentences']} sentences of {scores['split']} in {scores['seconds']:.1f} s: "
         f"{scores['sentences_per_second']:.1f} sentences and {scores['output_tokens_per_second']:.0f} output tokens a "

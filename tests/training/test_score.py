@@ -3,16 +3,21 @@
 import importlib
 import json
 import math
+from itertools import pairwise
 
 import pytest
+import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
+from tests.parallel_models import FAMILY
 from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
 from training.score import check_tokenizer, main
 from training.tasks import make_task
+from training.tasks.language_model import lm_scores
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
+from training.tasks.text_statistics import text_statistics
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError
 
@@ -81,6 +86,74 @@ def test_scores_are_printed_and_written_each_with_its_signature(run, tmp_path):
     assert scores["output_tokens"] == sum(map(len, tokens))
 
 
+def test_statistics_of_the_translations_stand_beside_their_definitions(run, tmp_path):
+    output, _, _ = run("--output", tmp_path / "scores.json")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    expected = text_statistics(list(PAIRS.values()), REFERENCES)
+    assert {name: scores[name] for name in expected} == expected
+    assert (
+        f"length_ratio         {scores['length_ratio']:>8.3f}  words of the outputs / words of the references" in output
+    )
+    assert "lm" not in scores
+
+
+def test_a_language_model_is_made_of_the_recipes_training_targets(run, recipe, tmp_path):
+    (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
+    output, _, _ = run("--lm_score", "--data.train=train.jsonl", "--output", tmp_path / "scores.json")
+    found = json.loads((tmp_path / "scores.json").read_text())["lm"]
+    assert found == lm_scores(REFERENCES, list(PAIRS.values()), REFERENCES)
+    assert f"{found['score']:.3f}  {found['definition']}; of the references {found['reference']:.3f}\n" in output
+    streamed = tmp_path / "streamed.json"
+    run("--lm_score", "--data.train=train.jsonl", "--data.streaming=true", "--output", streamed)
+    assert json.loads(streamed.read_text())["lm"] == found
+
+
+def save_family(family, folder, **settings):
+    """Save a model of the family with random weights and a tokenizer that has `<mask>`."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    own = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    model = FAMILY[family](vocab_size=len(tokenizer), **own)
+    model.generation_config = GenerationConfig(pad_token_id=1, eos_token_id=2, bos_token_id=0, **settings)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_model_that_predicts_all_words_at_once_has_no_perplexity(run, tmp_path, family):
+    model, tokenizer = save_family(family, tmp_path / "model")
+    output, errors, status = run("--output", tmp_path / "scores.json", model=tmp_path / "model")
+    assert (errors, status) == ("", 0)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert not {"perplexity", "loss", "changed_by_iteration"} & set(scores)
+    total = count = 0
+    for source, reference in zip(SOURCES, REFERENCES, strict=True):
+        pair = tokenizer([source], text_target=[reference], return_tensors="pt")
+        total += model(**pair).token_loss.item() * pair["labels"].shape[1]
+        count += pair["labels"].shape[1]
+    assert scores["nll_at_gold_length"] == pytest.approx(total / count, rel=1e-4)
+    assert f"nll_at_gold_length   {scores['nll_at_gold_length']:>8.3f}  nats a position" in output
+
+
+def test_tokens_that_each_iteration_changes_are_counted(run, tmp_path):
+    model, tokenizer = save_family("cmlm", tmp_path / "model", num_iterations=4, length_beam_size=3)
+    output, _, _ = run("--output", tmp_path / "scores.json", model=tmp_path / "model")
+    changed, tokens = [0, 0, 0], 0
+    for source in SOURCES:
+        batch = tokenizer([source], return_tensors="pt")
+        found = model.generate(**batch, return_dict_in_generate=True, return_history=True)
+        changed = [
+            so_far + int(torch.ne(now, before).sum())
+            for so_far, (before, now) in zip(changed, pairwise(found.history), strict=True)
+        ]
+        tokens += int(found.lengths)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["changed_by_iteration"] == [count / tokens for count in changed]
+    assert scores["search"]["num_iterations"] == 4
+    assert "of the tokens, by iteration 2, 3, ..." in output
+
+
 def test_perplexity_is_of_a_target_token_its_end_counted(run, tmp_path):
     run("--output", tmp_path / "scores.json", "--batch_tokens=20")
     scores = json.loads((tmp_path / "scores.json").read_text())
@@ -130,7 +203,9 @@ def test_each_text_has_the_scores_that_are_ones_for_it():
         ("zh", "zh"): {"sacrebleu", "chrf"},
     }
     for (target, tokenize), expected in names.items():
-        assert set(make_task(recipe_of(target, tokenize)).all_scores(*pair)) == expected
+        scores = make_task(recipe_of(target, tokenize)).all_scores(*pair)
+        assert set(scores) == expected | {"bleu_1", "bleu_2"}
+        assert len({score["signature"] for score in scores.values()}) == len(scores)
     assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 

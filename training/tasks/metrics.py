@@ -22,18 +22,20 @@ class SacreBleu(evaluate.Metric):
     """Corpus BLEU of detokenized translations, with the signature that comparisons need.
 
     `compute(predictions=[...], references=[...], tokenize="13a")` returns `bleu`, `signature`, `brevity_penalty`. With
-    `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU.
+    `tokenize="none"` the texts' own tokens count; such a score compares only with tokenized BLEU. `order=1` is BLEU-1,
+    of single tokens, and `order=2` BLEU-2; the signature names an order below 4.
     """
 
     def _info(self) -> evaluate.MetricInfo:
         return texts_info("Corpus BLEU by sacreBLEU.", "Post 2018, A Call for Clarity in Reporting BLEU Scores, WMT.")
 
     def _compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float | str]:
-        metric = BLEU(tokenize=kwargs.get("tokenize", "13a"), force=True)
+        order = kwargs.get("order", 4)
+        metric = BLEU(tokenize=kwargs.get("tokenize", "13a"), max_ngram_order=order, force=True)
         score = metric.corpus_score(list(predictions), [list(references)])
         return {
             "bleu": score.score,
-            "signature": str(metric.get_signature()),
+            "signature": str(metric.get_signature()) + ("" if order == 4 else f"|order:{order}"),
             "brevity_penalty": score.bp,
         }
 
@@ -54,10 +56,10 @@ class ChrF(evaluate.Metric):
         return {"chrf": score.score, "signature": str(metric.get_signature())}
 
 
-def bleu(predictions: list[str], references: list[str], tokenize: str = "13a") -> dict[str, Any]:
+def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
     """Return `SacreBleu` of lists of texts, kept in memory."""
     metric = SacreBleu(keep_in_memory=True)
-    return metric.compute(predictions=predictions, references=references, tokenize=tokenize) or {}
+    return metric.compute(predictions=predictions, references=references, tokenize=tokenize, order=order) or {}
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:

@@ -44,7 +44,11 @@ class Task(ABC):
 
     @abstractmethod
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        """Return each of `metrics` and its signature, by their keys."""
+        """Return each of `metrics` and its signature, and `statistics`, by their keys."""
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Return numbers that describe the predictions and rank nothing, by their keys."""
+        return {}
 
     @abstractmethod
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from training.tasks.task import Metric, Task
+from training.tasks.text_statistics import text_statistics
 
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
 
@@ -32,14 +33,23 @@ class TranslationTask(Task):
         return {"bleu": score["bleu"], "signature": score["signature"]}
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        score = chrf(predictions, references)
-        return self.evaluate(predictions, references) | {"chrf": score["chrf"], "chrf_signature": score["signature"]}
+        scores = self.evaluate(predictions, references)
+        found = chrf(predictions, references)
+        scores |= {"chrf": found["chrf"], "chrf_signature": found["signature"]}
+        for order in (1, 2):
+            found = bleu(predictions, references, self.tokenize, order)
+            scores |= {f"bleu_{order}": found["bleu"], f"bleu_{order}_signature": found["signature"]}
+        return scores | self.statistics(predictions, references)
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        return text_statistics(predictions, references)
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every score in use for the texts, by name, each as `score` and `signature`.
 
         sacrebleu: of the texts, tokenized by sacreBLEU; left out for texts that are tokenized.
         chrf: of the texts.
+        bleu_1, bleu_2: BLEU of single tokens, and of tokens and bigrams, tokenized by the recipe's tokenizer.
         tokenized_bleu: of the texts' own tokens, or of Moses' tokens of both sides.
         compound_split_bleu: the same with the parts of compounds as tokens, for German; the paper's En-De metric.
         """
@@ -48,6 +58,8 @@ class TranslationTask(Task):
         if not is_tokenized:
             scores["sacrebleu"] = bleu(predictions, references, self.tokenize)
         scores["chrf"] = chrf(predictions, references)
+        for order in (1, 2):
+            scores[f"bleu_{order}"] = bleu(predictions, references, self.tokenize, order)
         if self.tokenize in SPLIT_AT_SPACES:
             language = None if is_tokenized else self.target
             scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)

@@ -22,8 +22,8 @@ from .readers import DigestedInput, json_texts, text_lines
 from .translator import TooLongError, Translation
 
 RESUME_KEYS = (
-    "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "max_length", "max_source_tokens",
-    "too_long", "dtype", "engine",
+    "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "iterations", "length_beam",
+    "max_length", "max_source_tokens", "too_long", "dtype", "engine",
 )  # fmt: skip
 """The options, besides the model, that results depend on."""
 

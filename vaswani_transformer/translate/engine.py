@@ -50,6 +50,11 @@ def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask:
     return torch.cat(sums)
 
 
+def is_parallel(model: object) -> bool:
+    """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
+    return hasattr(model, "num_length_classes")
+
+
 def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
     """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
     width = max(map(len, rows))
@@ -62,7 +67,8 @@ class TransformersEngine:
     Args:
         model: any encoder-decoder of Transformers that generates.
         pad_token_id: the token that pads the sources of a batch; the attention mask hides it.
-        scores: whether to compute scores, by one more pass over each hypothesis.
+        scores: whether to return scores, by one more pass over each hypothesis; a model that predicts all tokens at
+            once has scores of its search.
         **generate_kwargs: arguments of `generate()`, which override the model's generation config.
     """
 
@@ -82,13 +88,24 @@ class TransformersEngine:
         tokens = pad_rows(sources, self.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         with eval_mode(self.model):
-            output = cast(Any, self.model).generate(input_ids=tokens, attention_mask=mask, **self.generate_kwargs)
+            output = self.generate(tokens, mask)
             targets = (output if isinstance(output, Tensor) else output.sequences)[:, 1:]  # (R, T), without the start
             lengths = self.lengths(targets)
-            scores = self.score(tokens, mask, targets, lengths).tolist() if self.scores else [None] * len(targets)
+            scores: list[float | None] = [None] * len(targets)
+            if self.scores and is_parallel(self.model):
+                scores = output.sequences_scores.tolist()
+            elif self.scores:
+                scores = self.score(tokens, mask, targets, lengths).tolist()
         ids = [row[:length] for row, length in zip(targets.tolist(), lengths.tolist(), strict=True)]
         hypotheses, count = list(zip(ids, scores, strict=True)), len(ids) // len(sources)
         return [hypotheses[start : start + count] for start in range(0, len(hypotheses), count)]
+
+    def generate(self, tokens: Tensor, mask: Tensor) -> Any:
+        """Return what `generate()` returns for sources (B, S) and their mask (B, S)."""
+        settings = self.generate_kwargs
+        if self.scores and is_parallel(self.model):
+            settings = settings | {"return_dict_in_generate": True}
+        return cast(Any, self.model).generate(input_ids=tokens, attention_mask=mask, **settings)
 
     def lengths(self, targets: Tensor) -> Tensor:
         """Return the tokens of each target (R, T) up to its end token or, without one, up to its padding (R,)."""
@@ -118,4 +135,4 @@ class TransformersEngine:
         return max(1, table - relative)
 
 
-__all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "log_probabilities", "pad_rows"]
+__all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "is_parallel", "log_probabilities", "pad_rows"]

@@ -21,6 +21,7 @@ from ..cpu import prepare_for_inference
 from ..errors import UserError, one_line
 from ..files import digest_of_model
 from .ctranslate2_engine import CTranslate2Engine
+from .engine import is_parallel
 from .translator import Translation, Translator, translate
 
 
@@ -37,13 +38,19 @@ def resolve_device(options: argparse.Namespace) -> torch.device:
         raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
 
 
+def own_model_types() -> set[str]:
+    """Return the model types of this package."""
+    configs = (VaswaniTransformerConfig, *VaswaniTransformerConfig.__subclasses__())
+    return {config.model_type for config in configs}
+
+
 def should_prepare(options: argparse.Namespace, model_type: str, device: torch.device) -> bool:
     """Return whether to prepare a model for the device: one of this package on a CPU, except in float16.
 
     Raises:
         UserError: int8 is given and the model cannot be prepared.
     """
-    is_own_type, is_on_cpu = model_type == VaswaniTransformerConfig.model_type, device.type == "cpu"
+    is_own_type, is_on_cpu = model_type in own_model_types(), device.type == "cpu"
     if options.dtype == "int8" and not (is_own_type and is_on_cpu):
         raise UserError(
             f"--dtype=int8: is for models of this package on a CPU; got {options.model} of type {model_type!r} on "
@@ -90,18 +97,55 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     return model, tokenizer
 
 
+def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
+    """Check that the model's way of decoding has the options that are given.
+
+    Raises:
+        UserError: beams for a model that predicts all words at once, iterations for one that does not refine, or a
+            length beam above its length classes or for a model that writes from left to right.
+    """
+    name, own = options.model, cast(Any, model)
+    if not is_parallel(model):
+        for option in ("iterations", "length_beam"):
+            if getattr(options, option) is not None:
+                raise UserError(
+                    f"--{option}: {name} writes one token after the other; only NAT and CMLM have it. Leave it out, or "
+                    "give --beams."
+                )
+        return
+    for option in ("beams", "length_penalty"):
+        if getattr(options, option) is not None:
+            raise UserError(
+                f"--{option}: {name} predicts all words at once and has no beams. Leave it out, or give --length_beam."
+            )
+    if (options.iterations or 1) > 1 and not own.refines:
+        raise UserError(f"--iterations={options.iterations}: {name} has one pass. Leave it out, or give a CMLM.")
+    if (options.length_beam or 1) > own.num_length_classes:
+        raise UserError(
+            f"--length_beam={options.length_beam}: {name} has {own.num_length_classes} length classes. Give at most as "
+            "many."
+        )
+
+
 def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
     """Return the arguments of `generate()`.
 
     Raises:
-        UserError: `--nbest` is larger than the number of beams.
+        UserError: as `check_search`, or `--nbest` is larger than the number of beams or lengths.
     """
-    beams = options.beams or model.generation_config.num_beams or 1
+    check_search(options, model)
+    option, field = ("length_beam", "length_beam_size") if is_parallel(model) else ("beams", "num_beams")
+    beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
     if options.nbest is not None and options.nbest > beams:
-        raise UserError(f"--nbest={options.nbest}: more than the {beams} beams; give --beams={options.nbest} as well.")
+        what = "lengths of the length beam" if is_parallel(model) else "beams"
+        raise UserError(
+            f"--nbest={options.nbest}: more than the {beams} {what}; give --{option}={options.nbest} as well."
+        )
     settings = {
         "num_beams": options.beams,
         "length_penalty": options.length_penalty,
+        "num_iterations": options.iterations,
+        "length_beam_size": options.length_beam,
         "max_new_tokens": options.max_length,
         "num_return_sequences": options.nbest or 1,
     }

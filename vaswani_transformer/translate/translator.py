@@ -23,7 +23,8 @@ class Hypothesis:
 
     text: the translation.
     tokens: its tokens, `</s>` included.
-    score: log P(Y | X) / lp(Y) in nats, by which beam search ranks; None without `scores`.
+    score: log P(Y | X) / lp(Y) in nats, by which beam search ranks; of a model that predicts all tokens at once, their
+        mean log-probability; None without `scores`.
     """
 
     text: str
@@ -184,7 +185,8 @@ def translate(
             holds, with room for the translation, or 1,024.
         too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
             translates all of it; "error" raises `TooLongError` before its window is translated.
-        scores: whether translations have scores, which takes one more pass over each.
+        scores: whether translations have scores, which takes one more pass over each; not of a model that predicts all
+            tokens at once.
         skip: how many texts at the beginning are skipped. The batches of the others stay the same.
         progress: called with a number of texts whenever so many more are translated.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
