@@ -171,7 +171,7 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
     main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        if module == "training.score":  # it reads the fields of a recipe from what its parser leaves
+        if module in ("training.score", "training.table3"):  # they read a recipe from what their parsers leave
             patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(ParsedError):
@@ -187,6 +187,12 @@ def parse_score(arguments: list[str]) -> None:
     parse_with_argparse("training.score", arguments)
     fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
     parse_recipe_fields([arguments[1], *fields])
+
+
+def parse_table3(arguments: list[str]) -> None:
+    parse_with_argparse("training.table3", arguments)
+    own = ("--rows=", "--seeds=", "--output_dir=")
+    parse_recipe_fields([argument for argument in arguments if not argument.startswith(own)])
 
 
 def parse_launch(arguments: list[str]) -> None:
@@ -262,6 +268,7 @@ def parse_module(arguments: list[str]) -> None:
         "pytest": parse_pytest,
         "training.train": parse_recipe_fields,
         "training.score": parse_score,
+        "training.table3": parse_table3,
         "venv": lambda given: parse_with_argparse("venv", given),
     }
     if module in parsers:

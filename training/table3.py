@@ -1,0 +1,306 @@
+"""Table 3 of the paper at any size: `python -m training.table3 RECIPE.yaml --output_dir=DIR [--rows=A-h1,...]`.
+
+The recipe's model is the base. A row's sizes and counts keep the paper's ratio to it; its rates are the paper's own.
+Each row is a run of `training.train` in `DIR/ROW/seed-N`. The same command resumes, and repeats no finished run.
+"""
+
+import argparse
+import dataclasses
+import gc
+import itertools
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+from accelerate import PartialState
+from transformers.utils.logging import disable_progress_bar
+
+from training.checkpoints import RECIPE, run_write_errors
+from training.checks import check_data_fits, model_config
+from training.command import exit_interrupted
+from training.distributed import init_distributed
+from training.recipe import SEEDS, Recipe, check, load_recipe
+from training.recipe_help import recipe_help
+from training.report.results import RESULTS
+from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
+from training.run_folder import changed_fields, prepare_folder
+from training.train import prepare
+from training.train import run as train
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.config import PAPER_SETTINGS
+from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.files import write_atomically
+
+logger = logging.getLogger(__name__)
+BASE_FIELDS = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "dropout", "label_smoothing")
+PAPER_BASE = VaswaniTransformerConfig()
+SIZES = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k"}
+
+
+def names_among(options: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Return an argument's type: different names of `options`, separated by commas."""
+
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        for name in given:
+            if name not in options:
+                raise argparse.ArgumentTypeError(f"got {name!r}, expected some of {', '.join(options)}")
+            if given.count(name) > 1:
+                raise argparse.ArgumentTypeError(f"{name} is given twice; name it once")
+        return [name for name in options if name in given]  # in the table's order
+
+    return read
+
+
+def seed_list(text: str) -> list[int]:
+    """Return an argument as different seeds."""
+    given = text.split(",")
+    if not all(seed.isdecimal() and int(seed) < SEEDS for seed in given) or len(set(map(int, given))) < len(given):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected different numbers such as 1,2,3, each below {SEEDS}")
+    return [int(seed) for seed in given]
+
+
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the command's own arguments, and those of the recipe."""
+    parser = ArgumentParser(
+        prog="python -m training.table3",
+        description="Train the rows of the paper's Table 3 around a recipe's model, and print the table.",
+        epilog=f"Any field of the recipe can be set as in training, such as --model.d_model=128:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rows = tuple(PAPER_FIGURES)
+    parser.add_argument("recipe", metavar="RECIPE", help="the YAML file of the base model, its data and its steps")
+    parser.add_argument("--rows", type=names_among(rows), default=list(rows), help=f"some of {','.join(rows)} (all)")
+    parser.add_argument("--seeds", type=seed_list, help="for example 1,2,3 (the recipe's)")
+    parser.add_argument("--output_dir", type=Path, required=True, help="the folder of all runs and of the table")
+    return parser.parse_known_args(arguments)
+
+
+def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
+    """Return a size or count of a row, in the paper's ratio to the base.
+
+    Raises:
+        UserError: it is not a whole number.
+    """
+    own, paper = ((config.head_dim if name == "d_k" else getattr(config, name)) for config in (base, PAPER_BASE))
+    value = int(PAPER_SETTINGS[row][name])
+    size, rest = divmod(own * value, paper)
+    if rest:
+        raise UserError(
+            f"row {row}: {name} has the ratio {value}:{paper} to the base's {own}; got {own * value / paper:g}, "
+            f"expected a whole number. Give a base whose {name} is a multiple of {paper // math.gcd(value, paper)}, or "
+            "leave the row out of --rows."
+        )
+    return size
+
+
+def row_change(row: str, base: VaswaniTransformerConfig) -> dict[str, Any]:
+    """Return the fields of the model that a row changes."""
+    return {name: scaled(row, name, base) if name in SIZES else value for name, value in PAPER_SETTINGS[row].items()}
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """The training of one row with one seed."""
+
+    row: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        return Path(cast(str, self.recipe.output_dir))
+
+
+def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
+    """Return the run of a row: its model, evaluated once, at the end, by the recipe's search.
+
+    As in the paper no mean of checkpoints is taken.
+
+    Raises:
+        UserError: the row has no model at this size.
+    """
+    training, base = recipe.training, recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
+    changed = dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-{row}",
+        output_dir=str(folder / row / f"seed-{seed}"),
+        seed=seed,
+        data=dataclasses.replace(recipe.data, test=None),
+        model=recipe.model | row_change(row, base),
+        training=dataclasses.replace(
+            training,
+            evaluation_steps=training.steps,
+            evaluation_beams=recipe.decoding.num_beams,
+            checkpoint_steps=training.checkpoint_steps or training.evaluation_steps,
+            keep_checkpoints=2,
+            average_last=None,
+            patience=None,
+        ),
+    )
+    try:
+        check(changed)
+    except UserError as error:
+        raise UserError(f"row {row}: {error}") from error
+    return RowRun(row, seed, changed)
+
+
+def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
+    """Check that the base leaves d_k and d_v to the rows, and that the rows' models differ.
+
+    Raises:
+        UserError: they do not.
+    """
+    for name in ("d_k", "d_v"):
+        if recipe.model.get(name) is not None:
+            raise UserError(f"model.{name}: the rows of Table 3 set it; got {recipe.model[name]}, expected none.")
+    vocab_size = recipe.tokenizer.vocab_size
+    models = {run.row: run.recipe.model_config(vocab_size=vocab_size).to_dict() for run in runs}
+    for one, other in itertools.combinations(models, 2):
+        if models[one] == models[other]:
+            raise UserError(
+                f"row {other}: its model is that of {one}; change the base's "
+                f"{' or '.join(PAPER_SETTINGS[other])}, or leave the row out of --rows."
+            )
+
+
+def is_finished(run: RowRun) -> bool:
+    """Return whether a run is complete.
+
+    Raises:
+        UserError: its folder holds a run of another recipe, or something else.
+    """
+    if (run.folder / RECIPE).exists() and (changed := changed_fields(run.folder, run.recipe)):
+        raise UserError(
+            f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "
+            "another --output_dir."
+        )
+    if (run.folder / RESULTS).exists():
+        return True
+    prepare_folder(run.recipe)
+    return False
+
+
+def runs_on_disk(folder: Path) -> list[tuple[str, int]]:
+    """Return row and seed of every run in a table's folder, in the table's order."""
+    paths = [path.parent for row in PAPER_FIGURES for path in folder.glob(f"{row}/seed-*/{RECIPE}")]
+    seeds = {path: path.name.removeprefix("seed-") for path in paths}
+    runs = [(path.parent.name, int(seed)) for path, seed in seeds.items() if seed.isdecimal()]
+    return sorted(runs, key=lambda run: (list(PAPER_FIGURES).index(run[0]), run[1]))
+
+
+def check_data(runs: list[RowRun]) -> None:
+    """Check that the data fits every run's model and batches; the folder of the first run is prepared for it.
+
+    Raises:
+        UserError: it does not; no new folder is left.
+    """
+    is_new = not (runs[0].folder / RECIPE).exists()
+    _, encoded, tokenizer = prepare(runs[0].recipe, runs[0].folder)
+    for run in runs:
+        try:
+            check_data_fits(run.recipe, model_config(run.recipe, tokenizer), encoded)
+        except UserError as error:
+            if is_new and PartialState().is_main_process:
+                shutil.rmtree(runs[0].folder)
+            raise UserError(f"row {run.row}: {error}") from error
+
+
+def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> list[RowRun]:
+    """Return the runs that are not complete, all rows of one seed before the next seed.
+
+    Raises:
+        UserError: a row cannot be trained at this size, on this data or in this folder; this costs no training time.
+    """
+    wanted = [make_run(recipe, folder, row, seed) for seed in seeds for row in rows]
+    check_models(recipe, wanted)
+    for row, seed in runs_on_disk(folder):
+        if row not in rows or seed not in seeds:
+            is_finished(make_run(recipe, folder, row, seed))
+    runs = [run for run in wanted if not is_finished(run)]
+    if runs:
+        check_data(runs)
+    return runs
+
+
+def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str, Any]:
+    """Return the table of all complete runs in the folder, as its JSON file has it."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row, seed in runs_on_disk(folder):
+        if (path := folder / row / f"seed-{seed}" / RESULTS).exists():
+            found.setdefault(row, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
+    base = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
+    rows = {row: row_summary(row, row_change(row, base), results) for row, results in found.items()}
+    first = next((next(iter(results.values())) for results in found.values()), {})
+    return {
+        "name": recipe.name,
+        "base": {name: getattr(base, name) for name in BASE_FIELDS},
+        "training": vars(recipe.training),
+        "decoding": vars(recipe.decoding),
+        **{name: first.get(name) for name in ("data", "versions", "hardware")},
+        "rows": rows,
+        "orderings": orderings(rows),
+        "errors": errors,
+    }
+
+
+def write_table(table: dict[str, Any], folder: Path) -> None:
+    """Write the table as table3.json and table3.md."""
+    with run_write_errors(folder / "table3.json"):
+        write_atomically(folder / "table3.json", json.dumps(table, indent=2, ensure_ascii=False))
+        write_atomically(folder / "table3.md", to_markdown(table))
+
+
+def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> dict[str, Any]:
+    """Train what is missing, write the table after every run and return it.
+
+    A run that fails, for example because it diverges, is in `errors`, and the next one begins.
+    """
+    init_distributed()
+    runs, errors = unfinished_runs(recipe, folder, rows, seeds), {}
+    for number, run in enumerate(runs, start=1):
+        logger.info("Row %s, seed %d: run %d of %d.", run.row, run.seed, number, len(runs))
+        try:
+            train(run.recipe)
+        except UserError as error:
+            logger.warning("%s", error)
+            errors[f"{run.row}, seed {run.seed}"] = str(error)
+        gc.collect()  # a Trainer and its callbacks refer to each other
+        if PartialState().is_main_process:
+            write_table(make_table(recipe, folder, errors), folder)
+    return make_table(recipe, folder, errors)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's error ends it with one line and exit status 2."""
+    options, overrides = parse(arguments)
+    is_first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
+    for noisy in ("httpx", "absl"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        with exit_on_user_error():
+            recipe = load_recipe(options.recipe, overrides)
+            table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
+    except KeyboardInterrupt:
+        exit_interrupted("; the same command resumes the table")
+    if PartialState().is_main_process:
+        write_table(table, options.output_dir)
+        print(to_markdown(table))
+    if table["errors"]:
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
