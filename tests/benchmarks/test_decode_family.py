@@ -1,0 +1,118 @@
+"""The benchmark of the families runs on tiny models, and its table holds what it measured."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.benchmarks.decode_family import main
+from tests.helpers import PAIRS, tiny_model
+from tests.parallel_models import FAMILY
+from training.tasks.metrics import bleu
+from vaswani_transformer import VaswaniTransformerTokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of each family and a model with another vocabulary, as folders, and twelve pairs."""
+    root = tmp_path_factory.mktemp("family")
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    other = VaswaniTransformerTokenizer.train_from_iterator(["quite other words"], vocab_size=270)
+    size, mask = len(tokenizer), tokenizer.mask_token_id
+    models = {
+        "ar": tiny_model(vocab_size=size),
+        "nat": FAMILY["nat"](vocab_size=size),
+        "cmlm": FAMILY["cmlm"](vocab_size=size, mask_token_id=mask),
+        "other": tiny_model(vocab_size=len(other)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(root / name)
+        (other if name == "other" else tokenizer).save_pretrained(root / name)
+    rows = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in PAIRS.items()]
+    (root / "test.jsonl").write_text("\n".join(rows * 2))
+    return root
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    """The command with some of the models; its output, errors and status."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
+
+    def run(names, *options):
+        models = [f"--model={name.upper()}={folder / name}" for name in names]
+        status = 0
+        try:
+            main([*models, f"--data={folder / 'test.jsonl'}", "--warmup=2", "--sentences=4", *options])
+        except SystemExit as end:
+            status = end.code
+        return *capsys.readouterr(), status
+
+    return run
+
+
+def test_the_table_has_a_row_for_each_search(run, tmp_path):
+    settings = ["--threads=1", "--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
+    output, errors, status = run(["ar", "nat", "cmlm"], *settings, "--distilled", "NAT")
+    assert (errors, status) == ("", 0)
+    found = json.loads((tmp_path / "found.json").read_text())
+    arms = {(arm["model"], arm["passes"]): arm for arm in found["arms"]}
+    assert list(arms) == [
+        *(("AR, beam 1", "m"), ("AR, beam 4", "m"), ("NAT, l = 1", "1"), ("NAT, l = 5", "1")),
+        *((f"CMLM, l = {length}", passes) for length in (1, 5) for passes in ("1", "3")),
+    ]
+    assert found["baselines"] == ["AR, beam 4", "AR, beam 1"]
+    assert [arm["distilled"] for arm in arms.values()] == [False, False, True, True, *[False] * 4]
+    assert arms["AR, beam 4", "m"]["threads"]["1"]["speed_up"]["AR, beam 4"] == 1
+    assert all(arm["threads"]["1"]["milliseconds_p90"] > 0 for arm in arms.values())
+    text = (tmp_path / "found.md").read_text()
+    assert output == f"{text}\n"
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({line.count("|") for line in rows[:10]}) == 1
+    for arm in arms.values():
+        assert any(line.startswith(f"| {arm['model']} |") and f"| {arm['bleu']:.2f} |" in line for line in rows)
+
+
+def test_quality_is_that_of_the_models_own_translations(run, folder, tmp_path):
+    run(["cmlm"], "--threads=1", "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
+    (arm,) = json.loads((tmp_path / "found.json").read_text())["arms"]
+    model, tokenizer = (part.from_pretrained(folder / "cmlm") for part in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    texts = [
+        tokenizer.decode(
+            model.generate(**tokenizer([source], return_tensors="pt"), num_iterations=3, length_beam_size=2)[0],
+            skip_special_tokens=True,
+        )
+        for source in PAIRS
+    ]
+    assert arm["bleu"] == pytest.approx(bleu(texts * 2, list(PAIRS.values()) * 2)["bleu"])
+    assert arm["threads"]["1"]["speed_up"] == {}
+
+
+def test_sentences_are_shown_after_each_iteration(run):
+    output, _, _ = run(["ar", "cmlm"], "--threads=1", "--iterations", "1", "4", "--lengths=1", "--history=3")
+    shown = output.split("## 3 sentences after each iteration")[1]
+    assert shown.count("Source: ") == shown.count("| AR, beam 4 | m |") == 3
+    assert [shown.count(f"| CMLM, l = 1 | {step} |") for step in range(1, 6)] == [3, 3, 3, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (
+            ["ar", "other"],
+            [],
+            "--model=OTHER: its tokenizer gives other tokens than that of AR. Give models that share",
+        ),
+        (["ar", "ar"], [], "--model=AR: expected NAME=FOLDER with a new name."),
+        (["ar"], ["--distilled", "NAT"], "--distilled: no model is named NAT. Give names of --model."),
+        (["ar"], ["--warmup=12"], "--data: 12 sentences; give more than --warmup and at least --history."),
+        (["ar"], ["--target=fr"], "no text in the language 'fr'"),
+        (["nothing"], [], "there is no such folder"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_ends_the_command_with_one_line(run, names, options, message):
+    output, errors, status = run(names, "--threads=1", *options)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert message in errors
