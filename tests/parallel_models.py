@@ -9,6 +9,8 @@ from tests.helpers import TINY, random_tokens
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
 )
@@ -31,7 +33,15 @@ def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
         return VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**settings)).eval()
 
 
-FAMILY = {"nat": tiny_nat, "cmlm": tiny_cmlm}
+def tiny_iterative_vae(**overrides: Any) -> VaswaniIterativeVaeForConditionalGeneration:
+    """A tiny IterativeVAE with random weights, in evaluation mode, the same one each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = VaswaniIterativeVaeConfig(**{**TINY, **overrides})
+        return VaswaniIterativeVaeForConditionalGeneration(config).eval()
+
+
+FAMILY = {"nat": tiny_nat, "iterative_vae": tiny_iterative_vae, "cmlm": tiny_cmlm}
 
 
 def targets(*lengths: int) -> Tensor:

@@ -24,5 +24,6 @@ EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "model.py", "search.py"},
     "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
+    "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py"},
     "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "masking.py"},
 }

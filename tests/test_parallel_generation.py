@@ -113,7 +113,7 @@ def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> Non
         tokens = found.sequences[row].tolist()
         assert tokens[0] == 0
         assert tokens[m] == END
-        assert not BANNED.intersection(tokens[1:m]) - ({MASK} if family == "nat" else set())
+        assert not BANNED.intersection(tokens[1:m]) - (set() if family == "cmlm" else {MASK})
         assert set(tokens[m + 1 :]) <= {1}
         assert found.token_scores[row, m:].tolist() == [0.0] * (found.token_scores.shape[1] - m)
     assert found.sequences.shape[1] == int(found.lengths.max()) + 1

@@ -1,4 +1,4 @@
-"""NAT and CMLM with Hugging Face tools: Auto classes, trust_remote_code, pipeline, Trainer, PEFT; prepared copies."""
+"""NAT, IterativeVAE and CMLM with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from tests.published import PUBLISHED_FILES
 from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.pipeline import TASK
 
-CLASS_NAMES = {"nat": "VaswaniNat", "cmlm": "VaswaniCmlm"}
+CLASS_NAMES = {"nat": "VaswaniNat", "iterative_vae": "VaswaniIterativeVae", "cmlm": "VaswaniCmlm"}
 
 
 def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
@@ -230,8 +230,11 @@ def test_the_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
         assert AutoTokenizer.from_pretrained(tmp_path).mask_token == "<mask>"
 
 
-def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "non-autoregressive.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "shape"), [("non-autoregressive", "torch.Size([4, 2, "), ("iterative-vae", "torch.Size([3, 2, ")]
+)
+def test_the_block_of_the_page_runs(page: str, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     exec(block, {})
-    assert "torch.Size([4, 2, " in capsys.readouterr().out
+    assert shape in capsys.readouterr().out

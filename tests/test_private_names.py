@@ -43,6 +43,14 @@ USED = {
     "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "generation.py": {"_beam_search", "_sample"},
+    "iterative_vae.py": {
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_hf_hook",
+        "_no_split_modules",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
+    },
     "modes.py": {"_attn_implementation"},
     "nat.py": {"_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
     "parallel.py": {

@@ -1,4 +1,4 @@
-"""The tests that Transformers puts to each of its own models, put to NAT and CMLM.
+"""The tests that Transformers puts to each of its own models, put to NAT, IterativeVAE and CMLM.
 
 Those of `generate()` decode from left to right and cannot apply.
 """
@@ -16,6 +16,8 @@ from tests.transformers_suite import is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
 )
@@ -89,6 +91,11 @@ class ParallelSuite(suite.ModelTesterMixin):
 class TestNatSuite(ParallelSuite, unittest.TestCase):
     config = VaswaniNatConfig(**TINY, max_position_embeddings=50)
     all_model_classes = (VaswaniNatForConditionalGeneration,)
+
+
+class TestIterativeVaeSuite(ParallelSuite, unittest.TestCase):
+    config = VaswaniIterativeVaeConfig(**TINY, max_position_embeddings=50)
+    all_model_classes = (VaswaniIterativeVaeForConditionalGeneration,)
 
 
 class TestCmlmSuite(ParallelSuite, unittest.TestCase):

@@ -10,6 +10,11 @@ from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu import prepare_for_inference
+from .iterative_vae import (
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniIterativeVaeModel,
+)
 from .masking import MaskingCollator
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
@@ -46,6 +51,9 @@ __all__ = [
     "VaswaniCmlmConfig",
     "VaswaniCmlmForConditionalGeneration",
     "VaswaniCmlmModel",
+    "VaswaniIterativeVaeConfig",
+    "VaswaniIterativeVaeForConditionalGeneration",
+    "VaswaniIterativeVaeModel",
     "VaswaniNatConfig",
     "VaswaniNatForConditionalGeneration",
     "VaswaniNatModel",

@@ -71,16 +71,10 @@ class VaswaniNatModel(EncoderDecoder):
     _supports_flex_attn = False
 
 
-class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, GenerationMixin):
-    """NAT, with `generate()` in one pass. `glancing_ratio` above 0 makes `forward` train it as GLAT.
-
-    Attributes:
-        glancing_ratio: rho, the share of the first pass's mistakes that is shown, 0 to 1. It is no part of the
-            configuration: a trainer sets it at each step (Qian et al. 2021 go from 0.5 to 0.3).
-    """
+class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
+    """A parallel head whose length is a difference from the source's; a subclass adds `forward`, `decode_targets`."""
 
     config_class = VaswaniNatConfig
-    body_class = VaswaniNatModel
     _no_split_modules = VaswaniNatModel._no_split_modules
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -90,7 +84,6 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         self.length_difference = LengthDifference(
             config.d_model, config.min_length_difference, config.max_length_difference
         )
-        self.glancing_ratio = 0.0
         self.post_init()
 
     @property
@@ -119,6 +112,21 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         """Return the `count` best target lengths (B, l) of each source, the best first."""
         classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]  # (B, l)
         return self.length_difference.lengths(classes, source.lengths)
+
+
+class VaswaniNatForConditionalGeneration(PositionalHead):
+    """NAT, with `generate()` in one pass. `glancing_ratio` above 0 makes `forward` train it as GLAT.
+
+    Attributes:
+        glancing_ratio: rho, the share of the first pass's mistakes that is shown, 0 to 1. It is no part of the
+            configuration: a trainer sets it at each step (Qian et al. 2021 go from 0.5 to 0.3).
+    """
+
+    body_class = VaswaniNatModel
+
+    def __init__(self, config: VaswaniNatConfig) -> None:
+        super().__init__(config)
+        self.glancing_ratio = 0.0
 
     @can_return_tuple
     def forward(
@@ -216,4 +224,4 @@ class VaswaniNatForConditionalGeneration(ParallelHead, ParallelGeneration, Gener
         return ParallelTargets(tokens, log_probs, [tokens])
 
 
-__all__ = ["VaswaniNatConfig", "VaswaniNatForConditionalGeneration", "VaswaniNatModel"]
+__all__ = ["PositionalHead", "VaswaniNatConfig", "VaswaniNatForConditionalGeneration", "VaswaniNatModel"]

@@ -143,13 +143,17 @@ class PositionalDecoder(ParallelDecoder):
 
     def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Pass `hidden_states` (k B, T, d_model) through every layer, with the positions and the diagonal mask."""
+        kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
+        return super().run_layers(hidden_states, *args, **kwargs)
+
+    def positional_inputs(self, hidden_states: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
+        """Return what every layer gets in addition: the positions (1, T, d_model), and self-attention's mask."""
         length = hidden_states.shape[1]
         positions = torch.arange(length, device=hidden_states.device).unsqueeze(0)  # (1, T)
-        kwargs["positions"] = self.input_embedding.positions(positions, length).to(hidden_states.dtype)
-        mask = cast(Tensor | None, args[0])
+        encodings = self.input_embedding.positions(positions, length).to(hidden_states.dtype)
         masks_diagonal = getattr(self.config, "mask_diagonal", True)
-        kwargs["self_attention_mask"] = self.without_diagonal(mask, hidden_states) if masks_diagonal else mask
-        return super().run_layers(hidden_states, *args, **kwargs)
+        self_attention_mask = self.without_diagonal(mask, hidden_states) if masks_diagonal else mask
+        return {"positions": encodings, "self_attention_mask": self_attention_mask}
 
     def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
         """Return a mask (k B or 1, 1, T, T) under which no position attends to itself, of the form of `mask`.

@@ -1,7 +1,7 @@
 """`generate()` for models that predict all words at once: the lengths first, then every word of each length.
 
 B sources, l lengths of a length beam, n returned targets of a source, T target, N positions, V vocabulary, R
-iterations.
+iterations, or layers of a model that refines from layer to layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class ParallelGenerateOutput(ModelOutput):
         sequences_scores: (n B,), the mean log-probability of a target's tokens.
         token_scores: (n B, T), the log-probability of each token after the start; 0 at padding.
         lengths: (n B,), m of each target, `</s>` counted.
-        history: (R, n B, T + 1), the sequences after each iteration; None unless `return_history`.
+        history: (R, n B, T + 1), the sequences after each iteration or layer; None unless `return_history`.
     """
 
     sequences: Tensor | None = None
@@ -80,7 +80,7 @@ class ParallelTargets:
     Attributes:
         tokens: (l B, T).
         log_probs: (l B, T), of `tokens`; 0 at padding.
-        history: `tokens` after each iteration.
+        history: `tokens` after each iteration or layer.
     """
 
     tokens: Tensor
@@ -99,6 +99,7 @@ class ParallelSettings:
     suppressed: list[int]
     return_dict: bool
     return_history: bool
+    do_sample: bool = False
 
 
 def is_off(value: object) -> bool:
@@ -117,16 +118,19 @@ class ParallelGeneration(GenerationMixin):
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
     length_beam_size: l, the best lengths that are tried for each source; the target with the largest mean
         log-probability wins. Default 1.
-    return_history: whether `return_dict_in_generate` also returns the tokens after each iteration. Default False.
+    return_history: whether `return_dict_in_generate` also returns the tokens after each iteration, or after each layer
+        of a model that refines from layer to layer (IterativeVAE). Default False.
 
     Of Transformers' own settings `max_length` and `max_new_tokens` bound the lengths where the call or its
     `generation_config` gives them, `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
-    keeps tokens such as `<unk>` out. Settings of a search from left to right raise ValueError.
+    keeps tokens such as `<unk>` out. `do_sample` turns on the noise of a model that has some (IterativeVAE).
+    Settings of a search from left to right raise ValueError.
     """
 
     config: VaswaniTransformerConfig
     lm_head: nn.Module
     refines: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
 
     @property
     def num_length_classes(self) -> int:
@@ -226,6 +230,8 @@ class ParallelGeneration(GenerationMixin):
             )
         values = saved | given
         for name in LEFT_TO_RIGHT:
+            if name == "do_sample" and self.samples:
+                continue
             if not is_off(value := values.get(name)):
                 problem = f"{type(self).__name__} predicts all tokens at once; got {value!r}"
                 fail(name, problem, "Leave it out, or set it to None in the generation config.")
@@ -240,6 +246,7 @@ class ParallelGeneration(GenerationMixin):
             suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
+            do_sample=bool(values.get("do_sample")),
         )
         self.check_settings(settings)
         return settings

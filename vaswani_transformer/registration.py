@@ -5,6 +5,11 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
+from .iterative_vae import (
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniIterativeVaeModel,
+)
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
 from .pipeline import TASK, VaswaniTransformerTranslationPipeline
@@ -14,6 +19,7 @@ FAMILIES = (
     (VaswaniTransformerConfig, VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration),
     (VaswaniNatConfig, VaswaniNatModel, VaswaniNatForConditionalGeneration),
     (VaswaniCmlmConfig, VaswaniCmlmModel, VaswaniCmlmForConditionalGeneration),
+    (VaswaniIterativeVaeConfig, VaswaniIterativeVaeModel, VaswaniIterativeVaeForConditionalGeneration),
 )
 """Configuration, body and complete model of each family; all share a tokenizer and a pipeline."""
 

@@ -1,0 +1,274 @@
+"""IterativeVAE: one pass whose layers refine a latent in the vocabulary's space.
+
+B batch, S source, T target, k target rows of one source row, l lengths of a length beam, N layers, V vocabulary.
+Before each layer but the first the states predict words. Their distribution p, with the reference's words as a hint in
+training, gives a sample z by the Gumbel-softmax (Jang et al. 2017); z goes back through the embedding into the states.
+Length, soft copy and layers are NAT's. At inference there is no hint, and noise on request only.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple
+
+from .body import EncoderDecoder
+from .config import positive_float, unit_rate
+from .embeddings import ScaledEmbedding
+from .latent import LatentPass, LatentStep
+from .lengths import canvas, soft_copy
+from .loss import reduce_loss
+from .nat import PositionalHead, VaswaniNatConfig
+from .parallel import PositionalDecoder
+from .parallel_generation import ParallelSettings, ParallelTargets
+from .parallel_head import EncodedSource, ParallelLMOutput
+
+
+@strict
+class VaswaniIterativeVaeConfig(VaswaniNatConfig):
+    """The hyperparameters of IterativeVAE, in addition to those of `VaswaniNatConfig`; label smoothing is 0 by default.
+
+    Args:
+        kl_weights: w_2 to w_N, the weight of the KL divergence before each layer but the first; None for (N + 1 - i)^2
+            before layer i.
+        gumbel_temperature: tau of the Gumbel-softmax.
+        latent_dropout: the dropout of what a latent adds to the states.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: as for `VaswaniNatConfig`.
+    """
+
+    model_type = "vaswani_iterative_vae"
+    keys_to_ignore_at_inference = [
+        *VaswaniNatConfig.keys_to_ignore_at_inference,
+        "kl_loss",
+        "layer_losses",
+        "layer_kl",
+        "prior_weights",
+        "hint_weights",
+    ]
+
+    kl_weights: list[float | int] | None = None
+    gumbel_temperature: float | int = positive_float(default=1.0)
+    latent_dropout: float | int = unit_rate(default=0.1)
+    label_smoothing: float | int = unit_rate(default=0.0)
+
+    def validate_kl_weights(self) -> None:
+        """Check that each layer but the first has a weight of at least 0."""
+        if self.kl_weights is None:
+            return
+        count = self.decoder_layers - 1
+        if len(self.kl_weights) != count or not all(0 <= weight < float("inf") for weight in self.kl_weights):
+            raise ValueError(
+                f"kl_weights ({self.kl_weights}) must be {count} finite numbers of at least 0, one for each decoder "
+                "layer but the first; leave it None for the squares that fall to 1."
+            )
+
+    @property
+    def layer_kl_weights(self) -> list[float | int]:
+        """Return w_2 to w_N."""
+        if self.kl_weights is not None:
+            return self.kl_weights
+        return [(self.decoder_layers + 1 - layer) ** 2 for layer in range(2, self.decoder_layers + 1)]
+
+
+class LatentDecoder(PositionalDecoder):
+    """NAT's decoder with a latent step before each layer but the first."""
+
+    def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
+        super().__init__(config)
+        settings = (config, config.gumbel_temperature, config.latent_dropout)
+        self.latent_steps = nn.ModuleList(LatentStep(*settings) for _ in range(config.decoder_layers - 1))
+        self.post_init()
+
+    def run_layers(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Pass `hidden_states` (k B, T, d_model) through every layer and the latent steps between.
+
+        Args:
+            latent: a `LatentPass`; None: neither hint nor noise, and the embeddings are the output projection.
+        """
+        latent = cast(LatentPass | None, kwargs.pop("latent", None))
+        table = self.embedding_table()
+        if latent is None:
+            latent = LatentPass(lambda states: functional.linear(states, table))
+        kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
+        for index, layer in enumerate(self.layers):
+            if index:
+                hidden_states = latent.apply(cast(LatentStep, self.latent_steps[index - 1]), hidden_states, table)
+            hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
+        return hidden_states
+
+    def embedding_table(self) -> Tensor:
+        """Return E (V, d_model); through the module where an adapter, a hook or tensor parallelism is in the way."""
+        embed = self.embed_tokens
+        has_hooks = hasattr(embed, "_hf_hook") or bool(embed._forward_hooks or embed._forward_pre_hooks)
+        if type(embed) is ScaledEmbedding and not isinstance(embed.weight, DTensor) and not has_hooks:
+            return embed.weight
+        scale = self.config.d_model**0.5 if self.config.scale_embedding else 1.0
+        return embed(torch.arange(self.config.vocab_size, device=embed.weight.device)) / scale
+
+
+class VaswaniIterativeVaeModel(EncoderDecoder):
+    """Encoder and latent decoder over one embedding matrix, which is also the projection of its latent steps."""
+
+    config_class = VaswaniIterativeVaeConfig
+    decoder_class = LatentDecoder
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "PositionalDecoderLayer", "LatentStep"]
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+
+
+@dataclass
+class IterativeVaeLMOutput(ParallelLMOutput):
+    """The output of IterativeVAE; with labels also what its layers and latent steps say, each a mean a target token.
+
+    Attributes:
+        kl_loss: the weighted sum of `layer_kl`, without `kl_scale`; 0 without a hint.
+        layer_losses: (N,), the cross-entropy after each layer; the last is `token_loss`.
+        layer_kl: (N - 1,), KL(q || prior) before each layer but the first.
+        prior_weights, hint_weights: (N - 1,), a and b, by which a latent weighs its own distribution and the hint.
+    """
+
+    kl_loss: Tensor | None = None
+    layer_losses: Tensor | None = None
+    layer_kl: Tensor | None = None
+    prior_weights: Tensor | None = None
+    hint_weights: Tensor | None = None
+
+
+class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
+    """IterativeVAE, with `generate()` in one pass, whose `return_history` gives the words after every layer.
+
+    Attributes:
+        kl_scale: kappa, the weight of the KL divergences in training. It is no part of the configuration: a trainer
+            lets it rise from 0 to its full value by the global step.
+    """
+
+    config_class = VaswaniIterativeVaeConfig
+    body_class = VaswaniIterativeVaeModel
+    samples = True
+    _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
+
+    def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
+        super().__init__(config)
+        self.kl_scale = 1.0
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        skip_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> ParallelLMOutput:
+        """Compute the logits of every target token in one pass, or the loss of a target.
+
+        Args: as of NAT's `forward`. In training mode the latents are samples, and see `labels` where they are given.
+
+        Returns:
+            With `labels` an `IterativeVaeLMOutput`. In training mode its `loss` is the sum of `layer_losses`,
+            `kl_scale` `kl_loss` and `length_loss_weight` `length_loss`; in evaluation mode, without hint and noise, the
+            plain negative log-likelihood after the last layer and the length's. All are means over target tokens in
+            nats. `logits` (k B, T, V), and on request the hidden states and attentions of both stacks.
+
+        Raises:
+            ValueError: the stacks' errors; labels with a token after padding.
+        """
+        kwargs.pop("decoder_input_ids", None)
+        kwargs.pop("use_cache", None)
+        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
+        kwargs.pop("position_ids", None)
+        source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
+        lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
+        if decoder_inputs_embeds is None:
+            decoder_inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)  # (k B, T, d_model)
+        if labels is not None and num_items_in_batch is None:
+            num_items_in_batch = labels.ne(-100).sum()
+        mask = canvas(lengths, width)
+        latent = self.latent_pass(mask, labels)
+        outputs = self.run_decoder(source, mask, inputs_embeds=decoder_inputs_embeds, latent=latent, **kwargs)
+        states = cast(Tensor, outputs.last_hidden_state)
+        token_loss, logits = self.loss_and_logits(states, labels, 0, skip_logits, num_items_in_batch)
+        if labels is None or token_loss is None:
+            return self.make_output(encoder_outputs, outputs, None, None, logits)
+        length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
+        found = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
+        figures = self.layer_figures(latent, token_loss, labels, num_items_in_batch)
+        settings: dict[str, Any] = {**found, **figures, "loss": self.total_loss(found, figures)}
+        return IterativeVaeLMOutput(**settings)
+
+    def latent_pass(self, mask: Tensor, labels: Tensor | None = None, has_noise: bool = False) -> LatentPass:
+        """Return what one pass of the decoder over targets of `mask` (k B, T) gives its latent steps."""
+        return LatentPass(
+            self.lm_head,
+            is_real=mask.bool(),
+            labels=labels,
+            has_hint=self.training,
+            has_noise=self.training or has_noise,
+            smoothing=self.config.label_smoothing if self.training else 0.0,
+        )
+
+    def layer_figures(
+        self, latent: LatentPass, token_loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> dict[str, Tensor]:
+        """Return what `IterativeVaeLMOutput` has beyond the output of other parallel models."""
+
+        def by_layer(name: str) -> list[Tensor]:
+            return [reduce_loss(getattr(tokens, name).sum(), labels, num_items_in_batch) for tokens in latent.tokens]
+
+        kl, nothing = by_layer("kl"), token_loss.new_zeros(0)
+        weighted = [weight * loss for weight, loss in zip(self.config.layer_kl_weights, kl, strict=True)]
+        figures = {name: by_layer(name) for name in ("prior_weights", "hint_weights")}
+        return {
+            "kl_loss": torch.stack(weighted).sum() if weighted else token_loss.new_zeros(()),
+            "layer_losses": torch.stack([*by_layer("losses"), token_loss]),
+            "layer_kl": torch.stack(kl) if kl else nothing,
+        } | {name: torch.stack(values).detach() if values else nothing for name, values in figures.items()}
+
+    def total_loss(self, found: ParallelLMOutput, figures: dict[str, Tensor]) -> Tensor:
+        """Return the loss: in training mode that of every layer and the KL divergences, else that of the output."""
+        if not self.training:
+            return cast(Tensor, found.loss)
+        length_loss = self.config.length_loss_weight * cast(Tensor, found.length_loss)
+        return figures["layer_losses"].sum() + self.kl_scale * figures["kl_loss"] + length_loss
+
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+        """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
+        is_real = canvas(lengths).bool()  # (l B, T)
+        width = is_real.shape[1]
+        outputs = self.run_decoder(
+            source,
+            is_real.long(),
+            inputs_embeds=soft_copy(source.memory, source.is_real, lengths, width),
+            latent=self.latent_pass(is_real, has_noise=settings.do_sample),
+            output_hidden_states=settings.return_history,
+        )
+        is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
+
+        def read(states: Tensor) -> tuple[Tensor, Tensor]:
+            chosen, log_probs = self.choose_tokens(states[is_real], is_last[is_real], settings.suppressed)
+            tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
+            return tokens, log_probs.new_zeros(is_real.shape).masked_scatter(is_real, log_probs)
+
+        tokens, log_probs = read(cast(Tensor, outputs.last_hidden_state))
+        earlier = cast(tuple[Tensor, ...], outputs.hidden_states)[1:-1] if settings.return_history else ()
+        return ParallelTargets(tokens, log_probs, [read(states)[0] for states in earlier] + [tokens])
+
+
+__all__ = [
+    "LatentDecoder",
+    "VaswaniIterativeVaeConfig",
+    "VaswaniIterativeVaeForConditionalGeneration",
+    "VaswaniIterativeVaeModel",
+]

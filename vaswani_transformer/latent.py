@@ -1,0 +1,171 @@
+"""The latent of IterativeVAE: words that the states predict, sampled, and mixed back into the states.
+
+B batch, T target, k target rows of one source row, N real positions, n of them in a chunk, V vocabulary. The sample is
+a Gumbel-softmax (Jang et al. 2017), independent at every position.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from .config import VaswaniTransformerConfig
+from .dropout import Dropout
+from .loss import ACCELERATOR_CHUNK, CHUNK, accumulation_dtype
+
+
+def gumbel_noise(scores: Tensor) -> Tensor:
+    """Return independent standard Gumbel numbers, one for each entry of `scores`."""
+    tiny = torch.finfo(scores.dtype).tiny
+    return -torch.empty_like(scores).exponential_().clamp_(min=tiny).log_()
+
+
+@dataclass
+class LatentTokens:
+    """What a latent step says about each of n tokens.
+
+    Attributes:
+        losses: (n,), the cross-entropy of the words under the distribution that the step began with.
+        kl: (n,), KL(q || prior), 0 without a hint.
+        prior_weights, hint_weights: (n,), a and b.
+    """
+
+    losses: Tensor
+    kl: Tensor
+    prior_weights: Tensor
+    hint_weights: Tensor
+
+    @classmethod
+    def join(cls, chunks: "list[LatentTokens]", is_target: Tensor) -> "LatentTokens":
+        """Return what is said about all tokens (N,), 0 where `is_target` (N,) is False."""
+        names = [item.name for item in fields(cls)]
+        return cls(**{name: torch.cat([getattr(chunk, name) for chunk in chunks]) * is_target for name in names})
+
+
+class LatentStep(nn.Module):
+    """From states to a latent over the vocabulary and back, with a highway around it.
+
+    With p = log softmax(logits): s = a p + b onehot(y) under a hint, a p otherwise; q = softmax(s), the prior
+    softmax(a p); z = softmax((s + g) / tau); the result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b
+    are softplus, the gate a sigmoid, of linear functions of h.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig, temperature: float, dropout: float) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(config.d_model, 3)
+        self.dropout = Dropout(dropout)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.temperature = temperature
+        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+
+    def forward(
+        self,
+        states: Tensor,
+        logits: Tensor,
+        table: Tensor,
+        words: Tensor | None = None,
+        has_hint: bool = False,
+        noise: Callable[[Tensor], Tensor] | None = None,
+        smoothing: float = 0.0,
+    ) -> tuple[Tensor, LatentTokens | None]:
+        """Return the mixed states (n, d_model), and where `words` are given what the step says about them.
+
+        Args:
+            states: h (n, d_model).
+            logits: (n, V), the output projection of `states`.
+            table: E (V, d_model), the embeddings.
+            words: y (n,).
+            has_hint: whether the latent sees `words`.
+            noise: makes g from s (n, V); None: g = 0.
+            smoothing: of the cross-entropy.
+        """
+        wide = accumulation_dtype(logits.dtype)
+        prior_weight, hint_weight, gate = self.mixing(states).to(wide).split(1, dim=-1)  # (n, 1) each
+        prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
+        log_probs = logits.to(wide).log_softmax(-1)  # (n, V), p
+        prior = prior_weight * log_probs  # (n, V), the prior's logits
+        scores, kl = prior, torch.zeros_like(prior_weight)
+        if has_hint and words is not None:
+            scores = prior.scatter_add(1, words[:, None], hint_weight)  # (n, V), s
+            kl = self.divergence(prior, scores, words[:, None], hint_weight)  # (n, 1)
+        probs = scores if noise is None else scores + noise(scores)
+        probs = (probs / self.temperature).softmax(-1)  # (n, V), z
+        gate = gate.sigmoid().to(states.dtype)
+        embedded = self.scale * (probs.to(table.dtype) @ table).to(states.dtype)  # (n, d_model), e
+        mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
+        if words is None:
+            return mixed, None
+        losses = (smoothing - 1) * log_probs.gather(1, words[:, None]).squeeze(1)
+        if smoothing:
+            losses = losses - smoothing * log_probs.mean(1)
+        return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
+
+    def divergence(self, prior: Tensor, scores: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
+        """Return KL(q || prior) (n, 1), which needs no sum over q: log q - log prior is b onehot(y) + a constant."""
+        total = scores.logsumexp(1, keepdim=True)
+        shift = total - prior.logsumexp(1, keepdim=True)  # log of the ratio of both sums
+        return hint_weight * (scores.gather(1, words) - total).exp() - shift
+
+
+@dataclass
+class LatentPass:
+    """One pass of the decoder: what its latent steps are given, and what they say, step by step.
+
+    Attributes:
+        project: the output projection, states (n, d_model) to logits (n, V).
+        is_real: (k B, T), the positions of tokens; None: all.
+        labels: (k B, T), the target's words, -100 at padding; None: unknown.
+        has_hint, has_noise: whether the latents see `labels`, and whether they are samples.
+        smoothing: of the cross-entropy.
+        tokens: what each step says about the words; empty without `labels`.
+    """
+
+    project: Callable[[Tensor], Tensor]
+    is_real: Tensor | None = None
+    labels: Tensor | None = None
+    has_hint: bool = False
+    has_noise: bool = False
+    smoothing: float = 0.0
+    tokens: list[LatentTokens] = field(default_factory=list)
+
+    def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
+        """Return the states (k B, T, d_model) after a latent step, in chunks that the backward pass recomputes.
+
+        So no (k B, T, V) tensor is held. Padding keeps its states.
+        """
+        states = hidden_states.flatten(0, 1)  # (k B T, d_model)
+        words = None if self.labels is None else self.labels.flatten().to(states.device)
+        rows = None
+        if self.is_real is not None and not torch.compiler.is_compiling():  # shapes would depend on the mask
+            rows = self.is_real.flatten().nonzero()[:, 0].to(states.device)
+        chosen = states if rows is None else states[rows]
+        chosen_words = words if words is None or rows is None else words[rows]
+        size = CHUNK if states.device.type == "cpu" else ACCELERATOR_CHUNK
+        chunks = [None] * len(chosen.split(size)) if chosen_words is None else chosen_words.clamp(min=0).split(size)
+        results = [self.chunk(step, *pair, table) for pair in zip(chosen.split(size), chunks, strict=True)]
+        mixed = torch.cat([result[0] for result in results])
+        if chosen_words is not None:
+            tokens = [cast(LatentTokens, result[1]) for result in results]
+            self.tokens.append(LatentTokens.join(tokens, chosen_words.ne(-100)))
+        return (mixed if rows is None else states.index_copy(0, rows, mixed)).view_as(hidden_states)
+
+    def chunk(
+        self, step: LatentStep, states: Tensor, words: Tensor | None, table: Tensor
+    ) -> tuple[Tensor, LatentTokens | None]:
+        """Return what `step` returns for a chunk (n, d_model)."""
+
+        def run(states: Tensor, table: Tensor) -> tuple[Tensor, LatentTokens | None]:
+            logits = self.project(states).to(states.device)  # (n, V)
+            noise = gumbel_noise if self.has_noise else None
+            return step(states, logits, table, words, self.has_hint, noise, self.smoothing)
+
+        if not (step.training and torch.is_grad_enabled()):
+            return run(states, table)
+        return checkpoint(run, states, table, use_reentrant=False)
+
+
+__all__ = ["LatentPass", "LatentStep", "LatentTokens", "gumbel_noise"]
