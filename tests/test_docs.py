@@ -171,7 +171,8 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
     main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        if module in ("training.score", "training.table3"):  # they read a recipe from what their parsers leave
+        # they read a recipe from what their parsers leave
+        if module in ("training.score", "training.distill", "training.table3"):
             patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(ParsedError):
@@ -183,8 +184,8 @@ def parse_recipe_fields(arguments: list[str]) -> None:
     load_recipe(ROOT / recipe, fields)
 
 
-def parse_score(arguments: list[str]) -> None:
-    parse_with_argparse("training.score", arguments)
+def parse_with_recipe(module: str, arguments: list[str]) -> None:
+    parse_with_argparse(module, arguments)
     fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
     parse_recipe_fields([arguments[1], *fields])
 
@@ -267,7 +268,8 @@ def parse_module(arguments: list[str]) -> None:
         "pip": parse_pip,
         "pytest": parse_pytest,
         "training.train": parse_recipe_fields,
-        "training.score": parse_score,
+        "training.score": lambda given: parse_with_recipe("training.score", given),
+        "training.distill": lambda given: parse_with_recipe("training.distill", given),
         "training.table3": parse_table3,
         "venv": lambda given: parse_with_argparse("venv", given),
     }

@@ -29,6 +29,8 @@ class DataRecipe:
     streaming: whether the training pairs are read and tokenized during training, again in every epoch, for pairs
         that do not fit in memory; a bad line ends the run when it is reached.
     buffer: the streamed pairs that are in memory, and sorted by length, at a time: more pairs, less padding.
+    distilled: the folder of `python -m training.distill`, whose translations replace the training targets.
+    teacher: the model that must have written `distilled`; None for any.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"
@@ -44,6 +46,8 @@ class DataRecipe:
     empty: Literal["error", "drop"] = "error"
     streaming: bool = False
     buffer: int = 100_000
+    distilled: str | None = None
+    teacher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 TEXT_FIELDS = {"name", "output_dir"} | {
     f"{group}.{name}"
     for group, names in (
-        ("data", ("path", "subset", "source", "target", "train", "validation", "test")),
+        ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
         ("tokenizer", ("path",)),
     )
     for name in names
@@ -263,6 +267,8 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
     if recipe.data.kind == "grammar" and recipe.data.streaming:
         raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
+    if recipe.data.teacher is not None and recipe.data.distilled is None:
+        raise UserError("data.teacher: names the teacher of distilled pairs; give --data.distilled=FOLDER as well.")
     check_score(recipe.score)
     for name in recipe.model:
         if name in TOKENIZER_SETS:

@@ -1,12 +1,14 @@
 """The sentence pairs that a recipe names, split by split, from files, the Hub or the shipped task."""
 
 import logging
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, cast
 
 import datasets
 from datasets.exceptions import DatasetsError
 
+from training.data.distilled import check_sources, open_distilled
 from training.data.files import SPLITS, read_file
 from training.recipe import DataRecipe
 from training.toy_task import make_splits
@@ -19,10 +21,37 @@ PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
 def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
 
+    With `data.distilled` the training pairs have a teacher's translations as targets.
+
     Raises:
         UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
-            message names the file and the line.
+            message names the file and the line. Or the distilled pairs cannot be used.
     """
+    if recipe.distilled is None or recipe.train is None:
+        return load_real_pairs(recipe)
+    distillation = open_distilled(recipe)
+    splits = load_real_pairs(recipe)
+    check_sources(distillation, iterate_column(splits["train"], "source"), recipe.streaming)
+    splits["train"] = to_dataset(islice(distillation.pairs(), PREVIEW_PAIRS if recipe.streaming else None))
+    return splits
+
+
+def iterate_column(pairs: datasets.Dataset, column: str) -> Iterator[str]:
+    """Yield the texts of a column, a thousand in memory at a time."""
+    for batch in pairs.select_columns([column]).iter(1000):
+        yield from cast(Any, batch)[column]
+
+
+def to_dataset(pairs: Iterable[tuple[str, str]]) -> datasets.Dataset:
+    sources, targets = [], []
+    for source, target in pairs:
+        sources.append(source)
+        targets.append(target)
+    return datasets.Dataset.from_dict({"source": sources, "target": targets})
+
+
+def load_real_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+    """Return the same, with the targets of the data set in every split."""
     if recipe.kind == "grammar":
         splits = to_source_target(make_splits(), recipe)
         if recipe.test is None:
@@ -33,13 +62,8 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     splits = datasets.DatasetDict()
     for split in SPLITS:
         if (name := getattr(recipe, split)) is not None:
-            sources, targets = [], []
-            for source, target in islice(
-                read_file(recipe, name), PREVIEW_PAIRS if is_streamed(recipe, split) else None
-            ):
-                sources.append(source)
-                targets.append(target)
-            splits[split] = datasets.Dataset.from_dict({"source": sources, "target": targets})
+            count = PREVIEW_PAIRS if is_streamed(recipe, split) else None
+            splits[split] = to_dataset(islice(read_file(recipe, name), count))
     return check_not_empty(splits, recipe)
 
 

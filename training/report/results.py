@@ -15,12 +15,13 @@ from accelerate.utils import gather_object
 from datasets import Dataset, DatasetDict
 
 import vaswani_transformer
+from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
 from training.recipe import Recipe
 
 RESULTS = "results.json"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
-PATHS = {"data": ("path", "train", "validation", "test"), "tokenizer": ("path",)}
+PATHS = {"data": ("path", "train", "validation", "test", "distilled", "teacher"), "tokenizer": ("path",)}
 
 
 def fingerprint(pairs: Dataset) -> dict[str, int | str]:
@@ -98,7 +99,7 @@ def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
         | {
             name: Path(path).expanduser().resolve().name
             for name in names
-            if (path := recipe[group][name]) is not None and is_local(path)
+            if (path := recipe[group].get(name)) is not None and is_local(path)
         }
         for group, names in PATHS.items()
     }
@@ -114,8 +115,14 @@ def to_json_values(tree: Any) -> Any:
 
 
 def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
-    """Return the fingerprint of each split; of streamed training pairs, that of the first ones."""
-    return {
+    """Return the fingerprint of each split; of streamed training pairs, that of the first ones.
+
+    That of distilled training pairs also holds the fingerprint of their distillation.
+    """
+    found: dict[str, dict[str, Any]] = {
         str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
         for split, texts in pairs.items()
     }
+    if recipe.data.distilled is not None:
+        found["train"]["distilled"] = Distillation.load(Path(recipe.data.distilled)).fingerprint()
+    return found

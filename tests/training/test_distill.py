@@ -1,0 +1,300 @@
+"""Distillation: a teacher's translations as training targets, written in parts, resumed, shared out and checked."""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from tests.helpers import PAIRS, model_of_pairs, tiny_model
+from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
+from training import distill as command
+from training.data import distilled
+from training.data.distilled import Distillation
+from training.data.pairs import load_pairs
+from training.data.stream import PairStream
+from training.distill import main
+from training.recipe import load_recipe
+from training.report.results import fingerprints
+from training.train import run as train
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.translate import Hypothesis, Translation
+
+SOURCES = list(PAIRS) * 2  # four parts of three sentences
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The model of pairs on disk."""
+    folder = tmp_path_factory.mktemp("teacher")
+    for piece in model_of_pairs():
+        piece.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe whose real targets are their sources, turned round."""
+    for split, sources in (("train", SOURCES), ("validation", SOURCES[:2]), ("test", SOURCES[2:4])):
+        rows = [json.dumps({"translation": {"en": source, "de": source[::-1]}}) for source in sources]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
+    files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(tmp_path)} | files}))
+    return path
+
+
+@pytest.fixture
+def distill(teacher, recipe, tmp_path, capsys):
+    """The command on parts of three sentences: what it prints, its errors and its status."""
+
+    def distill(*arguments, model=teacher, folder=tmp_path / "distilled"):
+        status = 0
+        try:
+            main([str(model), str(recipe), f"--output_dir={folder}", "--window=3", *arguments])
+        except SystemExit as end:
+            status = end.code
+        return *capsys.readouterr(), status
+
+    return distill
+
+
+def contents(folder):
+    """The bytes of every file that a distillation leaves."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def data_of(recipe, folder, *fields):
+    return load_recipe(recipe, [f"--data.distilled={folder}", *fields]).data
+
+
+def test_distillation_replaces_training_targets_only(distill, recipe, tmp_path):
+    output, errors, status = distill()
+    assert (errors, status) == ("", 0)
+    counts = {"sources": 12, "kept": 12, "dropped": {}, "missing_parts": 0}
+    assert json.loads(output).items() >= counts.items()
+    pairs = load_pairs(data_of(recipe, tmp_path / "distilled"))
+    assert list(zip(pairs["train"]["source"], pairs["train"]["target"], strict=True)) == list(PAIRS.items()) * 2
+    assert pairs["validation"]["target"][:] == [source[::-1] for source in SOURCES[:2]]
+    assert pairs["test"]["target"][:] == [source[::-1] for source in SOURCES[2:4]]
+
+
+def test_distilled_stream_equals_the_pairs_in_memory(distill, recipe, tmp_path):
+    distill()
+    data = data_of(recipe, tmp_path / "distilled", "--data.streaming=true")
+    assert list(PairStream(data, seed=0)) == list(PAIRS.items()) * 2
+    assert load_pairs(data)["train"]["target"][:] == list(PAIRS.values()) * 2
+
+
+def test_parts_are_plain_pairs_that_a_recipe_reads_by_themselves(distill, recipe, tmp_path):
+    distill()
+    fields = [f"--data.path={tmp_path}", "--data.train=distilled/00001.jsonl"]
+    assert load_pairs(load_recipe(recipe, fields).data)["train"]["target"][:] == list(PAIRS.values())[3:]
+
+
+def test_interrupted_distillation_resumes_to_the_same_bytes(distill, tmp_path, monkeypatch):
+    distill(folder=tmp_path / "whole")
+    write = distilled.write_atomically
+
+    def interrupted(path, text):
+        if path.name == "00002.json":  # after the data of this part
+            raise KeyboardInterrupt
+        write(path, text)
+
+    monkeypatch.setattr(distilled, "write_atomically", interrupted)
+    _, errors, status = distill()
+    assert (errors, status) == ("Interrupted; the same command resumes the distillation.\n", 130)
+    assert "00003.jsonl" not in contents(tmp_path / "distilled")
+    monkeypatch.undo()
+    before = (tmp_path / "distilled" / "00001.jsonl").stat().st_mtime_ns
+    assert distill()[2] == 0
+    assert contents(tmp_path / "distilled") == contents(tmp_path / "whole")
+    assert (tmp_path / "distilled" / "00001.jsonl").stat().st_mtime_ns == before
+
+
+def test_full_disk_ends_the_command_with_one_line(distill, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(distilled, "write_atomically", full)
+    output, errors, status = distill()
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert errors.endswith("cannot be written: No space left on device; make room, and the same command resumes it.\n")
+
+
+def test_shards_together_equal_the_whole(distill, recipe, tmp_path):
+    distill(folder=tmp_path / "whole")
+    output, _, _ = distill("--shard=2/3")
+    assert json.loads(output)["missing_parts"] == 3
+    with pytest.raises(UserError, match=r"distillation is unfinished; got 1 parts, expected 4 \(part 00000 is missing"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))
+    for shard in ("3/3", "1/3"):
+        distill(f"--shard={shard}", folder=tmp_path / "elsewhere")
+    for path in (tmp_path / "elsewhere").iterdir():
+        path.replace(tmp_path / "distilled" / path.name)
+    assert contents(tmp_path / "distilled") == contents(tmp_path / "whole")
+    assert len(load_pairs(data_of(recipe, tmp_path / "distilled"))["train"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("limit", "dropped"),
+    [
+        ("--max_length=8", {"source_too_long": 8}),  # four of the six sources have nine tokens
+        ("--min_length_difference=-1", {"length_difference": 4}),  # two of the six pairs differ by two
+        ("--max_length_difference=-1", {"length_difference": 2}),  # one pair does not differ
+    ],
+)
+def test_pairs_outside_the_limits_are_dropped_and_counted(distill, recipe, tmp_path, limit, dropped):
+    found = json.loads(distill(limit)[0])
+    kept = 12 - sum(dropped.values())
+    assert (found["dropped"], found["kept"]) == (dropped, kept)
+    assert len(load_pairs(data_of(recipe, tmp_path / "distilled"))["train"]) == kept
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [(9, "length_difference"), (10, ""), (20, ""), (21, "length_difference"), (24, "too_long")]
+)
+def test_limits_include_their_ends(tokens, reason):
+    translation = Translation([Hypothesis("a", tokens, None)], 15, False, 23)
+    limits = {"max_length": 23, "min_length_difference": -5, "max_length_difference": 5}
+    assert command.select_pair(translation, limits) == reason
+
+
+def test_empty_translations_are_dropped(distill, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis(" ", 3, None)])
+    output, _, _ = distill("--batch_tokens=1")
+    assert json.loads(output)["dropped"] == {"empty": 12}
+    with pytest.raises(UserError, match="has no pairs, since all were dropped"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))
+
+
+def test_search_is_the_models_unless_it_is_given(distill, tmp_path):
+    for arguments, expected in (([], (4, 0.6)), (["--beams=2", "--length_penalty=1"], (2, 1.0))):
+        folder = tmp_path / f"beams{expected[0]}"
+        distill(*arguments, folder=folder)
+        search = Distillation.load(folder).record["search"]
+        assert (search["num_beams"], search["length_penalty"]) == expected
+
+
+def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher, recipe, tmp_path):
+    distill()
+    whole = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
+    found = fingerprints(whole, load_pairs(whole.data))
+    assert "distilled" not in found["validation"]
+    distillation = found["train"]["distilled"]
+    assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_teacher(str(teacher))}
+    assert distillation["kept"] == found["train"]["pairs"] == 12
+    assert distillation["search"]["num_beams"] == 4
+    assert json.loads(json.dumps(found)) == found
+    (tmp_path / "distilled").rename(tmp_path / "moved")
+    assert Distillation.load(tmp_path / "moved").fingerprint() == distillation
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            ["--data.source=de", "--data.target=en"],
+            "translates other languages; got en-de, expected de-en. Name another",
+        ),
+        (["--data.train=validation.jsonl"], "translates other sources than data.train has; got 12 of another text"),
+        (["--data.train=test.jsonl", "--data.streaming=true"], "translates other sources than data.train has; got 12"),
+        (["--data.distilled=nowhere"], "nowhere: has no readable distillation.json, so it is no folder of python -m"),
+        (["--data.distilled=null", "--data.teacher=."], "data.teacher: names the teacher of distilled pairs; give"),
+    ],
+)
+def test_training_rejects_a_distillation_of_other_data(distill, recipe, tmp_path, fields, message):
+    distill()
+    with pytest.raises(UserError, match=message) as caught:
+        load_pairs(data_of(recipe, tmp_path / "distilled", *fields))
+    assert "\n" not in str(caught.value)
+
+
+def test_training_rejects_a_distillation_by_another_teacher(distill, teacher, recipe, tmp_path):
+    distill()
+    assert load_pairs(data_of(recipe, tmp_path / "distilled", f"--data.teacher={teacher}"))
+    tiny_model().save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=rf"was written by another teacher; got {teacher.name}, expected the present"):
+        load_pairs(data_of(recipe, tmp_path / "distilled", f"--data.teacher={tmp_path / 'other'}"))
+
+
+def test_training_rejects_parts_that_were_changed_or_mixed(distill, recipe, tmp_path):
+    distill()
+    distill("--beams=2", folder=tmp_path / "greedy")
+    part = tmp_path / "distilled" / "00001.jsonl"
+    text = part.read_text()
+    part.write_text(text.replace("libro", "lobro"))
+    with pytest.raises(UserError, match=r"00001\.jsonl: was changed after it was written; remove it and repeat"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))
+    part.write_text(text[:-10])
+    with pytest.raises(UserError, match=r"unfinished; got 3 parts, expected 4 \(part 00001 is missing\)"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))
+    for name in ("00001.json", "00001.jsonl"):
+        (tmp_path / "greedy" / name).replace(tmp_path / "distilled" / name)
+    with pytest.raises(UserError, match=r"00001\.json: is of another distillation than .*distillation\.json; put only"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--beams=2"], "holds another distillation, search.num_beams differs; give the same command to resume it"),
+        (["--data.train=test.jsonl"], "holds another distillation, data.first.sha256 differs; give the same command"),
+        (["--data.train=no.jsonl"], "no.jsonl: there is no such file; set data.path"),
+        (["--data.distilled=DIR"], "data.distilled: a teacher translates the real sources; leave it out."),
+        (["--min_length_difference=30"], "--min_length_difference=30: more than --max_length_difference=20; exchange"),
+        (["--nothing=1"], "nothing: no such key; a recipe has"),
+        (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
+        (["--shard=3/2"], "argument --shard: got '3/2', expected i/n with i from 1 to n, such as 2/3"),
+    ],
+)
+def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(distill, tmp_path, arguments, message):
+    distill("--shard=1/4")
+    before = contents(tmp_path / "distilled")
+    output, errors, status = distill(*arguments)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert message in errors
+    assert contents(tmp_path / "distilled") == before
+
+
+def test_folder_or_model_that_is_none_ends_the_command_with_one_line(distill, recipe, tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine").write_text("mine")
+    for found, message in (
+        (distill(folder=tmp_path / "used"), "used: holds files that are no distillation; give another --output_dir."),
+        (distill(folder=recipe), "own.yaml"),
+        (distill(model="./nothing"), "./nothing: there is no such folder"),
+    ):
+        assert (found[0], found[2], found[1].count("\n")) == ("", 2, 1)
+        assert message in found[1]
+
+
+@pytest.mark.slow
+def test_killed_distillation_and_two_processes_write_the_bytes_of_one(teacher, recipe, tmp_path):
+    rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    arguments, more = [str(teacher), str(recipe)], {"module": "training.distill"}
+    finish(start(arguments, tmp_path / "whole", "--window=9", **more))
+    killed = start(arguments, tmp_path / "killed", "--window=9", **more)
+    while not (tmp_path / "killed" / "00003.json").exists() and killed.poll() is None:
+        time.sleep(0.005)
+    kill(killed)
+    assert len(Distillation.load(tmp_path / "killed").missing_parts()) > 3
+    finish(start(arguments, tmp_path / "killed", "--window=9", launcher=TWO_PROCESSES, **more))
+    assert len(contents(tmp_path / "whole")) == 41
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_run_on_distilled_pairs_says_so_and_resumes_with_no_others(distill, recipe, tmp_path):
+    distill()
+    fields = [*TINY, f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
+    results = train(load_recipe(recipe, [*fields, "--training.steps=3"]))
+    distillation = Distillation.load(tmp_path / "distilled")
+    assert results["data"]["train"]["distilled"] == distillation.fingerprint()
+    assert results["recipe"]["data"]["distilled"] == "distilled"
+    distill("--beams=2", folder=tmp_path / "other")
+    (tmp_path / "distilled").rename(tmp_path / "first")
+    (tmp_path / "other").rename(tmp_path / "distilled")
+    with pytest.raises(UserError, match=r"data\.train: these are not the pairs that the run .* was begun with"):
+        train(load_recipe(recipe, [*fields, "--training.steps=6"]))

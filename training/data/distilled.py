@@ -1,0 +1,234 @@
+"""Translations by a teacher in place of training targets: the folder that `training.distill` writes.
+
+    distillation.json   what the translations depend on: teacher, sources, search and settings
+    00000.jsonl         the pairs that were kept of the first `window` sources, one JSON line each
+    00000.json          their counts and digest, written last: with it the part is complete
+
+Processes and shards write different parts, so that parts from several machines make one folder. A folder with all parts
+is complete.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from training.recipe import DataRecipe
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.files import TextDigest, digest_of_file, write_atomically
+from vaswani_transformer.translate.loading import model_digest
+
+RECORD = "distillation.json"
+FIRST_SOURCES = 1000  # that a stream's check compares
+
+
+def digest_sources(sources: Iterable[str]) -> dict[str, Any]:
+    """Return the number of texts and their SHA-256, and the same of the first thousand."""
+    digest, first = TextDigest(), {"sources": 0, "sha256": TextDigest().hexdigest()}
+    for source in sources:
+        digest.add(source)
+        if digest.count <= FIRST_SOURCES:
+            first = {"sources": digest.count, "sha256": digest.hexdigest()}
+    return {"sources": digest.count, "sha256": digest.hexdigest(), "first": first}
+
+
+def digest_teacher(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """Return the digest of a model's files, or of a model on the Hub its name and commit.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    options = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code, "engine": "torch"}
+    return model_digest(argparse.Namespace(**options))
+
+
+class Distillation:
+    """A folder of distilled pairs.
+
+    Args:
+        folder: the folder.
+        record: the content of its `distillation.json`.
+    """
+
+    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.folder, self.record = folder, record
+        self.sources: int = record["data"]["sources"]
+        self.window: int = record["settings"]["window"]
+        self.num_parts = math.ceil(self.sources / self.window)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Distillation":
+        """Return the distillation in a folder, complete or not.
+
+        Raises:
+            UserError: the folder holds none.
+        """
+        try:
+            return cls(folder, json.loads((folder / RECORD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder}: has no readable {RECORD}, so it is no folder of python -m training.distill; name one."
+            ) from error
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the translations depend on; a folder's name is no part of it."""
+        names = {name: self.record[name] for name in ("data", "search", "settings")}
+        return {"teacher": self.record["teacher"]["digest"]} | names
+
+    @cached_property
+    def identity(self) -> str:
+        """The SHA-256 of what the translations depend on."""
+        return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()
+
+    def sources_of(self, number: int) -> int:
+        """Return the number of sources of a part."""
+        return min(self.window, self.sources - number * self.window)
+
+    def paths(self, number: int) -> tuple[Path, Path]:
+        """Return the paths of a part's pairs and of its counts."""
+        return self.folder / f"{number:05d}.jsonl", self.folder / f"{number:05d}.json"
+
+    def write_part(self, number: int, pairs: list[dict[str, str]], dropped: Counter[str]) -> None:
+        """Write a part; a kill at any moment leaves it complete or incomplete, never wrong.
+
+        Args:
+            number: the part's number.
+            pairs: the source and the translation of each pair that is kept, by language.
+            dropped: the number of pairs that are not kept, by reason.
+        """
+        data, counts = self.paths(number)
+        lines = (json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs)
+        write_atomically(data, "".join(f"{line}\n" for line in lines))
+        size, sha256 = digest_of_file(data)
+        content = {"distillation": self.identity, "kept": len(pairs), "dropped": dict(sorted(dropped.items()))}
+        write_atomically(counts, json.dumps(content | {"bytes": size, "sha256": sha256}))
+
+    def counts(self, number: int) -> dict[str, Any] | None:
+        """Return the counts of a part; None if it is missing or incomplete.
+
+        Raises:
+            UserError: the part belongs to another distillation.
+        """
+        data, path = self.paths(number)
+        try:
+            counts = json.loads(path.read_text(encoding="utf-8"))
+            is_complete = data.stat().st_size == counts["bytes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if is_complete and counts["distillation"] != self.identity:
+            raise UserError(
+                f"{path}: is of another distillation than {self.folder / RECORD}; put only parts of one teacher, one "
+                "data set and one search into a folder."
+            )
+        return counts if is_complete else None
+
+    def missing_parts(self) -> list[int]:
+        """Return the numbers of the parts that are missing or incomplete."""
+        return [number for number in range(self.num_parts) if self.counts(number) is None]
+
+    def check_complete(self) -> None:
+        """Check that the folder has all parts.
+
+        Raises:
+            UserError: it lacks some.
+        """
+        if missing := self.missing_parts():
+            raise UserError(
+                f"{self.folder}: the distillation is unfinished; got {self.num_parts - len(missing)} parts, expected "
+                f"{self.num_parts} (part {missing[0]:05d} is missing). Repeat its command, or copy the other shards' "
+                "parts there."
+            )
+
+    def totals(self) -> dict[str, Any]:
+        """Return the numbers of sources and of kept pairs, of dropped pairs by reason, and the SHA-256 of all parts."""
+        kept, dropped, digest = 0, Counter[str](), hashlib.sha256()
+        for number in range(self.num_parts):
+            if counts := self.counts(number):
+                kept += counts["kept"]
+                dropped.update(counts["dropped"])
+                digest.update(counts["sha256"].encode())
+        return {
+            "sources": self.sources,
+            "kept": kept,
+            "dropped": dict(sorted(dropped.items())),
+            "sha256": digest.hexdigest(),
+        }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what `results.json` says of the pairs: teacher, sources, search, settings and counts."""
+        names = {name: self.record[name] for name in ("teacher", "search", "settings")}
+        sources = {"sources_sha256": self.record["data"]["sha256"]}
+        return names | sources | self.totals()
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield the kept pairs in the order of their sources.
+
+        Raises:
+            UserError: a part was changed after it was written.
+        """
+        languages = [self.record["data"][side] for side in ("source", "target")]
+        for number in range(self.num_parts):
+            path, _ = self.paths(number)
+            counts, digest = self.counts(number), hashlib.sha256()
+            with path.open("rb") as lines:
+                for line in lines:
+                    digest.update(line)
+                    pair = json.loads(line)["translation"]
+                    yield pair[languages[0]], pair[languages[1]]
+            if counts is None or digest.hexdigest() != counts["sha256"]:
+                raise UserError(f"{path}: was changed after it was written; remove it and repeat the distillation.")
+
+
+def open_distilled(recipe: DataRecipe) -> Distillation:
+    """Return the distillation that a recipe names, complete, of its languages and by its teacher.
+
+    Raises:
+        UserError: there is none, or it is unfinished, of other languages or by another teacher.
+    """
+    distillation = Distillation.load(Path(recipe.distilled or ""))
+    name, data = f"data.distilled: {recipe.distilled}", distillation.record["data"]
+    if (data["source"], data["target"]) != (recipe.source, recipe.target):
+        raise UserError(
+            f"{name} translates other languages; got {data['source']}-{data['target']}, expected "
+            f"{recipe.source}-{recipe.target}. Name another folder, or set data.source and data.target."
+        )
+    if recipe.teacher is not None and digest_teacher(recipe.teacher) != distillation.record["teacher"]["digest"]:
+        raise UserError(
+            f"{name} was written by another teacher; got {distillation.record['teacher']['name']}, expected the "
+            f"present weights of {recipe.teacher}. Distill data.teacher, or name the teacher that wrote it."
+        )
+    distillation.check_complete()
+    if not distillation.totals()["kept"]:
+        raise UserError(
+            f"{name} has no pairs, since all were dropped; distill by another teacher or with other limits."
+        )
+    return distillation
+
+
+def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:
+    """Check that a recipe's training sources are those that the teacher translated.
+
+    Args:
+        distillation: the distilled pairs.
+        sources: the sources, or of a stream the first ones.
+        is_stream: whether they are the first ones of a stream.
+
+    Raises:
+        UserError: they are others.
+    """
+    data = distillation.record["data"]
+    before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}
+    found = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)
+    if {name: found[name] for name in before} != before:
+        raise UserError(
+            f"data.distilled: {distillation.folder} translates other sources than data.train has; got "
+            f"{before['sources']:,d} of another text, expected {found['sources']:,d}. Name the data that was "
+            "distilled, or distill this one."
+        )

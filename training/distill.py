@@ -1,0 +1,375 @@
+"""Distill a model: `python -m training.distill MODEL RECIPE.yaml --output_dir=DIR [--any.field=value]`.
+
+The model translates the sources of the recipe's training pairs. A recipe with `data.distilled=DIR` trains on these
+translations instead of the real targets (Kim and Rush 2016, sequence-level knowledge distillation). The same command
+resumes an interrupted one. `accelerate launch -m` shares the work out over processes, and `--shard=i/n` over machines.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
+
+from training.command import INTERRUPTED, exit_interrupted
+from training.data.distilled import RECORD, Distillation, digest_sources, digest_teacher
+from training.data.stream import sources_in_order
+from training.distributed import RunError, init_distributed
+from training.recipe import DataRecipe, load_recipe
+from training.recipe_help import recipe_help
+from training.report.results import commit, versions
+from training.run_folder import check_writable, diff_trees
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
+from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.files import PARTIAL, lock, write_atomically, write_errors
+from vaswani_transformer.translate.engine import TransformersEngine
+from vaswani_transformer.translate.loading import load
+from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.translate.translator import Translation, Translator
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+LOG_SECONDS = 10.0  # at least, between lines of progress
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """Return `i/n` as two numbers, i from 1 to n.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not of that form.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected i/n with i from 1 to n, such as 2/3")
+    return int(match[1]), int(match[2])
+
+
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the command's own arguments, and those of the recipe."""
+    parser = ArgumentParser(
+        prog="python -m training.distill",
+        description="Write a model's translations of a recipe's training sources, on which another model trains.",
+        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
+    parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
+    parser.add_argument(
+        "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
+    )
+    search = parser.add_argument_group("search", "the model's generation config is the default, then beam 4, alpha 0.6")
+    search.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
+    search.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+    kept = parser.add_argument_group("kept pairs", "lengths in the teacher's tokens, </s> included")
+    kept.add_argument(
+        "--max_length",
+        type=positive_int,
+        metavar="N",
+        help="of a source and a translation (the recipe's data.max_length)",
+    )
+    for name, default in (("min", -20), ("max", 20)):
+        kept.add_argument(
+            f"--{name}_length_difference",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"of translation and source, as in the NAT's configuration ({default})",
+        )
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--batch_tokens", type=positive_int, default=2048, metavar="N", help="at once (2048)")
+    machine.add_argument(
+        "--window", type=positive_int, default=2048, metavar="N", help="sources sorted by length, and of a part (2048)"
+    )
+    machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
+    machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
+    machine.add_argument("--revision", help="of a model on the Hub")
+    machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    return parser.parse_known_args(arguments)
+
+
+def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe:
+    """Return the data of the recipe with the options' length limit.
+
+    Raises:
+        UserError: the options contradict each other, or the recipe's pairs are distilled already.
+    """
+    low, high = options.min_length_difference, options.max_length_difference
+    if low > high:
+        raise UserError(f"--min_length_difference={low}: more than --max_length_difference={high}; exchange them.")
+    if recipe.distilled is not None:
+        raise UserError("data.distilled: a teacher translates the real sources; leave it out.")
+    return recipe if options.max_length is None else dataclasses.replace(recipe, max_length=options.max_length)
+
+
+def raise_together(function: Callable[[], T]) -> T:
+    """Return the function's result; if it fails on one process, all processes raise that error.
+
+    Raises:
+        RunError: a UserError was raised on any process.
+    """
+    result, failure = None, None
+    try:
+        result = function()
+    except (UserError, OSError, ValueError) as error:
+        failure = one_line(error)
+    if failures := [each for each in gather_object([failure]) if each]:
+        raise RunError(failures[0])
+    return cast(T, result)
+
+
+def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
+    """Return the teacher's translator and the settings of its search.
+
+    Raises:
+        UserError: the model cannot be loaded, or has no padding token.
+    """
+    model, tokenizer = load(options)
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
+    if not tokenizer.is_fast:
+        tokenizer.split_special_tokens = True  # as in training
+    if isinstance(model, VaswaniTransformerForConditionalGeneration) and model.generation_config.num_beams is None:
+        model.use_paper_decoding()
+    given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
+    settings = {name: value for name, value in given.items() if value is not None}
+    engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
+    limit = min(max_length, engine.max_source_tokens())
+    saved = model.generation_config.to_diff_dict()
+    saved.pop("transformers_version", None)
+    return Translator(engine, tokenizer, limit, options.batch_tokens, options.window), saved | settings
+
+
+def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `distillation.json`, for which all sources are read once.
+
+    Raises:
+        UserError: a line of the sources is bad, or there are none.
+    """
+    is_folder = Path(options.model).is_dir()
+    digest = digest_teacher(options.model, options.revision, options.trust_remote_code)
+    found = digest_sources(sources_in_order(recipe))
+    if not found["sources"]:
+        raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")
+    names = ("min_length_difference", "max_length_difference", "batch_tokens", "window", "dtype")
+    return {
+        "teacher": {"name": Path(options.model).resolve().name if is_folder else options.model, "digest": digest},
+        "data": {"source": recipe.source, "target": recipe.target} | found,
+        "search": search,
+        "settings": {"max_length": recipe.max_length} | {name: getattr(options, name) for name in names},
+        "versions": versions(),
+        "commit": commit(),
+    }
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder is new or holds a distillation, and can be written.
+
+    Raises:
+        UserError: it holds something else, or cannot be written.
+    """
+    check_writable(folder)
+    if not folder.exists() or (folder / RECORD).exists():
+        return
+    if not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir()):
+        raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
+
+
+def open_folder(folder: Path, record: dict[str, Any]) -> Distillation:
+    """Return the distillation in a folder, which gets the record if it is new.
+
+    Raises:
+        UserError: the folder holds another distillation.
+        OutputError: it cannot be written.
+    """
+    distillation = Distillation(folder, record)
+    if not (folder / RECORD).exists():
+        with write_errors(folder, "give another --output_dir"):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        return distillation
+    before = Distillation.load(folder)
+    if names := diff_trees(before.inputs, json.loads(json.dumps(distillation.inputs))):
+        raise UserError(
+            f"{folder}: holds another distillation, {names[0]} differs; give the same command to resume it, or another "
+            "--output_dir."
+        )
+    return before
+
+
+@contextlib.contextmanager
+def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
+    """Lock a shard of a folder against other commands, in the main process.
+
+    Raises:
+        UserError: another command is writing the shard.
+    """
+    if not PartialState().is_main_process:
+        yield
+        return
+    name = "shard-{}-of-{}".format(*shard)
+    with (folder / f".{name}.lock").open("w") as file:
+        lock(file, f"{folder}: another command is writing {name}; end it, or give another --shard or --output_dir.")
+        yield
+
+
+def select_pair(translation: Translation, settings: dict[str, Any]) -> str:
+    """Return why a pair is dropped, or "" for a pair that is kept."""
+    hypothesis = translation.hypotheses[0]
+    difference = hypothesis.tokens - translation.source_tokens
+    if translation.is_truncated:
+        return "source_too_long"
+    if not hypothesis.text.strip():
+        return "empty"
+    if hypothesis.tokens > settings["max_length"]:
+        return "too_long"
+    in_range = settings["min_length_difference"] <= difference <= settings["max_length_difference"]
+    return "" if in_range else "length_difference"
+
+
+def translate_part(
+    translator: Translator, distillation: Distillation, sources: list[str], progress: Callable[[int], object]
+) -> tuple[list[dict[str, str]], Counter[str]]:
+    """Return the kept pairs of a part, by language, and the number of dropped ones by reason."""
+    data, settings = distillation.record["data"], distillation.record["settings"]
+    pairs, dropped = [], Counter[str]()
+    for source, translation in zip(sources, translator(sources, progress=progress), strict=True):
+        if reason := select_pair(translation, settings):
+            dropped[reason] += 1
+        else:
+            pairs.append({data["source"]: source, data["target"]: translation.text.strip()})
+    return pairs, dropped
+
+
+class Progress:
+    """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere.
+
+    Args:
+        distillation: the folder.
+        numbers: the parts of the shard.
+    """
+
+    def __init__(self, distillation: Distillation, numbers: list[int]) -> None:
+        self.distillation, self.numbers = distillation, numbers
+        self.start = self.last = time.perf_counter()
+        self.before = self.count()
+        self.total = sum(map(distillation.sources_of, numbers))
+        is_shown = sys.stderr.isatty() and PartialState().is_main_process
+        self.bar = tqdm(total=self.total, initial=self.before, unit="sentence", disable=not is_shown)
+        if self.before:
+            logger.info("Resuming after %s of %s sentences.", f"{self.before:,d}", f"{self.total:,d}")
+
+    def count(self) -> int:
+        """Return the sentences in complete parts, of all processes."""
+        distillation = self.distillation
+        return sum(distillation.sources_of(number) for number in self.numbers if distillation.counts(number))
+
+    def part_done(self) -> None:
+        """Show the parts of all processes."""
+        if not PartialState().is_main_process:
+            return
+        done, now = self.count(), time.perf_counter()
+        self.bar.n = done
+        self.bar.refresh()
+        if not self.bar.disable or (now - self.last < LOG_SECONDS and done < self.total) or done == self.before:
+            return
+        self.last, rate = now, (done - self.before) / (now - self.start)
+        logger.info(
+            "%s of %s sentences, %.1f a second, %.1f minutes left.",
+            f"{done:,d}",
+            f"{self.total:,d}",
+            rate,
+            (self.total - done) / rate / 60,
+        )
+
+
+def write_parts(
+    translator: Translator, recipe: DataRecipe, distillation: Distillation, numbers: list[int], progress: Progress
+) -> None:
+    """Translate and write parts.
+
+    Args:
+        numbers: the parts of this process, in ascending order.
+
+    Raises:
+        OutputError: a part cannot be written.
+    """
+    sources, first = sources_in_order(recipe), 0  # the number of the next source
+    for number in numbers:
+        start = number * distillation.window
+        part = list(itertools.islice(sources, start - first, start - first + distillation.window))
+        first = start + len(part)
+        pairs, dropped = translate_part(translator, distillation, part, progress.bar.update)
+        with write_errors(distillation.folder, "make room, and the same command resumes it"):
+            distillation.write_part(number, pairs, dropped)
+        progress.part_done()
+
+
+def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
+    """Write the parts of a shard that are missing, and return the counts of the folder.
+
+    Raises:
+        UserError: the model, the data or the folder cannot be used.
+    """
+    init_distributed()
+    state, folder = PartialState(), options.output_dir
+    options.device = options.device or str(state.device)
+    raise_together(lambda: check_folder(folder))
+    translator, search = raise_together(lambda: load_teacher(options, recipe.max_length))
+    if state.is_main_process:
+        logger.info("Reading the sources.")
+    raise_together(lambda: open_folder(folder, make_record(options, recipe, search)) if state.is_main_process else None)
+    distillation = raise_together(lambda: Distillation.load(folder))
+    with contextlib.ExitStack() as stack:
+        raise_together(lambda: stack.enter_context(shard_lock(folder, options.shard)))
+        numbers = list(range(options.shard[0] - 1, distillation.num_parts, options.shard[1]))
+        progress = raise_together(lambda: Progress(distillation, numbers))
+        missing = [number for number in numbers if distillation.counts(number) is None]
+        (missing,) = broadcast_object_list([missing])
+        own = missing[state.process_index :: state.num_processes]
+        with contextlib.closing(progress.bar):
+            write_parts(translator, recipe, distillation, own, progress)
+        state.wait_for_everyone()
+    return {"output_dir": str(folder), **distillation.totals(), "missing_parts": len(distillation.missing_parts())}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's error ends it with one line and exit status 2."""
+    options, overrides = parse(arguments)
+    is_first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
+    disable_progress_bar()
+    try:
+        found = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
+    except (UserError, OSError, ValueError) as error:
+        if not isinstance(error, RunError) or PartialState().is_main_process:
+            print(one_line(error), file=sys.stderr, flush=True)
+        if isinstance(error, RunError):
+            PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
+        sys.exit(2)
+    except KeyboardInterrupt:
+        if not is_first:
+            sys.exit(INTERRUPTED)
+        exit_interrupted("; the same command resumes the distillation")
+    if PartialState().is_main_process:
+        print(json.dumps(found))
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
