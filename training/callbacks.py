@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training.checkpoints import checkpoint_at, mark_complete, rotate
 from training.monitor.monitor import TrainingMonitor
+from vaswani_transformer import VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches
 
 
@@ -80,6 +81,19 @@ class LossTieBreaker(TrainerCallback):
         before = losses.get(state.best_global_step, -math.inf)
         if best is not None and metrics.get(self.metric) == best and metrics["eval_loss"] < before:
             state.best_metric = math.nextafter(best, -math.inf)
+
+
+class GlancingCallback(TrainerCallback):
+    """Set the share of mistakes that GLAT shows: linear from `first` to `last` over `steps` steps, then `last`."""
+
+    def __init__(self, model: VaswaniNatForConditionalGeneration, first: float, last: float, steps: int) -> None:
+        self.model, self.first, self.last, self.steps = model, first, last, steps
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        done = min(1.0, state.global_step / self.steps)
+        self.model.glancing_ratio = self.first + (self.last - self.first) * done
 
 
 class StreamEpochCallback(TrainerCallback):

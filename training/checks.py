@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from training.data.tokenizing import lengths
 from training.distributed import RunError, uses_cpu
 from training.recipe import Recipe
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.batching import make_steps
+from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.errors import UserError, one_line
 
 COLUMNS = ("input_ids", "labels")
@@ -51,7 +52,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
         return
     for (split, column), length in longest.items():
         needed = length
-        if split != "train" and column == "input_ids":
+        if split != "train" and column == "input_ids" and not recipe.kind.is_parallel:
             needed += recipe.decoding.max_source_relative_length
         if needed > config.max_position_embeddings:
             raise UserError(
@@ -92,20 +93,31 @@ def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> 
 
 
 def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
-    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens."""
-    return recipe.model_config(
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-
-
-def check_attention(recipe: Recipe) -> None:
-    """Check, before the data is read, that the recipe's attention implementation can train on this machine.
+    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens.
 
     Raises:
-        UserError: it cannot.
+        UserError: the tokenizer lacks a token that this kind of model needs.
+    """
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if recipe.kind.needs_mask:
+        if tokenizer.mask_token_id is None:
+            raise UserError(
+                "tokenizer: has no <mask>, expected one for model.kind cmlm; add it by "
+                'tokenizer.add_special_tokens({"mask_token": "<mask>"}) and save the tokenizer again.'
+            )
+        ids["mask_token_id"] = tokenizer.mask_token_id
+    return recipe.model_config(vocab_size=len(tokenizer), **ids)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe.
+
+    Raises:
+        UserError: its attention implementation does not train here, or it has too few lengths to try.
     """
     name = attention(recipe)
     if uses_cpu() and name not in ("eager", "sdpa"):
@@ -113,12 +125,20 @@ def check_attention(recipe: Recipe) -> None:
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
+    ids, vocab_size = {}, recipe.tokenizer.vocab_size
+    if recipe.kind.needs_mask:
+        ids, vocab_size = {"mask_token_id": vocab_size}, vocab_size + 1
     with torch.device("meta"):
-        model = VaswaniTransformerForConditionalGeneration(recipe.model_config(vocab_size=recipe.tokenizer.vocab_size))
+        model = recipe.kind.model_class(recipe.model_config(vocab_size=vocab_size, **ids))
     set_attention(model, name)
+    if recipe.kind.is_parallel and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
+        raise UserError(
+            f"decoding.length_beam_size: got {size}, and the model tells {model.num_length_classes} lengths apart; "
+            "give a smaller one."
+        )
 
 
-def set_attention(model: VaswaniTransformerForConditionalGeneration, name: str) -> None:
+def set_attention(model: ProjectedModel, name: str) -> None:
     """Set a model's attention implementation by its name in Transformers.
 
     Raises:

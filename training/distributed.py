@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def init_distributed() -> None:
         )
 
 
-def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullyShardedDataParallelPlugin) -> None:
+def shard(model: ProjectedModel, plugin: FullyShardedDataParallelPlugin) -> None:
     """Shard a model's weights over all processes, in place: one group a layer, one for all other weights.
 
     Accelerate's own grouping separates `shared` and `lm_head` from the stacks' embeddings, which are the same matrix.
@@ -102,13 +102,11 @@ def shard(model: VaswaniTransformerForConditionalGeneration, plugin: FullySharde
     fully_shard(model, offload_policy=offload)
 
 
-def drop_tied_duplicates(
-    weights: dict[str, Tensor], model: VaswaniTransformerForConditionalGeneration
-) -> dict[str, Tensor]:
+def drop_tied_duplicates(weights: dict[str, Tensor], model: ProjectedModel) -> dict[str, Tensor]:
     """Return full weights with a tied matrix once; weights gathered from shards have it under each of its names."""
     return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
 
 
-def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor]) -> None:
+def load_weights(model: ProjectedModel, weights: dict[str, Tensor]) -> None:
     """Load full weights, which have a tied matrix once, into a model that may be sharded."""
     set_model_state_dict(model, cast(Any, weights), options=StateDictOptions(full_state_dict=True, strict=False))

@@ -24,7 +24,8 @@ from training.command import exit_interrupted
 from training.report.card import make_card
 from training.report.licenses import LICENSES
 from training.report.results import RESULTS, to_json_values
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_tokenizer_size, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
@@ -55,24 +56,24 @@ def read_results(run: Path) -> dict[str, Any]:
     return results
 
 
-def load(run: Path) -> tuple[VaswaniTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer of a run's folder.
 
     Raises:
         UserError: they cannot be loaded.
     """
     try:
-        model = load_model(str(run), VaswaniTransformerForConditionalGeneration, local_files_only=True)
+        model = load_model(str(run), local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
         check_tokenizer_size(model, tokenizer, str(run))
     except ValueError as error:
         raise UserError(one_line(error)) from error
-    return cast(VaswaniTransformerForConditionalGeneration, model), tokenizer
+    return cast(ProjectedModel, model), tokenizer
 
 
 def write_repository(
     folder: Path,
-    model: VaswaniTransformerForConditionalGeneration,
+    model: ProjectedModel,
     tokenizer: PreTrainedTokenizerBase,
     results: dict[str, Any],
     repository: str,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
+from training.kinds import AUTOREGRESSIVE, KINDS, TOKENIZER_SETS, Kind, check_kind, drop_other_kinds
 from training.recipe_reading import apply_override, build, read_yaml
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
@@ -77,8 +78,19 @@ class TrainingRecipe:
     source_tokens, target_tokens: the tokens of an optimizer step, on all devices together (5.1).
     device_tokens: the most source or target tokens, with padding, of one micro-batch on one device; a step takes
         several micro-batches if a device's share is larger.
+    encoder_from: the folder, or the name on the Hub, of an autoregressive model with the same vocabulary and shape
+        whose encoder and embeddings the model starts with; None to start from random weights.
+    optimizer: "paper", Adam with equation (3), or "radam", rectified Adam with decoupled weight decay and a learning
+        rate that decays exponentially.
     warmup_steps: steps in which the learning rate rises, in equation (3).
     learning_rate_scale: a factor on equation (3); the paper has none.
+    learning_rate: of radam, at the first step.
+    learning_rate_decay: the factor by which the learning rate of radam falls in `learning_rate_decay_steps` steps.
+    learning_rate_decay_steps: the steps of one such fall, which is spread over them evenly.
+    weight_decay: of radam: the share of each weight, times the learning rate, that a step takes away.
+    glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
+        after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.
+    glancing_steps: the steps in which that share changes; None for `steps`.
     precision: "fp32", or "bf16" for autocast.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
@@ -89,7 +101,8 @@ class TrainingRecipe:
         step's update. Neither changes the weights.
     skip_limit: the steps in a row that may be skipped; one more ends the run.
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
-    evaluation_beams: beams of those evaluations' translations.
+    evaluation_beams: beams of those evaluations' translations, of an autoregressive model.
+    evaluation_iterations: passes over each of those translations, of kind cmlm.
     evaluation_batch_size: pairs that an evaluation translates at once on each device.
     log_steps: steps between lines of the log.
     patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
@@ -105,8 +118,16 @@ class TrainingRecipe:
     source_tokens: int = 25_000
     target_tokens: int = 25_000
     device_tokens: int = 25_000
+    encoder_from: str | None = None
+    optimizer: Literal["paper", "radam"] = "paper"
     warmup_steps: int = 4000
     learning_rate_scale: float | int = 1.0
+    learning_rate: float | int = 0.001
+    learning_rate_decay: float | int = 0.8
+    learning_rate_decay_steps: int = 1000
+    weight_decay: float | int = 0.001
+    glancing: list | None = None
+    glancing_steps: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
@@ -116,6 +137,7 @@ class TrainingRecipe:
     skip_limit: int = 10
     evaluation_steps: int = 1000
     evaluation_beams: int = 1
+    evaluation_iterations: int = 4
     evaluation_batch_size: int = 64
     log_steps: int = 100
     patience: int | None = None
@@ -129,16 +151,22 @@ class TrainingRecipe:
 class DecodingRecipe:
     """How the trained model decodes (6.1); also what its generation_config.json says.
 
+    The first four are of autoregressive models, the others of the kinds that predict all words at once.
+
     num_beams: beams of the search; 1 for the most likely token at each step.
     length_penalty: alpha, which favors longer translations the larger it is.
     length_penalty_type: "gnmt", the paper's lp(Y), or "power", Transformers' own |Y|^alpha.
     max_source_relative_length: the tokens that a translation may have beyond those of its source.
+    num_iterations: passes over each translation, of kind cmlm.
+    length_beam_size: lengths that are tried for each translation.
     """
 
     num_beams: int = 4
     length_penalty: float | int = 0.6
     length_penalty_type: Literal["gnmt", "power"] = "gnmt"
     max_source_relative_length: int = 50
+    num_iterations: int = 10
+    length_beam_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -155,7 +183,7 @@ class ScoreRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run. `model` holds fields of `VaswaniTransformerConfig`, and as `paper` the name of a model to start from.
+    """One run. `model` holds the `kind` of model, fields of its configuration, and `paper`, the model they change.
 
     name: the run's name, also in its model card.
     output_dir: the run's folder; the same command resumes an interrupted run in it.
@@ -179,14 +207,23 @@ class Recipe:
     def model_config(self, **token_ids: int | None) -> VaswaniTransformerConfig:
         """Return the model's configuration with the vocabulary size and token ids of its tokenizer."""
         fields: dict[str, Any] = {"paper": "base"} | self.model | token_ids
-        return VaswaniTransformerConfig.from_paper(**{"name": fields.pop("paper")} | fields)
+        fields.pop("kind", None)
+        return self.kind.config_class.from_paper(**{"name": fields.pop("paper")} | fields)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of model."""
+        return KINDS[self.model.get("kind", AUTOREGRESSIVE)]
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as a nested dictionary, without `output_dir`, so that a folder can be moved."""
+    """Return the recipe as a nested dictionary, without fields of other kinds of model.
+
+    It has no `output_dir` either, so that a folder can be moved.
+    """
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
-    return tree
+    return drop_other_kinds(tree)
 
 
 TEXT_FIELDS = {"name", "output_dir"} | {
@@ -194,18 +231,18 @@ TEXT_FIELDS = {"name", "output_dir"} | {
     for group, names in (
         ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
         ("tokenizer", ("path",)),
+        ("training", ("encoder_from",)),
     )
     for name in names
 }
-NOT_NEGATIVE = {"max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
+NOT_NEGATIVE = {"weight_decay", "max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
 SEEDS = 2**32  # as many as NumPy knows
-TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id"}
-MODEL_FIELDS = {"paper"} | set(VaswaniTransformerConfig.__annotations__) - TOKENIZER_SETS - {"is_encoder_decoder"}
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
     "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
-    "average_last",
+    "average_last", "evaluation_iterations", "num_iterations", "length_beam_size", "learning_rate",
+    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps",
 }  # fmt: skip
 
 
@@ -234,9 +271,18 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
         raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
         apply_override(tree, argument, TEXT_FIELDS)
+    check_kind(tree)
     recipe = build(Recipe, tree, "")
     check(recipe)
-    return recipe
+    return with_glancing_steps(recipe)
+
+
+def with_glancing_steps(recipe: Recipe) -> Recipe:
+    """Return a recipe with GLAT's schedule in full, so that a run which gets more steps keeps it."""
+    if recipe.training.glancing is None or recipe.training.glancing_steps is not None:
+        return recipe
+    training = dataclasses.replace(recipe.training, glancing_steps=recipe.training.steps)
+    return dataclasses.replace(recipe, training=training)
 
 
 def check(recipe: Recipe) -> None:
@@ -270,17 +316,41 @@ def check(recipe: Recipe) -> None:
     if recipe.data.teacher is not None and recipe.data.distilled is None:
         raise UserError("data.teacher: names the teacher of distilled pairs; give --data.distilled=FOLDER as well.")
     check_score(recipe.score)
+    check_glancing(recipe.training.glancing)
+    check_optimizer(recipe.training)
+    fields = {"kind", "paper", *recipe.kind.model_fields}
     for name in recipe.model:
         if name in TOKENIZER_SETS:
             raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-        if name not in MODEL_FIELDS:
-            raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(MODEL_FIELDS))}.")
+        if name not in fields:
+            raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(fields))}.")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
         raise UserError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration has its own classes, each with a sentence
         raise UserError(f"model: {one_line(error)}") from error
+
+
+def check_glancing(ratios: list | None) -> None:
+    """Check the shares of mistakes that GLAT shows."""
+    if ratios is None:
+        return
+    is_number = [isinstance(ratio, float | int) and not isinstance(ratio, bool) for ratio in ratios]
+    if len(ratios) != 2 or not all(is_number) or not all(0 <= ratio <= 1 for ratio in ratios):
+        raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
+
+
+def check_optimizer(training: TrainingRecipe) -> None:
+    """Check that the settings of radam, which the paper's Adam lacks, change nothing for it."""
+    if training.optimizer == "radam":
+        return
+    for name in ("learning_rate", "learning_rate_decay", "learning_rate_decay_steps", "weight_decay"):
+        if (value := getattr(training, name)) != getattr(TrainingRecipe, name):
+            raise UserError(
+                f"training.{name}: the paper's optimizer follows equation (3) and has no such setting, got {value}; "
+                "set training.learning_rate_scale and training.warmup_steps, or training.optimizer=radam."
+            )
 
 
 def check_score(score: ScoreRecipe) -> None:

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from training.recipe import MODEL_FIELDS, Recipe
-from vaswani_transformer import VaswaniTransformerConfig
+from training.kinds import AUTOREGRESSIVE, KINDS
+from training.recipe import Recipe
 
 WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
@@ -64,19 +64,25 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
         yield f"\n{name}: {summary}"
         yield from entries(hint, f"{name}.")
         if name == "tokenizer":
-            yield "\nmodel: The fields of VaswaniTransformerConfig."
+            yield "\nmodel: The kind of model and the fields of its configuration."
             yield from model_entries()
 
 
 def model_entries() -> Iterator[str]:
-    """Yield the fields of the model, with the paper's base model as default."""
-    base, texts = VaswaniTransformerConfig(), field_descriptions(VaswaniTransformerConfig)
+    """Yield the fields of the model, with the paper's base model as default; then those that only other kinds have."""
+    kinds = ", ".join(KINDS)
+    yield entry("model.kind", AUTOREGRESSIVE, f"the kind of model; other kinds have further fields. One of {kinds}.")
     yield entry(
         "model.paper", "base", "the model of the paper that the other fields change, by its name in from_paper."
     )
-    for name in VaswaniTransformerConfig.__annotations__:
-        if name in MODEL_FIELDS and name in texts:
-            yield entry(f"model.{name}", getattr(base, name), texts[name])
+    listed: set[str] = set()
+    for name, kind in KINDS.items():
+        base, texts = kind.config_class(), field_descriptions(kind.config_class)
+        for field in kind.model_fields:
+            if field not in listed and field in texts:
+                note = "" if name == AUTOREGRESSIVE else f" Of kind {name}."
+                yield entry(f"model.{field}", getattr(base, field), texts[field] + note)
+                listed.add(field)
 
 
 def recipe_help() -> str:

@@ -95,7 +95,10 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Check that a number, or each number of a group, is finite and fits into 64 bits."""
+    """Check that a number, or each number of a group or a list, is finite and fits into 64 bits."""
+    if isinstance(value, list):
+        for member in value:
+            check_numbers(member, name)
     if isinstance(value, dict):
         for key, member in value.items():
             check_numbers(member, f"{name}.{key}")

@@ -1,5 +1,6 @@
 """The folder of a run: check it, initialize it, and extend its run by larger limits."""
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from training.data.vocabulary import load_tokenizer, make_tokenizer
 from training.distributed import RunError
 from training.monitor.monitor import trained_seconds
 from training.recipe import Recipe, to_dict
+from training.recipe_reading import build
 from training.report.results import RESULTS, fingerprints
 from vaswani_transformer.errors import UserError, one_line
 from vaswani_transformer.files import PARTIAL, write_atomically
@@ -107,8 +109,15 @@ def stored_recipe(folder: Path) -> dict[str, Any]:
 
 
 def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
-    """Return the names of the fields in which a recipe differs from the run in a folder."""
-    return [name for name in diff_trees(stored_recipe(folder), to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
+    """Return the names of the fields in which a recipe differs from the run in a folder, the model's kind first.
+
+    Fields that the run's version did not have count as their defaults.
+    """
+    before = stored_recipe(folder)
+    with contextlib.suppress(UserError):  # a field that this version does not have differs
+        before = to_dict(build(Recipe, before, ""))
+    names = [name for name in diff_trees(before, to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
+    return sorted(names, key="model.kind".__ne__)
 
 
 def extend_run(recipe: Recipe, folder: Path) -> None:

@@ -23,12 +23,12 @@ from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
 from training.decoding import decoding_config
+from training.kinds import kind_of
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
@@ -156,8 +156,8 @@ class HistoryEngine(TransformersEngine):
 def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the hypotheses and their speed; a model of another package uses its own generation settings."""
-    is_own = isinstance(model, VaswaniTransformerForConditionalGeneration)
+    """Return the hypotheses and their speed; a model of another kind uses its own generation settings."""
+    is_own = kind_of(model.config) is recipe.kind
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
     make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
     engine = make_engine(model, cast(int, tokenizer.pad_token_id), **settings)
@@ -171,7 +171,7 @@ def translate_all(
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": vars(recipe.decoding) if is_own else model.generation_config.to_diff_dict(),
+        "search": to_dict(recipe)["decoding"] if is_own else model.generation_config.to_diff_dict(),
     }
 
 

@@ -46,8 +46,8 @@ from training.checkpoints import (
 from training.checks import (
     accumulation,
     attention,
-    check_attention,
     check_data_fits,
+    check_model,
     check_same_steps,
     model_config,
     set_attention,
@@ -58,6 +58,7 @@ from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import RunError, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
+from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.monitor.stopwatch import time_line
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
@@ -73,7 +74,6 @@ from training.run_folder import (
 )
 from training.tasks import make_task
 from training.trainer import RecipeTrainer
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
 
@@ -202,6 +202,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
     try:
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
+        check_encoder_tokenizer(recipe, folder, tokenizer)
         check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
     except UserError:
@@ -221,7 +222,8 @@ def make_trainer(
 ) -> RecipeTrainer:
     """Return a trainer with a new model."""
     set_seed(recipe.seed)
-    model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer))
+    model = recipe.kind.model_class(model_config(recipe, tokenizer))
+    load_encoder(model, recipe, folder)
     model.generation_config = decoding_config(model, recipe)
     set_attention(model, attention(recipe))
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
@@ -251,8 +253,9 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     start = time.perf_counter()
     init_distributed()
-    check_attention(recipe)
+    check_model(recipe)
     folder = prepare_folder(recipe)
+    check_encoder(recipe, folder)
     logger.info("%s", opening_line(recipe))
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)

@@ -18,6 +18,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2Se
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_last_checkpoint
 
 from training.callbacks import (
+    GlancingCallback,
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
@@ -27,17 +28,18 @@ from training.callbacks import (
 from training.checkpoints import run_write_errors
 from training.data.stream import PairStream
 from training.data.tokenizing import NUMBER, lengths, make_encode_fn
-from training.decoding import decoding_config
+from training.decoding import evaluation_config
 from training.distributed import RunError, drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
+from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.monitor.trainer import MonitoredTrainer
+from training.optimizers import make_optimizer, make_schedule
 from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, to_dict
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks import make_task
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
-from vaswani_transformer.schedule import paper_adam, paper_schedule
+from vaswani_transformer.body import ProjectedModel
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -74,17 +76,17 @@ class RecipeTrainer(MonitoredTrainer):
         validation: the same of the validation pairs, with their targets as text in `reference`.
 
     Attributes:
-        search: how evaluations translate; during training with the recipe's `evaluation_beams`.
+        search: how evaluations translate; during training with the recipe's faster settings for it.
         task: the recipe's task, which scores evaluations.
         signature: of the best metric in the last evaluation.
     """
 
-    model: VaswaniTransformerForConditionalGeneration
+    model: ProjectedModel
     args: Seq2SeqTrainingArguments
 
     def __init__(
         self,
-        model: VaswaniTransformerForConditionalGeneration,
+        model: ProjectedModel,
         args: Seq2SeqTrainingArguments,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
@@ -95,9 +97,10 @@ class RecipeTrainer(MonitoredTrainer):
         self.stream = None
         if isinstance(train_dataset, PairStream):
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
-        self.search = decoding_config(model, recipe, recipe.training.evaluation_beams)
+        self.search = evaluation_config(model, recipe)
         super().__init__(
             self.task.best_metric,
+            recipe.kind,
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -117,6 +120,9 @@ class RecipeTrainer(MonitoredTrainer):
             PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
         )
         self.add_callback(LossTieBreaker(self.task.best_metric.key))
+        if recipe.training.glancing is not None:
+            steps = recipe.training.glancing_steps or recipe.training.steps
+            self.add_callback(GlancingCallback(cast(Any, model), *recipe.training.glancing, steps))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
@@ -256,9 +262,20 @@ class RecipeTrainer(MonitoredTrainer):
         return norm
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Count a step's target tokens on the host where one device has them all: no step waits for their copy."""
+        """Count a step's tokens to learn on the host where one device has them all: no step waits for their copy."""
         has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
-        return super().get_batch_samples(epoch_iterator, num_batches, torch.device("cpu") if has_all else device)
+        batches = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
+        return super().get_batch_samples(batches, num_batches, torch.device("cpu") if has_all else device)
+
+    def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch with CMLM's masks, or with the numbers by which GLAT chooses what it shows."""
+        if not self.kind.needs_mask and self.recipe.training.glancing is None:
+            return batch
+        draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
+        if not self.kind.needs_mask:
+            return add_glancing_draws(batch, draws)
+        tokenizer = cast(Any, self.processing_class)
+        return add_masks(batch, draws, tokenizer.mask_token_id, tokenizer.pad_token_id)
 
     def _prepare_input(self, data: Any) -> Any:
         """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
@@ -283,24 +300,20 @@ class RecipeTrainer(MonitoredTrainer):
         super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """The paper's Adam (5.3)."""
+        """Return the recipe's optimizer."""
         if self.optimizer is None:
-            self.optimizer = paper_adam((self.model if model is None else model).parameters())
+            parameters = (self.model if model is None else model).parameters()
+            self.optimizer = make_optimizer(self.recipe.training, parameters)
             self.guard.guard(self.optimizer)
         return self.optimizer
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
-        """Equation (3); it does not depend on the number of training steps."""
+        """Return the learning rate of the recipe's optimizer."""
         if self.lr_scheduler is None:
-            training = self.recipe.training
-            self.lr_scheduler = paper_schedule(
-                cast(torch.optim.Optimizer, optimizer or self.optimizer),
-                self.model.config.d_model,
-                training.warmup_steps,
-                training.learning_rate_scale,
-            )
+            optimizer = cast(torch.optim.Optimizer, optimizer or self.optimizer)
+            self.lr_scheduler = make_schedule(self.recipe.training, optimizer, self.model.config.d_model)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -382,6 +395,8 @@ class RecipeTrainer(MonitoredTrainer):
         """Return for each pair of a batch the summed loss of its target, the target's tokens, and a hypothesis."""
         labels, model = inputs["labels"], cast(Any, self.model)
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        if self.kind.is_parallel:
+            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
         with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
         losses = sentence_losses(logits, labels)

@@ -64,9 +64,15 @@ def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> T
     return memory.gather(1, index).view(-1, width, memory.shape[-1])  # (k B, T, d_model)
 
 
-def choose_positions(is_candidate: Tensor, counts: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return a random choice of `counts` (B,) of the candidates (B, T) in each row: (B, T), bool."""
-    draws = torch.rand(is_candidate.shape, generator=generator, device=is_candidate.device)
+def choose_positions(
+    is_candidate: Tensor, counts: Tensor, generator: torch.Generator | None = None, draws: Tensor | None = None
+) -> Tensor:
+    """Return a random choice of `counts` (B,) of the candidates (B, T) in each row: (B, T), bool.
+
+    `draws` (B, T), uniform on [0, 1), decide; None: they are drawn from `generator`.
+    """
+    if draws is None:
+        draws = torch.rand(is_candidate.shape, generator=generator, device=is_candidate.device)
     ranks = draws.masked_fill(~is_candidate, 2.0).argsort(1).argsort(1)  # candidates first
     return is_candidate & (ranks < counts[:, None])
 

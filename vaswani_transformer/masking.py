@@ -11,15 +11,40 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from .lengths import choose_positions
+from .lengths import check_right_padded, choose_positions
 
 
-def draw_masks(is_real: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m."""
+def draw_masks(
+    is_real: Tensor, generator: torch.Generator | None = None, draws: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m.
+
+    `draws`, (B,) and (B, T), uniform on [0, 1), decide k and the positions; None: they are drawn from `generator`.
+    """
     lengths = is_real.sum(1)  # (B,), m
-    draws = torch.rand(lengths.shape, generator=generator, device=is_real.device)
-    counts = torch.minimum((draws * lengths).long() + 1, lengths)  # (B,), k
-    return choose_positions(is_real, counts, generator)
+    if draws is None:
+        count_draws, position_draws = torch.rand(lengths.shape, generator=generator, device=is_real.device), None
+    else:
+        count_draws, position_draws = draws
+    counts = torch.minimum((count_draws * lengths).long() + 1, lengths)  # (B,), k
+    return choose_positions(is_real, counts, generator, position_draws)
+
+
+def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
+    """Return a batch with `labels` (B, T) whose targets are masked where `is_masked` (B, T).
+
+    It also has `decoder_input_ids` (B, T), the targets with `<mask>`, and `target_lengths` (B,); its `labels` are the
+    masked tokens only.
+
+    Raises:
+        ValueError: labels with a token after padding.
+    """
+    labels: Tensor = batch["labels"]
+    is_real = labels.ne(-100)
+    check_right_padded(is_real, "labels")
+    tokens = labels.masked_fill(~is_real, pad_token_id).masked_fill(is_masked, mask_token_id)
+    masked = {"decoder_input_ids": tokens, "labels": labels.masked_fill(~is_masked, -100)}
+    return {**batch, **masked, "target_lengths": is_real.sum(1)}
 
 
 class MaskingCollator:
@@ -55,14 +80,8 @@ class MaskingCollator:
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of `features` with masks."""
         batch = self.collator(features)
-        labels: Tensor = batch["labels"]
-        is_real = labels.ne(-100)
-        is_masked = draw_masks(is_real, self.mask_generator())  # (B, T)
-        tokens = labels.masked_fill(~is_real, self.pad_token_id).masked_fill(is_masked, self.mask_token_id)
-        batch["decoder_input_ids"] = tokens
-        batch["labels"] = labels.masked_fill(~is_masked, -100)
-        batch["target_lengths"] = is_real.sum(1)
-        return batch
+        is_masked = draw_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
+        return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
 
     def mask_generator(self) -> torch.Generator:
         """Return the generator of the masks, made at the first batch of a process."""
@@ -72,4 +91,4 @@ class MaskingCollator:
         return self.generator
 
 
-__all__ = ["MaskingCollator", "draw_masks"]
+__all__ = ["MaskingCollator", "draw_masks", "mask_targets"]

@@ -140,6 +140,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         labels: Tensor | None = None,
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        glancing_draws: Tensor | None = None,
         **kwargs: Any,
     ) -> ParallelLMOutput:
         """Compute the logits of every target token in one pass, or the loss of a target.
@@ -155,6 +156,8 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
                 right. They give the lengths. Row i belongs to source i // k.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of target tokens to divide both summed losses by; None: those of `labels`.
+            glancing_draws: (k B, T), uniform on [0, 1), by which glancing chooses the positions to show; None: drawn
+                from torch's generator.
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
             decoder_input_ids: ignored, since the decoder has no words.
 
@@ -175,7 +178,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)  # (k B, T, d_model)
             if labels is not None and self.training and self.glancing_ratio > 0:
-                seen, accuracy = self.glance(source, lengths, decoder_inputs_embeds, labels)
+                seen, accuracy = self.glance(source, lengths, decoder_inputs_embeds, labels, glancing_draws)
                 shown = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(decoder_inputs_embeds.dtype)
                 decoder_inputs_embeds = torch.where(seen.unsqueeze(-1), shown, decoder_inputs_embeds)
                 learned = labels.masked_fill(seen, -100)
@@ -193,7 +196,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
 
     @torch.no_grad()
     def glance(
-        self, source: EncodedSource, lengths: Tensor, inputs_embeds: Tensor, labels: Tensor
+        self, source: EncodedSource, lengths: Tensor, inputs_embeds: Tensor, labels: Tensor, draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
 
@@ -208,7 +211,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         is_wrong[is_real] = torch.cat(best) != labels[is_real]
         mistakes = is_wrong.sum(1)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
-        return choose_positions(is_real, counts), 1 - mistakes.sum() / is_real.sum().clamp(min=1)
+        return choose_positions(is_real, counts, draws=draws), 1 - mistakes.sum() / is_real.sum().clamp(min=1)
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
         """Predict a target for each of `lengths` (l B,) in one pass."""

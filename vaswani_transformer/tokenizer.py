@@ -17,7 +17,7 @@ LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 """Settings that say where a tokenizer was loaded from; they are not saved."""
 
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
-CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token")
+CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 T = TypeVar("T")
 
 

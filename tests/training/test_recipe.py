@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from training import score, train
+from training.kinds import KINDS
 from training.recipe import (
-    MODEL_FIELDS,
     DataRecipe,
     DecodingRecipe,
     Recipe,
@@ -207,7 +207,7 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
                 assert f"  --{prefix}{field.name}={default}\n      " in text
                 assert len(field_descriptions(group)[field.name]) > 10
     assert "--model.d_model=512\n      width of every" in text
-    for name in MODEL_FIELDS:
+    for name in {"kind", "paper"}.union(*(kind.model_fields for kind in KINDS.values())):
         assert f"--model.{name}=" in text
 
 

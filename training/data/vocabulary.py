@@ -41,10 +41,26 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names, or one trained on the training pairs.
 
+    For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
+
     Raises:
-        UserError: the recipe's path has no tokenizer, or one without the tokens that training needs; or the
-            vocabulary size is too small.
+        UserError: the recipe's path has no tokenizer, or one without the tokens that training needs, or one that pads
+            targets on a side that the kind of model cannot train on; or the vocabulary size is too small.
     """
+    tokenizer = train_or_load(recipe, pairs)
+    if recipe.kind.is_parallel and tokenizer.padding_side != "right":
+        raise UserError(
+            f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
+            f"model.kind {recipe.model['kind']} must begin at the first position; set its padding_side to 'right' and "
+            "save it again."
+        )
+    if recipe.kind.needs_mask and tokenizer.mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return tokenizer
+
+
+def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
     if (path := recipe.tokenizer.path) is None:
         train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
         texts = sample_texts(train, recipe.tokenizer.sample)

@@ -4,10 +4,12 @@ B batch.
 """
 
 import re
+from typing import Any, cast
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer import VaswaniCmlmConfig, VaswaniNatConfig, VaswaniTransformerConfig
 
 # Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
 # distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
@@ -47,8 +49,31 @@ def peak_teraflops(name: str, precision: str) -> float | None:
 
 
 def pair_lengths(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the source and target tokens of each pair of a batch, both (B,)."""
-    return batch["attention_mask"].sum(1), batch["labels"].ne(-100).sum(1)
+    """Return the source and target tokens of each pair of a batch, both (B,); masked target tokens count too."""
+    target = batch["target_lengths"] if "target_lengths" in batch else batch["labels"].ne(-100).sum(1)
+    return batch["attention_mask"].sum(1), target
+
+
+def attention_products(config: VaswaniTransformerConfig, queries: Tensor, keys: Tensor) -> int:
+    """Return the multiplications of the four projections, the scores and the weighted values.
+
+    Args:
+        queries, keys: (B,), the tokens of each row on either side.
+    """
+    heads = config.num_heads * (config.head_dim + config.value_head_dim)
+    return heads * (config.d_model * int(queries.sum() + keys.sum()) + int((queries * keys).sum()))
+
+
+def encoder_products(config: VaswaniTransformerConfig, source: Tensor) -> int:
+    """Return the multiplications of the encoder for sources of these lengths (B,)."""
+    feed_forward = 2 * config.d_model * config.d_ff * int(source.sum())
+    return config.encoder_layers * (attention_products(config, source, source) + feed_forward)
+
+
+def decoder_products(config: VaswaniTransformerConfig, source: Tensor, target: Tensor) -> int:
+    """Return the multiplications of the decoder for pairs of these lengths, both (B,)."""
+    attention = attention_products(config, target, target) + attention_products(config, target, source)
+    return config.decoder_layers * (attention + 2 * config.d_model * config.d_ff * int(target.sum()))
 
 
 def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Tensor) -> int:
@@ -61,14 +86,38 @@ def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Ten
     Args:
         source, target: (B,), the tokens of each pair.
     """
-    sources, targets, d_model = int(source.sum()), int(target.sum()), config.d_model
-    heads = config.num_heads * (config.head_dim + config.value_head_dim)
+    projection = config.vocab_size * config.d_model * int(target.sum())
+    return 6 * (encoder_products(config, source) + decoder_products(config, source, target) + projection)
 
-    def attention(queries: Tensor, keys: Tensor) -> int:
-        """Return the multiplications of the four projections, the scores and the weighted values."""
-        return heads * (d_model * int(queries.sum() + keys.sum()) + int((queries * keys).sum()))
 
-    feed_forward = 2 * d_model * config.d_ff
-    encoder = config.encoder_layers * (attention(source, source) + feed_forward * sources)
-    decoder = config.decoder_layers * (attention(target, target) + attention(target, source) + feed_forward * targets)
-    return 6 * (encoder + decoder + config.vocab_size * d_model * targets)
+def autoregressive_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+    """Return `training_flops` of a batch."""
+    return training_flops(cast(VaswaniTransformerConfig, model.config), *pair_lengths(batch))
+
+
+def nat_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+    """Return the same of NAT; with glancing the decoder makes one more pass forward.
+
+    Positional attention projects values and output only: its queries and keys are computed once a batch.
+    """
+    config, (source, target) = cast(VaswaniNatConfig, model.config), pair_lengths(batch)
+    tokens, width = int(target.sum()), config.num_heads * (config.head_dim + config.value_head_dim)
+    positional = attention_products(config, target, target)
+    positional -= 2 * config.num_heads * config.head_dim * config.d_model * tokens
+    clip = config.relative_attention_clip
+    relative = 0 if clip is None else width * (2 * clip + 1) * tokens
+    decoder = decoder_products(config, source, target) + config.decoder_layers * (positional + relative)
+    decoder += config.vocab_size * config.d_model * tokens
+    classes = config.max_length_difference - config.min_length_difference + 1
+    length = config.d_model * classes * len(source)
+    glance = 2 * decoder if cast(Any, model).glancing_ratio > 0 else 0
+    return 6 * (encoder_products(config, source) + length + decoder) + glance
+
+
+def cmlm_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+    """Return the same of CMLM, whose encoder has a length token, and which projects masked tokens only."""
+    config, (source, target) = cast(VaswaniCmlmConfig, model.config), pair_lengths(batch)
+    projection = config.vocab_size * config.d_model * int(batch["labels"].ne(-100).sum())
+    length = config.d_model * (config.max_target_length + 1) * len(source)
+    encoder = encoder_products(config, source + 1)
+    return 6 * (encoder + length + decoder_products(config, source, target) + projection)

@@ -87,19 +87,27 @@ class TrainingMonitor(TrainerCallback):
         source, target = pair_lengths(batch)
         self.source_tokens += int(source.sum())
         self.target_tokens += int(target.sum())
+        self.learned_tokens += int(batch["labels"].ne(-100).sum())
         self.positions += batch["input_ids"].numel() + batch["labels"].numel()
 
     def add_loss(self, loss: Tensor, tokens: Tensor | int) -> None:
-        """Add the loss of that batch, summed over its target tokens, without waiting for its value.
+        """Add the loss of that batch, summed over the target tokens to learn, without waiting for its value.
 
-        The mean leaves out a loss that is not finite, with its tokens.
+        The mean leaves out a loss that is not finite, with its tokens. A CMLM learns the masked tokens only.
         """
         self.loss = self.loss + loss.nan_to_num(0.0, 0.0, 0.0)
         self.left_out = self.left_out + loss.isfinite().logical_not() * tokens
 
+    def add_part(self, name: str, total: Tensor, tokens: int) -> None:
+        """Add a value of that batch that the log has besides the loss, summed over `tokens` tokens."""
+        before, count = self.parts.get(name, (0.0, 0))
+        self.parts[name] = before + total.detach().nan_to_num(0.0, 0.0, 0.0), count + tokens
+
     def reset(self, flops: float) -> None:
         """Restart the counters; the run has used `flops` operations so far."""
         self.loss: Tensor | float = 0.0
+        self.parts: dict[str, tuple[Tensor | float, int]] = {}
+        self.learned_tokens = 0
         self.left_out: Tensor | int = 0
         self.source_tokens = self.target_tokens = self.positions = 0
         self.flops, self.last_stepping = flops, self.stepping()
@@ -109,6 +117,15 @@ class TrainingMonitor(TrainerCallback):
         seconds = self.time()
         return sum(seconds[phase] for phase in STEPPING)
 
+    def part_means(self) -> dict[str, float]:
+        """Return the mean of each added part over all processes, which must call together."""
+        everyone = gather_object([{name: (float(total), tokens) for name, (total, tokens) in self.parts.items()}])
+        means = {}
+        for name in self.parts:
+            total, tokens = (sum(values) for values in zip(*(found[name] for found in everyone), strict=True))
+            means[name] = total / tokens if tokens else math.nan
+        return means
+
     def metrics(self, flops: float) -> dict[str, float]:
         """Return the metrics of the steps since the last call, of all processes, which must call together.
 
@@ -116,14 +133,16 @@ class TrainingMonitor(TrainerCallback):
             flops: the operations of training so far, on all processes.
         """
         seconds, new_flops = self.stepping() - self.last_stepping, flops - self.flops
-        counts = (self.source_tokens, self.target_tokens, self.positions)
+        counts = (self.source_tokens, self.target_tokens, self.learned_tokens, self.positions)
         everyone = gather_object([(float(self.loss), int(self.left_out), *counts)])
-        loss, left_out, source_tokens, target_tokens, positions = (
+        loss, left_out, source_tokens, target_tokens, learned_tokens, positions = (
             sum(values) for values in zip(*everyone, strict=True)
         )
+        parts = self.part_means()
         self.reset(flops)
         metrics = {
-            "loss": loss / (target_tokens - left_out) if target_tokens > left_out else math.nan,
+            "loss": loss / (learned_tokens - left_out) if learned_tokens > left_out else math.nan,
+            **parts,
             "target_tokens_per_second": target_tokens / seconds,
             "padding_share": 1 - (source_tokens + target_tokens) / positions,
             "teraflops_per_second": new_flops / seconds / 1e12,

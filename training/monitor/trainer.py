@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import ProgressCallback, Seq2SeqTrainer
 from transformers.trainer_utils import PredictionOutput
 
-from training.monitor.flops import pair_lengths, training_flops
+from training.kinds import Kind
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.tasks import Metric
@@ -21,18 +21,21 @@ class MonitoredTrainer(Seq2SeqTrainer):
 
     It logs as `loss` the mean over the target tokens of all processes and all steps since the last entry, and, also of
     all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
-    `teraflops_per_second` of the model's matrix products (`training_flops`), and `mfu`, their share of the data
-    sheet's peak if that is known.
+    `teraflops_per_second` of the model's matrix products, and `mfu`, their share of the data sheet's peak if that is
+    known. A model that predicts lengths also logs their loss, divided as `loss` is, and with glancing the share of
+    target tokens that its first pass predicts.
 
     Args:
         best_metric: the task's metric, which the progress shows.
+        kind: the kind of model.
 
     Attributes:
         monitor: counts and times the steps of this process.
     """
 
-    def __init__(self, best_metric: Metric, **kwargs: Any) -> None:
+    def __init__(self, best_metric: Metric, kind: Kind, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.kind = kind
         precision = self.accelerator.mixed_precision
         if precision == "no":
             precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
@@ -54,25 +57,37 @@ class MonitoredTrainer(Seq2SeqTrainer):
     ) -> Tensor:
         """Run forward and backward; the rest of the step counts as the optimizer's."""
         self.monitor.count(inputs)
+        self.learned_tokens = int(inputs["labels"].ne(-100).sum())  # here, where the batch is on the host
         self.monitor.stopwatch.enter("forward")
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.monitor.stopwatch.enter("optimiser")
         # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients
         # over them; a model on several devices of one process gets the number of tokens once a device.
         tokens = torch.as_tensor(num_items_in_batch).max()
-        target_tokens = int(inputs["labels"].ne(-100).sum())
-        self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, target_tokens)
+        self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, self.learned_tokens)
         return loss
 
-    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
         """Return the loss of a batch; the forward pass ends here."""
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.monitor.stopwatch.enter("backward")
-        return loss
+        for name, log_name in self.kind.log_parts.items():
+            if (value := outputs.get(name)) is None:
+                continue
+            # A loss is divided by the tokens of the whole step, any other value is a mean over the batch.
+            divisor = torch.as_tensor(num_items_in_batch).max() if name.endswith("loss") else self.learned_tokens
+            self.monitor.add_part(log_name, value * divisor, self.learned_tokens)
+        return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return `training_flops` of a batch."""
-        return training_flops(cast(Any, self.model).config, *pair_lengths(inputs))
+        """Return the operations of training on a batch."""
+        return self.kind.flops(cast(Any, self.model), inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, with the monitor's metrics if it is one of training."""

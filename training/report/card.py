@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from training.kinds import kind_of_recipe
 from training.monitor.stopwatch import phase_shares
 from training.tasks import Metric, make_task
 
@@ -155,7 +156,7 @@ def score_lines(results: dict[str, Any]) -> Iterator[str]:
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
     if (found := results.get("validation")) is not None:
-        how = describe_search(recipe["decoding"] | {"num_beams": recipe["training"]["evaluation_beams"]})
+        how = describe_search(kind_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
         yield f"validation set, {how}: {scored(found, first)}"
 
 
@@ -166,6 +167,10 @@ def scored(scores: dict[str, Any], metric: Metric) -> str:
 
 def describe_search(decoding: dict[str, Any]) -> str:
     """Return the search in text."""
+    if "length_beam_size" in decoding:
+        passes, lengths = decoding.get("num_iterations", 1), decoding["length_beam_size"]
+        tried = "the predicted length" if lengths == 1 else f"each of the {lengths} likeliest lengths"
+        return f"{passes} pass{'' if passes == 1 else 'es'} over {tried}"
     limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
     if decoding["num_beams"] == 1:
         return f"greedy, {limit}"

@@ -21,7 +21,11 @@ from training.recipe import Recipe
 
 RESULTS = "results.json"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
-PATHS = {"data": ("path", "train", "validation", "test", "distilled", "teacher"), "tokenizer": ("path",)}
+PATHS = {
+    "data": ("path", "train", "validation", "test", "distilled", "teacher"),
+    "tokenizer": ("path",),
+    "training": ("encoder_from",),
+}
 
 
 def fingerprint(pairs: Dataset) -> dict[str, int | str]:

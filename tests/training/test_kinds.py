@@ -1,0 +1,239 @@
+"""Kinds of model in a recipe: their fields, the work of a step, its random choices, optimizer and glancing."""
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer, TrainerControl, TrainerState
+
+from tests.helpers import random_tokens, tiny_model
+from tests.parallel_models import tiny_cmlm, tiny_nat
+from training.callbacks import GlancingCallback
+from training.draws import add_glancing_draws, add_masks, pair_draws
+from training.kinds import KINDS, check_kind, kind_of
+from training.optimizers import make_optimizer, make_schedule
+from training.recipe import TrainingRecipe, load_recipe, to_dict
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
+
+NAT, CMLM = "--model.kind=nat", "--model.kind=cmlm"
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("data: {kind: grammar}", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.kind=rnn"], r"^model\.kind: 'rnn' is not one of autoregressive, nat, cmlm"),
+        (
+            [NAT, "--decoding.num_iterations=4"],
+            r"^decoding\.num_iterations: a model of kind nat has no such field",
+        ),
+        ([NAT, "--decoding.num_beams=4"], r"^decoding\.num_beams: a model of kind nat has .* kind autoregressive has"),
+        (["--decoding.length_beam_size=2"], r"^decoding\.length_beam_size: .* kind nat or cmlm has; leave it out or"),
+        ([CMLM, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind cmlm has no such field"),
+        (["--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind autoregressive has no such field"),
+        ([NAT, "--training.evaluation_beams=2"], r"^training\.evaluation_beams: a model of kind nat has no such"),
+        (
+            [NAT, "--training.glancing=[0.5, 1.1]"],
+            r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5",
+        ),
+        ([NAT, "--training.glancing=[-0.1, 0]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
+        ([NAT, "--training.glancing=[0.5]"], r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5\]"),
+        ([NAT, "--training.glancing=[a, true]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
+        ([NAT, "--training.glancing=[.nan, 0]"], r"^training\.glancing: expected a finite number, got nan"),
+        ([NAT, "--training.glancing=0.5"], r"^training\.glancing: expected list or null, got 0\.5"),
+        ([NAT, "--training.glancing_steps=0"], r"^training\.glancing_steps: 0 is not positive"),
+        ([NAT, "--model.max_target_length=9"], r"^model\.max_target_length: no such key; a model has "),
+        (["--model.mask_diagonal=false"], r"^model\.mask_diagonal: no such key; a model has "),
+        ([CMLM, "--model.mask_token_id=3"], r"^model\.mask_token_id: the tokenizer sets it"),
+        ([CMLM, "--decoding.num_iterations=0"], r"^decoding\.num_iterations: 0 is not positive"),
+        ([NAT, "--model.min_length_difference=3"], r"^model: .*must enclose 0"),
+        (["--training.optimizer=adam"], r"^training\.optimizer: 'adam' is not one of paper, radam"),
+        (["--training.weight_decay=0.1"], r"^training\.weight_decay: the paper's optimizer follows equation \(3\)"),
+        (["--training.learning_rate=0.1"], r"^training\.learning_rate: the paper's optimizer .* got 0\.1; set"),
+    ],
+)
+def test_a_field_that_a_kind_lacks_is_refused_in_one_line(recipe_file, arguments, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        load_recipe(recipe_file, arguments)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file, kind):
+    glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
+    recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
+    tree = to_dict(recipe)
+    check_kind(tree)
+    assert set(tree["decoding"]) == set(KINDS[kind].decoding)
+    assert tree["model"].get("kind", "autoregressive") == kind
+    assert tree["training"].get("glancing_steps") == (7 if glancing else None)
+    recipe_file.write_text(yaml.safe_dump(tree))
+    assert to_dict(load_recipe(recipe_file, [])) == tree
+
+
+def test_every_kind_is_found_by_its_models_configuration():
+    for model in (tiny_model(), tiny_nat(), tiny_cmlm()):
+        kind = kind_of(model.config)
+        assert kind is not None
+        assert kind.model_class is type(model)
+        assert kind.is_parallel == (kind.model_class is not VaswaniTransformerForConditionalGeneration)
+
+
+def eager(model):
+    model.set_attn_implementation("eager")
+    return model.train()
+
+
+@pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
+def test_the_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides):
+    """Without padding. Positional queries and keys are made once a batch: forward, and weights backward."""
+    model = eager(tiny_nat(**overrides))
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
+    with FlopCounterMode(display=False) as counter:
+        model(**batch, skip_logits=False).loss.backward()
+    assert KINDS["nat"].flops(model, batch) == counter.get_total_flops() - positions
+
+
+def test_the_flops_of_glancing_are_one_more_pass_of_the_decoder():
+    model = eager(tiny_nat())
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
+    model.glancing_ratio = 0.5
+    states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
+    with FlopCounterMode(display=False) as counter:
+        model.glance(states, torch.full((3,), 5), torch.randn(3, 5, 32), batch["labels"])
+    assert KINDS["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
+
+
+def test_the_flops_of_cmlm_are_those_that_torch_counts():
+    model = eager(tiny_cmlm())
+    labels = random_tokens(3, 5)
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
+    batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, all of which torch projects
+    with FlopCounterMode(display=False) as counter:
+        model(**batch, skip_logits=False).loss.backward()
+    assert KINDS["cmlm"].flops(model, batch) == counter.get_total_flops()
+
+
+def pairs(*rows):
+    """A batch of pairs of token lists, padded on the right."""
+    sources, targets = zip(*rows, strict=True)
+    width, length = (max(map(len, side)) for side in (sources, targets))
+    return {
+        "input_ids": torch.tensor([row + [1] * (width - len(row)) for row in sources]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in sources]),
+        "labels": torch.tensor([row + [-100] * (length - len(row)) for row in targets]),
+    }
+
+
+def test_a_pairs_draws_depend_on_seed_step_and_pair_only():
+    """Whatever stands beside it, and in whichever order; another seed, step or pair has others."""
+    first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
+    alone, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
+    assert torch.equal(alone[0], together[1, :3])
+    assert not bool(together[1, 3:].any())
+    third = ([5, 3], [7, 2])
+    for other in (pair_draws(pairs(second), 2, 4), pair_draws(pairs(second), 1, 5), pair_draws(pairs(third), 1, 4)):
+        assert not bool((alone == other).any())
+
+
+def test_draws_leave_torchs_random_numbers_as_they_are():
+    before = torch.get_rng_state()
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    add_masks(batch, pair_draws(batch, 1, 4), 3, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_masks_of_draws_are_uniform_in_number():
+    """k of 4 is each of 1 to 4 in a quarter of 1,000 steps: 250, standard deviation 14."""
+    batch, counts = pairs(([5, 6, 2], [7, 8, 9, 2])), torch.zeros(5, dtype=torch.long)
+    for step in range(1000):
+        masked = add_masks(batch, pair_draws(batch, 1, step), 3, 1)
+        is_masked = masked["decoder_input_ids"] == 3
+        assert torch.equal(is_masked, masked["labels"] != -100)
+        counts[is_masked.sum()] += 1
+    assert counts[0] == 0
+    assert bool((counts[1:] - 250).abs().le(5 * 14).all())
+    assert masked["target_lengths"].tolist() == [4]
+
+
+def test_labels_that_are_padded_on_the_left_are_refused():
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    batch["labels"] = torch.tensor([[7, 8, 9, 2], [-100, -100, 7, 2]])
+    with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; got row 1 with a token"):
+        add_masks(batch, torch.zeros(2, 5), 3, 1)
+
+
+def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch):
+    """Every prediction is token 0, and so wrong."""
+    model = tiny_nat().train()
+    predict_zero = torch.nn.Linear(32, 99)
+    torch.nn.init.zeros_(predict_zero.weight)
+    predict_zero.bias.data = torch.eye(99)[0]
+    monkeypatch.setattr(model, "lm_head", predict_zero)
+    source = model.read_source(model.encode(random_tokens(1, 6)).last_hidden_state, None)
+    draws, labels, inputs = torch.tensor([[0.9, 0.1, 0.5, 0.2]]), random_tokens(1, 4), torch.randn(1, 4, 32)
+    for ratio, shown in ((0.25, [0, 1, 0, 0]), (0.5, [0, 1, 0, 1]), (1.0, [1, 1, 1, 1])):
+        model.glancing_ratio = ratio
+        seen, _ = model.glance(source, torch.tensor([4]), inputs, labels, draws)
+        assert seen.long().tolist() == [shown]
+
+
+def test_the_draws_of_a_batch_reach_glancing():
+    model = tiny_nat(dropout=0.0).train()
+    model.glancing_ratio = 0.5
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    draws = [add_glancing_draws(batch, pair_draws(batch, 1, step)) for step in (0, 0, 1)]
+    losses = [model(**one).token_loss.item() for one in draws]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_share_that_glancing_shows_falls_linearly_by_the_step():
+    model, state = tiny_nat(), TrainerState()
+    callback = GlancingCallback(model, 0.5, 0.3, 10)
+    shown = []
+    for state.global_step in (0, 5, 10, 15):  # wherever a run resumes
+        callback.on_step_begin(None, state, TrainerControl())
+        shown.append(model.glancing_ratio)
+    assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
+
+
+def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
+    """Two weights: one without a gradient's pull shrinks by rate times decay; the rate halves in two steps."""
+    training = TrainingRecipe(
+        optimizer="radam", learning_rate=0.1, weight_decay=0.5, learning_rate_decay=0.5, learning_rate_decay_steps=2
+    )
+    weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    optimizer = make_optimizer(training, [weight])
+    schedule, rates = make_schedule(training, optimizer, 32), []
+    for _ in range(5):
+        weight.grad = torch.tensor([0.0, 1.0])
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.1 * 0.5 ** (step / 2) for step in range(5)])
+    assert float(weight[0].detach()) == pytest.approx(torch.tensor([1 - 0.5 * rate for rate in rates]).prod().item())
+    assert float(weight[1].detach()) < float(weight[0].detach())
+
+
+def test_a_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
+    from training.data.tokenizing import token_ids
+    from vaswani_transformer import VaswaniTransformerTokenizer
+
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"], vocab_size=270)
+    before = tokenizer.get_vocab()
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.get_vocab() == before | {"<mask>": len(before)}
+    sources, targets = token_ids(tokenizer, ["a <mask>"], ["<mask>"])
+    assert tokenizer.mask_token_id not in sources[0] + targets[0]
+    assert tokenizer.decode(sources[0], skip_special_tokens=True) == "a <mask>"

@@ -1,0 +1,86 @@
+"""Start a model from the encoder and the embeddings of a teacher (`training.encoder_from`)."""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from training.checkpoints import last_checkpoint
+from training.recipe import Recipe
+from training.run_folder import TRAINED_STATE
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.body import ProjectedModel
+from vaswani_transformer.checked_loading import check_model_name, load_errors, load_model, load_tokenizer
+from vaswani_transformer.errors import UserError
+
+SHAPE = (
+    *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "encoder_layers", "activation_function"),
+    *("position_embedding", "max_position_embeddings", "attention_bias", "scale_embedding"),
+)
+
+
+def is_needed(recipe: Recipe, folder: Path) -> bool:
+    """Return whether the run in a folder starts from a teacher; a run that resumes a checkpoint needs none."""
+    has_trained = last_checkpoint(folder) is not None or (folder / TRAINED_STATE).exists()
+    return recipe.training.encoder_from is not None and not has_trained
+
+
+def check_encoder(recipe: Recipe, folder: Path) -> None:
+    """Check, before the data is read, that the teacher is autoregressive and its encoder has the model's shape.
+
+    Raises:
+        UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
+    """
+    if not is_needed(recipe, folder):
+        return
+    name = cast(str, recipe.training.encoder_from)
+    check_model_name(name)
+    with load_errors(name):
+        teacher = AutoConfig.from_pretrained(name)
+    if teacher.model_type != VaswaniTransformerConfig.model_type:
+        raise UserError(
+            f"training.encoder_from: {name} holds a model of type {teacher.model_type}, expected an autoregressive "
+            f"{VaswaniTransformerConfig.model_type}; name the folder of a teacher."
+        )
+    own = recipe.model_config(vocab_size=teacher.vocab_size)
+    for field in SHAPE:
+        is_unused = field == "max_position_embeddings" and own.position_embedding != "learned"
+        if not is_unused and (theirs := getattr(teacher, field)) != (ours := getattr(own, field)):
+            raise UserError(
+                f"training.encoder_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or "
+                "name another teacher."
+            )
+
+
+def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that every token of the teacher has the same id in the run's vocabulary, and no other token is there.
+
+    Raises:
+        UserError: the vocabularies differ by more than `<mask>`.
+    """
+    if not is_needed(recipe, folder):
+        return
+    name = cast(str, recipe.training.encoder_from)
+    theirs, ours = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
+    if ours != theirs | ({} if (mask := tokenizer.mask_token) is None else {str(mask): ours[str(mask)]}):
+        raise UserError(
+            f"training.encoder_from: the vocabulary of {name}, {len(theirs)} entries, is not the run's, {len(ours)} "
+            f"entries; give --tokenizer.path={name} and another --output_dir."
+        )
+
+
+def load_encoder(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
+    """Copy the teacher's encoder and embeddings into a new model; an added `<mask>` keeps its random embedding.
+
+    Raises:
+        UserError: the teacher's weights cannot be loaded.
+    """
+    if not is_needed(recipe, folder):
+        return
+    teacher = load_model(cast(str, recipe.training.encoder_from), VaswaniTransformerForConditionalGeneration)
+    taught = cast(VaswaniTransformerForConditionalGeneration, teacher).model
+    weights = {name: weight for name, weight in taught.encoder.state_dict().items() if "embed_tokens" not in name}
+    model.model.encoder.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        model.model.shared.weight[: len(taught.shared.weight)] = taught.shared.weight

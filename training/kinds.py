@@ -1,0 +1,145 @@
+"""The kinds of model that a recipe trains: the classes of each, the fields that only some have, and the work of a step.
+
+A further kind is an entry of `KINDS`, with its function in `training.monitor.flops`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from training.monitor.flops import autoregressive_flops, cmlm_flops, nat_flops
+from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniNatConfig,
+    VaswaniNatForConditionalGeneration,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+)
+from vaswani_transformer.errors import UserError
+
+AUTOREGRESSIVE = "autoregressive"
+TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
+NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model.
+
+    config_class, model_class: its configuration and its complete model.
+    decoding: the fields of a recipe's `decoding` that it has.
+    training: the fields of a recipe's `training` that it has and another kind lacks.
+    evaluation: its search in evaluations during training: a setting of `decoding`, and the value or the field of
+        `training` with it.
+    flops: the floating-point operations of training a model on a batch, forward and backward.
+    is_parallel: whether it predicts all words at once, from lengths that it predicts first.
+    needs_mask: whether the vocabulary needs `<mask>`.
+    log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log.
+    """
+
+    config_class: type[VaswaniTransformerConfig]
+    model_class: type[Any]
+    decoding: tuple[str, ...]
+    training: tuple[str, ...]
+    evaluation: dict[str, str | int]
+    flops: Callable[[PreTrainedModel, dict[str, Tensor]], int]
+    is_parallel: bool = True
+    needs_mask: bool = False
+    log_parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model_fields(self) -> list[str]:
+        """The fields of `model` in a recipe: those of the configuration, inherited ones first."""
+        classes = [one for one in reversed(self.config_class.__mro__) if issubclass(one, VaswaniTransformerConfig)]
+        names = dict.fromkeys(name for one in classes for name in one.__annotations__)
+        return [name for name in names if name not in NOT_IN_RECIPES]
+
+    def evaluation_search(self, decoding: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of `decoding` by which evaluations during training search, from groups of a recipe."""
+        faster = {name: training[value] if isinstance(value, str) else value for name, value in self.evaluation.items()}
+        return {name: decoding[name] for name in self.decoding} | faster
+
+
+KINDS = {
+    AUTOREGRESSIVE: Kind(
+        config_class=VaswaniTransformerConfig,
+        model_class=VaswaniTransformerForConditionalGeneration,
+        decoding=("num_beams", "length_penalty", "length_penalty_type", "max_source_relative_length"),
+        training=("evaluation_beams",),
+        evaluation={"num_beams": "evaluation_beams"},
+        flops=autoregressive_flops,
+        is_parallel=False,
+    ),
+    "nat": Kind(
+        config_class=VaswaniNatConfig,
+        model_class=VaswaniNatForConditionalGeneration,
+        decoding=("length_beam_size",),
+        training=("glancing", "glancing_steps"),
+        evaluation={"length_beam_size": 1},
+        flops=nat_flops,
+        log_parts={"length_loss": "length_loss", "accuracy": "glancing_accuracy"},
+    ),
+    "cmlm": Kind(
+        config_class=VaswaniCmlmConfig,
+        model_class=VaswaniCmlmForConditionalGeneration,
+        decoding=("num_iterations", "length_beam_size"),
+        training=("evaluation_iterations",),
+        evaluation={"num_iterations": "evaluation_iterations", "length_beam_size": 1},
+        flops=cmlm_flops,
+        needs_mask=True,
+        log_parts={"length_loss": "length_loss"},
+    ),
+}
+
+
+def kind_of(config: PreTrainedConfig) -> Kind | None:
+    """Return the kind of a model by its configuration; None for a model of another package."""
+    return next((kind for kind in KINDS.values() if kind.config_class.model_type == config.model_type), None)
+
+
+def kind_of_recipe(tree: dict[str, Any]) -> Kind:
+    """Return the kind of a recipe given as a nested dictionary."""
+    return KINDS[tree["model"].get("kind", AUTOREGRESSIVE)]
+
+
+def owners(group: str, name: str) -> list[str]:
+    """Return the kinds that have a field of a recipe; all of them unless some lack it."""
+    fields = {
+        "decoding": {key: kind.decoding for key, kind in KINDS.items()},
+        "training": {key: kind.training for key, kind in KINDS.items()},
+    }.get(group, {})
+    return [key for key, names in fields.items() if name in names] or list(KINDS)
+
+
+def check_kind(tree: dict[str, Any]) -> None:
+    """Check that a recipe, as a nested dictionary, has a kind of model, and fields of no other kind.
+
+    Raises:
+        UserError: it has not.
+    """
+    if not isinstance(model := tree.get("model") or {}, dict):
+        return  # `build` raises the error
+    if (kind := model.get("kind", AUTOREGRESSIVE)) not in KINDS:
+        raise UserError(f"model.kind: {kind!r} is not one of {', '.join(KINDS)}.")
+    for group in ("decoding", "training"):
+        for name, value in fields.items() if isinstance(fields := tree.get(group), dict) else ():
+            if value is not None and kind not in (having := owners(group, name)):
+                raise UserError(
+                    f"{group}.{name}: a model of kind {kind} has no such field, kind {' or '.join(having)} has; leave "
+                    "it out or set model.kind."
+                )
+
+
+def drop_other_kinds(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe, as a nested dictionary, without the fields that its kind of model lacks."""
+    kind = tree["model"].get("kind", AUTOREGRESSIVE)
+    kept = {
+        group: {name: value for name, value in tree[group].items() if kind in owners(group, name)}
+        for group in ("decoding", "training")
+    }
+    model = {name: value for name, value in tree["model"].items() if (name, value) != ("kind", AUTOREGRESSIVE)}
+    return tree | kept | {"model": model}
