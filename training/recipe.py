@@ -31,7 +31,7 @@ class DataRecipe:
         that do not fit in memory; a bad line ends the run when it is reached.
     buffer: the streamed pairs that are in memory, and sorted by length, at a time: more pairs, less padding.
     distilled: the folder of `python -m training.distill`, whose translations replace the training targets.
-    teacher: the model that must have written `distilled`; None for any.
+    teacher: the model that must have written `distilled`; None for that of `training.encoder_from`, or for any.
     """
 
     kind: Literal["grammar", "json", "text", "hub"] = "json"

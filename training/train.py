@@ -53,6 +53,7 @@ from training.checks import (
     set_attention,
 )
 from training.command import INTERRUPTED, exit_interrupted
+from training.data.distilled import check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
@@ -256,6 +257,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
     check_model(recipe)
     folder = prepare_folder(recipe)
     check_encoder(recipe, folder)
+    if not (folder / DATA_FILE).exists():  # later the fingerprints in it tell
+        check_teacher(recipe)
     logger.info("%s", opening_line(recipe))
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)

@@ -10,7 +10,7 @@ from tests.helpers import PAIRS, model_of_pairs, tiny_model
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
 from training.data import distilled
-from training.data.distilled import Distillation
+from training.data.distilled import Distillation, check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.distill import main
@@ -210,12 +210,19 @@ def test_training_rejects_a_distillation_of_other_data(distill, recipe, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_training_rejects_a_distillation_by_another_teacher(distill, teacher, recipe, tmp_path):
+@pytest.mark.parametrize("field", ["data.teacher", "training.encoder_from"])
+def test_training_rejects_a_distillation_by_another_teacher(distill, teacher, recipe, tmp_path, field):
     distill()
-    assert load_pairs(data_of(recipe, tmp_path / "distilled", f"--data.teacher={teacher}"))
-    tiny_model().save_pretrained(tmp_path / "other")
+    other = tmp_path / "other"
+    tiny_model().save_pretrained(other)
+    fields = [f"--data.distilled={tmp_path / 'distilled'}", f"--{field}={other}"]
     with pytest.raises(UserError, match=rf"was written by another teacher; got {teacher.name}, expected the present"):
-        load_pairs(data_of(recipe, tmp_path / "distilled", f"--data.teacher={tmp_path / 'other'}"))
+        check_teacher(load_recipe(recipe, fields))
+    with pytest.raises(UserError):
+        train(load_recipe(recipe, [*TINY, f"--output_dir={tmp_path / 'run'}", *fields]))
+    assert not (tmp_path / "run").exists()
+    check_teacher(load_recipe(recipe, [*fields, f"--data.teacher={teacher}"]))
+    check_teacher(load_recipe(recipe, [f"--training.encoder_from={other}"]))
 
 
 def test_training_rejects_parts_that_were_changed_or_mixed(distill, recipe, tmp_path):

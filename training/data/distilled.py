@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from training.recipe import DataRecipe
+from training.recipe import DataRecipe, Recipe
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import TextDigest, digest_of_file, write_atomically
 from vaswani_transformer.translate.loading import model_digest
@@ -187,10 +187,10 @@ class Distillation:
 
 
 def open_distilled(recipe: DataRecipe) -> Distillation:
-    """Return the distillation that a recipe names, complete, of its languages and by its teacher.
+    """Return the distillation that a recipe names, complete and of its languages.
 
     Raises:
-        UserError: there is none, or it is unfinished, of other languages or by another teacher.
+        UserError: there is none, or it is unfinished or of other languages.
     """
     distillation = Distillation.load(Path(recipe.distilled or ""))
     name, data = f"data.distilled: {recipe.distilled}", distillation.record["data"]
@@ -199,17 +199,30 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
             f"{name} translates other languages; got {data['source']}-{data['target']}, expected "
             f"{recipe.source}-{recipe.target}. Name another folder, or set data.source and data.target."
         )
-    if recipe.teacher is not None and digest_teacher(recipe.teacher) != distillation.record["teacher"]["digest"]:
-        raise UserError(
-            f"{name} was written by another teacher; got {distillation.record['teacher']['name']}, expected the "
-            f"present weights of {recipe.teacher}. Distill data.teacher, or name the teacher that wrote it."
-        )
     distillation.check_complete()
     if not distillation.totals()["kept"]:
         raise UserError(
             f"{name} has no pairs, since all were dropped; distill by another teacher or with other limits."
         )
     return distillation
+
+
+def check_teacher(recipe: Recipe) -> None:
+    """Check that the teacher that a recipe names, or else the one of its encoder, wrote the distilled pairs.
+
+    Raises:
+        UserError: another one wrote them.
+    """
+    data = recipe.data
+    named = data.teacher or recipe.training.encoder_from
+    if data.distilled is None or named is None:
+        return
+    teacher = Distillation.load(Path(data.distilled)).record["teacher"]
+    if digest_teacher(named) != teacher["digest"]:
+        raise UserError(
+            f"data.distilled: {data.distilled} was written by another teacher; got {teacher['name']}, expected the "
+            f"present model in {named}. Distill that model, or set data.teacher to the one that wrote it."
+        )
 
 
 def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:
