@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training.checkpoints import checkpoint_at, mark_complete, rotate
 from training.monitor.monitor import TrainingMonitor
-from vaswani_transformer import VaswaniNatForConditionalGeneration
+from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches
 
 
@@ -94,6 +94,18 @@ class GlancingCallback(TrainerCallback):
     ) -> None:
         done = min(1.0, state.global_step / self.steps)
         self.model.glancing_ratio = self.first + (self.last - self.first) * done
+
+
+class KlScaleCallback(TrainerCallback):
+    """Set the weight of IterativeVAE's KL divergences: linear from 0 to `scale` over `steps` steps, then `scale`."""
+
+    def __init__(self, model: VaswaniIterativeVaeForConditionalGeneration, scale: float, steps: int) -> None:
+        self.model, self.scale, self.steps = model, scale, steps
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.model.kl_scale = self.scale * min(1.0, state.global_step / self.steps)
 
 
 class StreamEpochCallback(TrainerCallback):

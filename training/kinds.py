@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from training.monitor.flops import autoregressive_flops, cmlm_flops, nat_flops
+from training.monitor.flops import autoregressive_flops, cmlm_flops, iterative_vae_flops, nat_flops
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
@@ -38,7 +40,8 @@ class Kind:
     flops: the floating-point operations of training a model on a batch, forward and backward.
     is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
-    log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log.
+    log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
+        that has a value a layer ends in the layer's number in the log.
     """
 
     config_class: type[VaswaniTransformerConfig]
@@ -92,6 +95,22 @@ KINDS = {
         flops=cmlm_flops,
         needs_mask=True,
         log_parts={"length_loss": "length_loss"},
+    ),
+    "iterative_vae": Kind(
+        config_class=VaswaniIterativeVaeConfig,
+        model_class=VaswaniIterativeVaeForConditionalGeneration,
+        decoding=("length_beam_size",),
+        training=("kl_scale", "kl_warmup_steps"),
+        evaluation={"length_beam_size": 1},
+        flops=iterative_vae_flops,
+        log_parts={
+            "length_loss": "length_loss",
+            "kl_loss": "kl_loss",
+            "layer_losses": "layer_loss",
+            "layer_kl": "layer_kl",
+            "prior_weights": "prior_weight",
+            "hint_weights": "hint_weight",
+        },
     ),
 }
 

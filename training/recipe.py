@@ -91,6 +91,8 @@ class TrainingRecipe:
     glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
         after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.
     glancing_steps: the steps in which that share changes; None for `steps`.
+    kl_scale: of kind iterative_vae: the weight of its KL divergences after `kl_warmup_steps`.
+    kl_warmup_steps: the steps in which that weight rises linearly from 0.
     precision: "fp32", or "bf16" for autocast.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
@@ -128,6 +130,8 @@ class TrainingRecipe:
     weight_decay: float | int = 0.001
     glancing: list | None = None
     glancing_steps: int | None = None
+    kl_scale: float | int = 1.0
+    kl_warmup_steps: int = 30_000
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
@@ -235,14 +239,22 @@ TEXT_FIELDS = {"name", "output_dir"} | {
     )
     for name in names
 }
-NOT_NEGATIVE = {"weight_decay", "max_grad_norm", "max_source_relative_length", "examples", "seed", "skip_limit"}
+NOT_NEGATIVE = {
+    "weight_decay",
+    "kl_scale",
+    "max_grad_norm",
+    "max_source_relative_length",
+    "examples",
+    "seed",
+    "skip_limit",
+}
 SEEDS = 2**32  # as many as NumPy knows
 POSITIVE = {
     "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
     "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
     "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
     "average_last", "evaluation_iterations", "num_iterations", "length_beam_size", "learning_rate",
-    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps",
+    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps", "kl_warmup_steps",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, get_las
 
 from training.callbacks import (
     GlancingCallback,
+    KlScaleCallback,
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
@@ -123,6 +124,9 @@ class RecipeTrainer(MonitoredTrainer):
         if recipe.training.glancing is not None:
             steps = recipe.training.glancing_steps or recipe.training.steps
             self.add_callback(GlancingCallback(cast(Any, model), *recipe.training.glancing, steps))
+        if "kl_scale" in recipe.kind.training:
+            steps = recipe.training.kl_warmup_steps
+            self.add_callback(KlScaleCallback(cast(Any, model), recipe.training.kl_scale, steps))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)

@@ -35,7 +35,10 @@ def recipe_file(tmp_path):
             r"^decoding\.num_iterations: a model of kind nat has no such field",
         ),
         ([NAT, "--decoding.num_beams=4"], r"^decoding\.num_beams: a model of kind nat has .* kind autoregressive has"),
-        (["--decoding.length_beam_size=2"], r"^decoding\.length_beam_size: .* kind nat or cmlm has; leave it out or"),
+        (
+            ["--decoding.length_beam_size=2"],
+            r"^decoding\.length_beam_size: .* kind nat or cmlm or iterative_vae has; leave it",
+        ),
         ([CMLM, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind cmlm has no such field"),
         (["--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind autoregressive has no such field"),
         ([NAT, "--training.evaluation_beams=2"], r"^training\.evaluation_beams: a model of kind nat has no such"),

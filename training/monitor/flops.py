@@ -9,7 +9,12 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vaswani_transformer import VaswaniCmlmConfig, VaswaniNatConfig, VaswaniTransformerConfig
+from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniIterativeVaeConfig,
+    VaswaniNatConfig,
+    VaswaniTransformerConfig,
+)
 
 # Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
 # distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
@@ -96,22 +101,38 @@ def autoregressive_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> in
 
 
 def nat_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
-    """Return the same of NAT; with glancing the decoder makes one more pass forward.
+    """Return the same of NAT; with glancing the decoder makes one more pass forward."""
+    config, (source, target) = cast(VaswaniNatConfig, model.config), pair_lengths(batch)
+    decoder = positional_decoder_products(config, source, target)
+    glance = 2 * decoder if cast(Any, model).glancing_ratio > 0 else 0
+    return 6 * (encoder_products(config, source) + length_difference_products(config, source) + decoder) + glance
+
+
+def iterative_vae_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+    """Return the same of IterativeVAE, whose latent steps go to the vocabulary and back; without recomputation."""
+    config, (source, target) = cast(VaswaniIterativeVaeConfig, model.config), pair_lengths(batch)
+    latents = (config.decoder_layers - 1) * config.d_model * (2 * config.vocab_size + 3) * int(target.sum())
+    decoder = positional_decoder_products(config, source, target) + latents
+    return 6 * (encoder_products(config, source) + length_difference_products(config, source) + decoder)
+
+
+def positional_decoder_products(config: VaswaniNatConfig, source: Tensor, target: Tensor) -> int:
+    """Return the multiplications of a decoder with positional attention, and of the projection to the vocabulary.
 
     Positional attention projects values and output only: its queries and keys are computed once a batch.
     """
-    config, (source, target) = cast(VaswaniNatConfig, model.config), pair_lengths(batch)
     tokens, width = int(target.sum()), config.num_heads * (config.head_dim + config.value_head_dim)
     positional = attention_products(config, target, target)
     positional -= 2 * config.num_heads * config.head_dim * config.d_model * tokens
     clip = config.relative_attention_clip
     relative = 0 if clip is None else width * (2 * clip + 1) * tokens
     decoder = decoder_products(config, source, target) + config.decoder_layers * (positional + relative)
-    decoder += config.vocab_size * config.d_model * tokens
-    classes = config.max_length_difference - config.min_length_difference + 1
-    length = config.d_model * classes * len(source)
-    glance = 2 * decoder if cast(Any, model).glancing_ratio > 0 else 0
-    return 6 * (encoder_products(config, source) + length + decoder) + glance
+    return decoder + config.vocab_size * config.d_model * tokens
+
+
+def length_difference_products(config: VaswaniNatConfig, source: Tensor) -> int:
+    """Return the multiplications of the predicted differences of length for sources (B,)."""
+    return config.d_model * (config.max_length_difference - config.min_length_difference + 1) * len(source)
 
 
 def cmlm_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:

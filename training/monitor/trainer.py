@@ -16,14 +16,22 @@ from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBar
 from training.tasks import Metric
 
 
+def by_layer(name: str, value: Tensor, config: Any) -> list[tuple[str, Tensor]]:
+    """Return a scalar with its name, or a value of each of the last layers, each with a name that ends in the layer."""
+    if not value.dim():
+        return [(name, value)]
+    first = config.decoder_layers - len(value) + 1
+    return [(f"{name}_{first + index}", part) for index, part in enumerate(value.unbind())]
+
+
 class MonitoredTrainer(Seq2SeqTrainer):
     """A trainer that measures what it does.
 
     It logs as `loss` the mean over the target tokens of all processes and all steps since the last entry, and, also of
     all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
     `teraflops_per_second` of the model's matrix products, and `mfu`, their share of the data sheet's peak if that is
-    known. A model that predicts lengths also logs their loss, divided as `loss` is, and with glancing the share of
-    target tokens that its first pass predicts.
+    known. A model that predicts lengths also logs their loss, divided as `loss` is, with glancing the share of target
+    tokens that its first pass predicts, and IterativeVAE the losses, divergences and weights of its layers.
 
     Args:
         best_metric: the task's metric, which the progress shows.
@@ -80,9 +88,10 @@ class MonitoredTrainer(Seq2SeqTrainer):
         for name, log_name in self.kind.log_parts.items():
             if (value := outputs.get(name)) is None:
                 continue
-            # A loss is divided by the tokens of the whole step, any other value is a mean over the batch.
-            divisor = torch.as_tensor(num_items_in_batch).max() if name.endswith("loss") else self.learned_tokens
-            self.monitor.add_part(log_name, value * divisor, self.learned_tokens)
+            # The accuracy is a mean over the batch, any other value is divided by the tokens of the whole step.
+            divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch).max()
+            for full_name, part in by_layer(log_name, value, cast(Any, self.model).config):
+                self.monitor.add_part(full_name, part * divisor, self.learned_tokens)
         return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
