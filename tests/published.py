@@ -13,6 +13,7 @@ EVERY_FAMILY = {
     "pipeline.py",
     "pretrained.py",
     "tokenizer.py",
+    "window.py",
 }
 EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
     "lengths.py",

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import modeling_flash_attention_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.flash_kernels import FlashKernels
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import CrossAttention, SelfAttention, scaled_dot_product_attention
@@ -203,57 +203,10 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
     assert set(widths) == {max(d_k, d_v)}
 
 
-class FlashKernels:
-    """The functions of the flash-attn package, written out: concatenated texts with their lengths."""
-
-    @staticmethod
-    def fixed(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
-        assert q.shape[-1] == k.shape[-1] == v.shape[-1]
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
-        if causal:  # the last query attends to the last key
-            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
-            scores = scores.masked_fill(hidden, -math.inf)
-        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-
-    @staticmethod
-    def varying(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-    ) -> Tensor:
-        assert int(cu_seqlens_q[-1]) == len(q)
-        assert int(cu_seqlens_k[-1]) == len(k)
-        queries, keys = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
-        texts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
-        return torch.cat([FlashKernels.fixed(*(x[None] for x in t), 0.0, softmax_scale, causal)[0] for t in texts])
-
-    @staticmethod
-    def unpad(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-        lengths = mask.sum(-1, dtype=torch.int32)
-        indices = mask.flatten().nonzero().flatten()
-        ends = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return states.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
-
-    @staticmethod
-    def pad(states: Tensor, indices: Tensor, batch: int, length: int) -> Tensor:
-        padded = states.new_zeros(batch * length, *states.shape[1:])
-        padded[indices] = states
-        return padded.unflatten(0, (batch, length))
-
-
 @pytest.fixture
 def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
     """A model that calls flash attention through Transformers, with the kernels above."""
-    kernels = (FlashKernels.fixed, FlashKernels.varying, None, FlashKernels.pad, FlashKernels.unpad)
-    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: kernels)
-    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    FlashKernels.install(monkeypatch)
     model = tiny_model().requires_grad_(False)
     model.config._attn_implementation_internal = "flash_attention_2"
     return model

@@ -27,6 +27,7 @@ DEFAULTS = {
     "position_embedding": "sinusoidal",
     "max_position_embeddings": 1024,
     "attention_bias": False,
+    "attention_window": None,
     "layer_norm_eps": 1e-6,
     "label_smoothing": 0.1,
     "scale_embedding": True,
@@ -103,6 +104,7 @@ def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
         activation_function=draw(st.sampled_from(["relu", "gelu", "silu"])),
         position_embedding=draw(st.sampled_from(["sinusoidal", "learned"])),
         attention_bias=draw(st.booleans()),
+        attention_window=draw(st.none() | st.integers(1, 99)),
         scale_embedding=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
         eos_token_id=draw(st.sampled_from([2, [1, 2], None])),
@@ -200,6 +202,7 @@ REFUSALS = [
     ({"num_heads": True}, ("num_heads", "True", "int")),
     ({"dropout": "0.1"}, ("dropout", "'0.1'", "float")),
     ({"attention_bias": 1}, ("attention_bias", "1", "bool")),
+    ({"attention_window": 0}, ("attention_window", "0", "at least 1")),
     ({"vocab_size": None}, ("vocab_size", "None", "int")),
 ]
 

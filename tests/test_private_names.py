@@ -81,6 +81,7 @@ USED = {
     },
     "tokenizer.py": {"_auto_class"},
     "translate/loading.py": {"_commit_hash"},
+    "window.py": {"_attn_implementation"},
 }
 # Where each stands in the tested versions; `_hf_hook` is what Accelerate sets on a module, `_commit_hash` the Hub.
 OWNERS = {

@@ -15,6 +15,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
+from .window import attend_in_blocks
 
 
 def scaled_dot_product_attention(
@@ -135,11 +136,25 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(MultiHeadAttention):
-    """Self-attention: every position attends to every position of the same text (3.2.3)."""
+    """Self-attention: every position attends to every position of the same text (3.2.3).
+
+    With an `attention_window` it attends to its neighborhood (section 4), as the mask says.
+    """
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys (B, H, Q, d_k) and values (B, H, Q, d_v) of `hidden_states` (B, Q, d_model)."""
         return self.split_heads(self.q_proj(hidden_states), self.head_dim), *self.project_key_values(hidden_states)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute equation (1); a window comes as a mask, as a mask of blocks, or as a number for flash attention."""
+        reach = self.config.attention_window
+        if reach is not None and self.is_flash:
+            kwargs["sliding_window"] = reach + 1  # Transformers counts the token itself
+        if reach is not None and isinstance(attention_mask, Tensor) and attention_mask.dim() == 5:
+            return attend_in_blocks(super().attend, query, key, value, attention_mask, reach, **kwargs)
+        return super().attend(query, key, value, attention_mask, **kwargs)
 
     def forward(
         self,

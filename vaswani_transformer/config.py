@@ -94,6 +94,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         position_embedding: "sinusoidal" (3.5) or "learned" (Table 3, row E).
         max_position_embeddings: the size of the table of learned positions; sinusoids have no limit.
         attention_bias: whether the attention projections have biases; the paper writes none.
+        attention_window: r of restricted self-attention (section 4): a position attends to r positions on either side
+            of it, in the decoder to the r before it; None: to all. Cross-attention attends to the whole source.
         layer_norm_eps: epsilon of every layer normalization.
         label_smoothing: eps_ls of the training loss (5.4).
         scale_embedding: whether embeddings are multiplied by sqrt(d_model) (3.4).
@@ -132,6 +134,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     position_embedding: str = position_embedding_type(default="sinusoidal")
     max_position_embeddings: int = positive_int(default=1024)
     attention_bias: bool = False
+    attention_window: int | None = positive_int(default=None)
     layer_norm_eps: float | int = positive_float(default=1e-6)
     label_smoothing: float | int = unit_rate(default=0.1)
     scale_embedding: bool = True
@@ -169,6 +172,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model ({self.d_model}) must be divisible by num_heads ({self.num_heads}) when d_k or d_v is not "
                 "given; change one of them or give both d_k and d_v."
+            )
+        if self.attention_window is not None and self.model_type != VaswaniTransformerConfig.model_type:
+            raise ValueError(
+                f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
+                "expected None. Leave it out."
             )
 
     def validate_token_ids(self) -> None:

@@ -17,6 +17,7 @@ from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerDecoderLayer
 from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
+from .window import Window, window_cache
 
 
 class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
@@ -82,7 +83,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            past_key_values = EncoderDecoderCache(window_cache(self.config, attention_mask), DynamicCache())
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
         mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
         source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)
@@ -109,6 +110,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     ) -> Tensor | BlockMask | None:
         """Return the causal mask of self-attention, in the form that the attention implementation takes."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        if self.config.attention_window is not None:
+            return Window(self.config, inputs_embeds, target_cache, is_causal=True).mask(attention_mask)
         return create_causal_mask(self.config, inputs_embeds, attention_mask, target_cache)
 
     def target_positions(

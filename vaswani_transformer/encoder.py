@@ -14,6 +14,7 @@ from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerEncoderLayer
 from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
+from .window import Window
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
@@ -66,7 +67,10 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             position_ids = count_positions(attention_mask)  # (B, S)
         elif position_ids is None:
             position_ids = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, S)
-        mask = padding_mask(self.config, inputs_embeds, attention_mask)
+        if self.config.attention_window is None:
+            mask = padding_mask(self.config, inputs_embeds, attention_mask)
+        else:
+            mask = Window(self.config, inputs_embeds).mask(attention_mask)
         hidden_states = self.input_embedding(inputs_embeds, position_ids, max_position)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)

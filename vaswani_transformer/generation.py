@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from .config import VaswaniTransformerConfig
 from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
+from .window import window_cache
 
 logger = logging.get_logger(__name__)
 
@@ -305,6 +306,19 @@ def is_plain(cache: Cache | None) -> bool:
     )
 
 
+def with_window_cache(inputs: dict[str, Any], config: VaswaniTransformerConfig, settings: Any) -> dict[str, Any]:
+    """Return inputs of `forward` whose cache, if it is plain and empty, keeps the keys within `attention_window`.
+
+    An assistant's cache is cut back to earlier tokens, whose keys it must still have.
+    """
+    cache, mask = inputs.get("past_key_values"), inputs.get("decoder_attention_mask")
+    is_new = isinstance(cache, EncoderDecoderCache) and is_plain(cache) and not settings.caller_has_cache
+    if config.attention_window is None or not is_new or settings.is_assistant:
+        return inputs
+    own = cast(EncoderDecoderCache, cache).cross_attention_cache
+    return inputs | {"past_key_values": EncoderDecoderCache(window_cache(config, mask), own)}
+
+
 def expand_cross_cache(cache: Cache | None, rows: int) -> Cache | None:
     """Return the cache with a row a target (`rows`) also for the source, as a caller expects it."""
     if isinstance(cache, EncoderDecoderCache):
@@ -471,6 +485,7 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Beam search for `generate()`, over the k rows of each source (k B, T)."""
         config, k = cast(Any, generation_config), generation_config.num_beams
+        model_kwargs = with_window_cache(model_kwargs, self.config, config)
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
@@ -511,7 +526,9 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
-        config, cache = cast(Any, generation_config), model_kwargs.get("past_key_values")
+        config = cast(Any, generation_config)
+        model_kwargs = with_window_cache(model_kwargs, self.config, config)
+        cache = model_kwargs.get("past_key_values")
         shows_more = config.return_dict_in_generate or streamer is not None or config.caller_has_cache
         is_special = synced_gpus or config.is_assistant or config.prefill_chunk_size is not None
         if shows_more or is_special or not is_plain(cache):

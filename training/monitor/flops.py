@@ -59,25 +59,30 @@ def pair_lengths(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return batch["attention_mask"].sum(1), target
 
 
-def attention_products(config: VaswaniTransformerConfig, queries: Tensor, keys: Tensor) -> int:
-    """Return the multiplications of the four projections, the scores and the weighted values.
+def attention_products(
+    config: VaswaniTransformerConfig, queries: Tensor, keys: Tensor, window: int | None = None
+) -> int:
+    """Return the multiplications of the four projections, the scores and the weighted values of attention.
 
     Args:
-        queries, keys: (B,), the tokens of each row on either side.
+        queries, keys: (B,), the tokens of each text.
+        window: r, where a query attends to 2 r + 1 keys at most.
     """
     heads = config.num_heads * (config.head_dim + config.value_head_dim)
-    return heads * (config.d_model * int(queries.sum() + keys.sum()) + int((queries * keys).sum()))
+    near = keys if window is None else keys.clamp(max=2 * window + 1)
+    return heads * (config.d_model * int(queries.sum() + keys.sum()) + int((queries * near).sum()))
 
 
 def encoder_products(config: VaswaniTransformerConfig, source: Tensor) -> int:
     """Return the multiplications of the encoder for sources of these lengths (B,)."""
     feed_forward = 2 * config.d_model * config.d_ff * int(source.sum())
-    return config.encoder_layers * (attention_products(config, source, source) + feed_forward)
+    return config.encoder_layers * (attention_products(config, source, source, config.attention_window) + feed_forward)
 
 
 def decoder_products(config: VaswaniTransformerConfig, source: Tensor, target: Tensor) -> int:
     """Return the multiplications of the decoder for pairs of these lengths, both (B,)."""
-    attention = attention_products(config, target, target) + attention_products(config, target, source)
+    attention = attention_products(config, target, target, config.attention_window)
+    attention += attention_products(config, target, source)
     return config.decoder_layers * (attention + 2 * config.d_model * config.d_ff * int(target.sum()))
 
 

@@ -61,6 +61,11 @@ def check_model(model: nn.Module, quantization: str | None, positions: int) -> N
         raise UserError(f"quantization is {quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.")
     if positions < 1:
         raise UserError(f"positions ({positions}) is not positive; give the longest text's number of tokens.")
+    if config.attention_window is not None:
+        raise UserError(
+            f"attention_window: CTranslate2 has no restricted self-attention; got {config.attention_window}, expected "
+            "None. Decode with prepare_for_inference instead."
+        )
     if config.activation_function not in ACTIVATIONS:
         raise UserError(
             f"CTranslate2 has no activation function {config.activation_function!r}; it has {', '.join(ACTIVATIONS)}."

@@ -101,6 +101,7 @@ class PreparedEncoder:
             and inputs.get("return_dict") is not False
             and not any(inputs.get(flag) or getattr(config, flag) for flag in flags)
             and config._attn_implementation == "eager"
+            and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
 

@@ -44,7 +44,9 @@ class Prepared(PreTrainedModel):
             replace(self, nn.Linear, make_linear)
             fuse_relu(self)
         replace(self, Dropout, lambda _: nn.Identity())
-        self.set_attn_implementation("eager")
+        # Without a window plain products are faster; with one "sdpa" computes long texts block by block.
+        window = getattr(self.config, "attention_window", None)
+        self.set_attn_implementation("eager" if window is None else "sdpa")
         self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
@@ -114,6 +116,7 @@ class PreparedForConditionalGeneration(Prepared):
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
             and config._attn_implementation == "eager"
+            and config.attention_window is None
             and not (config.output_attentions or config.output_hidden_states)
             and (mask is None or mask.dim() == 2)
             and not torch.is_autocast_enabled("cpu")

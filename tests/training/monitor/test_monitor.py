@@ -131,6 +131,15 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(overrides):
     assert training_flops(config, *lengths) == counter.get_total_flops()
 
 
+def test_flops_of_a_window_grow_linearly_with_the_source():
+    """From 2 r + 1 tokens on each further one costs the same; below that a window saves nothing."""
+    config, target = tiny_config(attention_window=3), torch.tensor([5])
+    costs = [training_flops(config, torch.tensor([length]), target) for length in range(7, 12)]
+    assert len({after - before for before, after in itertools.pairwise(costs)}) == 1
+    assert costs[0] == training_flops(tiny_config(), torch.tensor([7]), target)
+    assert costs[1] < training_flops(tiny_config(), torch.tensor([8]), target)
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5))
 def test_a_pair_costs_the_same_whatever_stands_beside_it(pairs):
     config = tiny_config()
