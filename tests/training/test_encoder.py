@@ -1,0 +1,151 @@
+"""A teacher's encoder, and whatever a folder or a tokenizer has that a kind of model cannot use."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset, DatasetDict
+
+from tests.helpers import TINY, tiny_model
+from tests.parallel_models import tiny_nat
+from training.checks import check_model, model_config
+from training.data.vocabulary import make_tokenizer
+from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
+from training.recipe import load_recipe, to_dict
+from training.run_folder import prepare_folder
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.errors import UserError
+
+SHAPE = [f"--model.{name}={value}" for name, value in TINY.items() if name != "vocab_size"]
+
+
+def train_tokenizer(text="one tree"):
+    return VaswaniTransformerTokenizer.train_from_iterator([text], vocab_size=264)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The folder of an autoregressive model with its tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("teacher"), train_tokenizer()
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_recipe(tmp_path):
+    def make(*arguments, shape=SHAPE):
+        path = tmp_path / "own.yaml"
+        path.write_text("data: {kind: grammar}", encoding="utf-8")
+        return load_recipe(path, [f"--output_dir={tmp_path / 'run'}", *shape, *arguments])
+
+    return make
+
+
+@pytest.fixture
+def pairs():
+    return DatasetDict(train=Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]}))
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "nat", "cmlm"])
+def test_a_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind):
+    """A CMLM's `<mask>` has the next id and a random embedding; everything else is as it would be without a teacher."""
+    recipe = make_recipe(
+        f"--model.kind={kind}",
+        f"--training.encoder_from={teacher}",
+        f"--tokenizer.path={teacher}",
+        "--model.dropout=0.3",
+    )
+    check_encoder(recipe, tmp_path / "run")
+    tokenizer = make_tokenizer(recipe, pairs)
+    check_encoder_tokenizer(recipe, tmp_path / "run", tokenizer)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(recipe.kind.model_class(model_config(recipe, tokenizer)))
+    load_encoder(models[0], recipe, tmp_path / "run")
+    weights, before = (model.state_dict() for model in models)
+    taught, rows = tiny_model(vocab_size=len(train_tokenizer())).state_dict(), len(train_tokenizer())
+    assert len(tokenizer) == rows + (kind == "cmlm")
+    for name, weight in weights.items():
+        if "embed" in name or "shared" in name or name == "lm_head.weight":
+            assert torch.equal(weight[:rows], taught["model.shared.weight"])
+            assert torch.equal(weight[rows:], before[name][rows:])
+        else:
+            assert torch.equal(weight, taught[name] if name.startswith("model.encoder.") else before[name]), name
+
+
+def test_a_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
+    recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
+    with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
+        check_encoder(recipe, folder)
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    check_encoder(recipe, folder)
+
+
+def test_a_teacher_of_another_kind_or_shape_is_refused_in_one_line(make_recipe, teacher, tmp_path):
+    other = tmp_path / "nat"
+    tiny_nat().save_pretrained(other)
+    (tmp_path / "bart").mkdir()
+    (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
+    for name, arguments, message in (
+        (other, [], r"^training\.encoder_from: .*nat holds a model of type vaswani_nat, expected an autoregressive"),
+        (tmp_path / "bart", [], r"^training\.encoder_from: .* of type bart, expected an autoregressive vaswani_trans"),
+        (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
+        (teacher, ["--model.encoder_layers=3"], r"^training\.encoder_from: .* has encoder_layers 2, and the recipe 3"),
+        (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
+    ):
+        recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
+        with pytest.raises(UserError, match=message) as refusal:
+            check_encoder(recipe, tmp_path / "run")
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_in_one_line(make_recipe, teacher, tmp_path):
+    recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
+    with pytest.raises(UserError, match=r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
+        check_encoder_tokenizer(recipe, tmp_path / "run", train_tokenizer("four dogs"))
+
+
+def test_a_tokenizer_that_pads_on_the_left_is_refused_for_a_parallel_model_only(make_recipe, pairs, tmp_path):
+    train_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    settings = tmp_path / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    path = f"--tokenizer.path={tmp_path / 'tokenizer'}"
+    make_tokenizer(make_recipe(path), pairs)
+    with pytest.raises(UserError, match=r"^tokenizer\.path: .* pads on the left, .* model\.kind nat must begin at the"):
+        make_tokenizer(make_recipe("--model.kind=nat", path), pairs)
+
+
+def test_a_cmlm_needs_a_tokenizer_with_a_mask(make_recipe):
+    with pytest.raises(UserError, match=r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
+        model_config(make_recipe("--model.kind=cmlm"), train_tokenizer())
+
+
+@pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
+def test_a_length_beam_above_the_classes_is_refused_before_any_work(make_recipe, kind, count):
+    check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
+    with pytest.raises(
+        UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* tells {count} lengths apart"
+    ):
+        check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
+
+
+def test_a_run_of_another_kind_is_refused_by_its_kind(make_recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe("--model.kind=nat"))))
+    prepare_folder(make_recipe("--model.kind=nat"))
+    with pytest.raises(UserError, match=r"run of another recipe, model\.kind differs; give the same command to resume"):
+        prepare_folder(make_recipe("--model.kind=cmlm"))
+
+
+def test_a_run_from_before_a_field_existed_resumes_with_its_default(make_recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    tree = to_dict(make_recipe())
+    del tree["training"]["optimizer"], tree["training"]["encoder_from"]
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    prepare_folder(make_recipe())
+    with pytest.raises(UserError, match=r"run of another recipe, training\.optimizer differs"):
+        prepare_folder(make_recipe("--training.optimizer=radam"))

@@ -1,0 +1,135 @@
+"""Whole runs of the kinds that predict all words at once: what they leave, how they resume, and their steps."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+
+from tests.helpers import FLOAT32
+from tests.training import gradients
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, cut_back, finish, make_arguments, same_course, start
+from training.draws import add_masks, pair_draws
+from training.publish import publish
+from training.recipe import load_recipe
+from training.run_folder import prepare_folder
+from training.train import make_trainer, prepare, run
+from vaswani_transformer import VaswaniCmlmForConditionalGeneration, VaswaniNatForConditionalGeneration
+
+GLAT = ["--model.kind=nat", "--training.glancing=[0.9, 0.5]", "--decoding.length_beam_size=3"]
+CMLM = ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"]
+KINDS = pytest.mark.parametrize("kind", [GLAT, CMLM], ids=["GLAT", "CMLM"])
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    return make_arguments(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def finished(arguments, tmp_path_factory):
+    """The folders of runs of nine steps, by kind; two steps are an epoch, so that step 3 is in the middle of one."""
+    folders = {}
+
+    def get(kind):
+        if kind[0] not in folders:
+            folders[kind[0]] = tmp_path_factory.mktemp("runs") / "whole"
+            run(load_recipe(arguments[0], [*arguments[1:], *own(kind), f"--output_dir={folders[kind[0]]}"]))
+        return folders[kind[0]]
+
+    return get
+
+
+def own(kind):
+    return [*kind, "--training.steps=9", "--training.optimizer=radam" if kind is GLAT else "--training.optimizer=paper"]
+
+
+@pytest.mark.slow
+@KINDS
+def test_a_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path, kind):
+    folder = finished(kind)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    classes = {"--model.kind=nat": VaswaniNatForConditionalGeneration, CMLM[0]: VaswaniCmlmForConditionalGeneration}
+    assert type(model) is classes[kind[0]]
+    assert len(tokenizer) == model.config.vocab_size
+    for saved in (folder, *(folder / "checkpoints").iterdir()):
+        search = json.loads((saved / "generation_config.json").read_text())
+        assert search["length_beam_size"] == (3 if kind is GLAT else 1)
+        assert search.get("num_iterations") == (None if kind is GLAT else 3)
+        assert not search.keys() & {"max_length", "num_beams", "length_penalty", "max_source_relative_length"}
+    results = json.loads((folder / "results.json").read_text())
+    steps = [entry for entry in results["curve"] if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 10))
+    assert all(0 < entry["length_loss"] < entry["loss"] for entry in steps)
+    assert all(("glancing_accuracy" in entry) == (kind is GLAT) for entry in steps)
+    assert publish(folder, "owner/name", dry_run=tmp_path / "hub") == str(tmp_path / "hub")
+    assert (tmp_path / "hub" / ("nat.py" if kind is GLAT else "cmlm.py")).exists()
+
+
+@pytest.mark.slow
+@KINDS
+def test_the_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
+    """An oracle without the Trainer: each pair alone, in evaluation mode; its length comes from the reference."""
+    folder = finished(kind)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    total, tokens = 0.0, 0
+    for text in LANGUAGE:
+        batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
+        total += model(**batch).token_loss.item() * batch["labels"].numel()
+        tokens += batch["labels"].numel()
+    results = json.loads((folder / "results.json").read_text())
+    losses = {entry["step"]: entry["eval_loss"] for entry in results["curve"] if "eval_loss" in entry}
+    best = max((entry for entry in results["curve"] if "eval_bleu" in entry), key=lambda entry: entry["eval_bleu"])
+    assert total / tokens == pytest.approx(results["validation"].get("loss", losses[best["step"]]), rel=1e-5)
+
+
+@pytest.mark.slow
+@KINDS
+def test_a_run_that_is_cut_back_into_an_epoch_resumes_to_the_bit(arguments, finished, tmp_path, kind):
+    """Dropout, masks, glancing and the optimizer included; the process has drawn other random numbers before."""
+    again = shutil.copytree(finished(kind), tmp_path / "again")
+    cut_back(again, 3)
+    set_seed(99)
+    results = run(load_recipe(arguments[0], [*arguments[1:], *own(kind), f"--output_dir={again}"]))
+    assert results["steps"] == 9
+    assert same_course(finished(kind), again)
+
+
+def close(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], **FLOAT32)
+
+
+@pytest.mark.slow
+@KINDS
+def test_a_step_is_the_same_on_two_processes_in_two_passes_each(arguments, tmp_path, kind):
+    """The gradient, without dropout: masks and shown words depend on step and pair only."""
+    step = [*arguments, *kind, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
+    gradients.main([*step, f"--output_dir={tmp_path / 'one'}"])
+    parts = [*step, "--training.device_tokens=15"]
+    finish(start(parts, tmp_path / "two", launcher=TWO_PROCESSES, module="tests.training.gradients"))
+    assert json.loads((tmp_path / "two" / "results.json").read_text())["processes"] == 2
+    close(*(load_file(tmp_path / name / "gradient.safetensors") for name in ("one", "two")))
+    logged = [json.loads((tmp_path / name / "results.json").read_text())["curve"][0] for name in ("one", "two")]
+    for name in {"loss", "length_loss", "glancing_accuracy"} & logged[0].keys():
+        assert logged[0][name] == pytest.approx(logged[1][name], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arguments, tmp_path):
+    """In three passes; an oracle without the Trainer's counting: the model's own loss over the step's pairs at once."""
+    step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
+    gradients.main([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])
+    recipe = load_recipe(step[0], [*step[1:], f"--output_dir={tmp_path / 'run'}"])
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    batch = next(iter(trainer.get_train_dataloader()))
+    del batch["number"]
+    batch = add_masks(batch, pair_draws(batch, recipe.seed, 0), tokenizer.mask_token_id, tokenizer.pad_token_id)
+    assert 0 < batch["labels"].ne(-100).sum() < batch["target_lengths"].sum()
+    trainer.model.train()(**batch).loss.backward()
+    found = load_file(tmp_path / "parts" / "gradient.safetensors")
+    close(found, {name: weight.grad for name, weight in trainer.model.named_parameters()})
