@@ -19,11 +19,13 @@ class DataRecipe:
     """Which sentence pairs, and which of them to use.
 
     kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
-        a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema.
+        a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema; "trees", bracketed
+        constituency trees, for parsing: the source is a sentence in its language, the target its linear tree.
     path: the folder of the files, or the data set's name on the Hub.
     subset: the configuration of a data set on the Hub.
     source, target: the language codes.
-    train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub.
+    train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub; for
+        "trees" also patterns such as "22/*.mrg", several of them separated by spaces.
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
     too_long: "drop" a longer training pair, with a count, or end the run with an "error".
     empty: end the run with an "error" on a pair with an empty side, or "drop" it, with a count.
@@ -34,7 +36,7 @@ class DataRecipe:
     teacher: the model that must have written `distilled`; None for that of `training.encoder_from`, or for any.
     """
 
-    kind: Literal["grammar", "json", "text", "hub"] = "json"
+    kind: Literal["grammar", "json", "text", "hub", "trees"] = "json"
     path: str | None = None
     subset: str | None = None
     source: str = "en"
@@ -194,11 +196,13 @@ class Recipe:
     seed: of the weights, the dropout and the order of the pairs.
     expected: the score of such a run and the time it takes, for readers.
     published: a published score on the same test set, which the model card shows with the run's scores.
+    note: what readers of the scores must know, such as that a parser made the test trees; it stands wherever they do.
     """
 
     name: str = "run"
     expected: str = ""
     published: str = ""
+    note: str = ""
     output_dir: str | None = None
     seed: int = 2017
     data: DataRecipe = field(default_factory=DataRecipe)

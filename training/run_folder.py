@@ -35,7 +35,7 @@ from vaswani_transformer.files import PARTIAL, write_atomically
 TRAINED_STATE = STATE
 DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
 LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
-DESCRIPTIVE_FIELDS = ("expected", "published")  # for readers
+DESCRIPTIVE_FIELDS = ("expected", "published", "note")  # for readers
 # Execution and output only: they do not change what a step computes.
 EXECUTION_FIELDS = (
     "training.device_tokens",

@@ -28,6 +28,7 @@ from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
+from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
@@ -196,6 +197,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     return {
         "model": options.model,
         "recipe": recipe.name,
+        **({"note": recipe.note} if recipe.note else {}),
         "data": dataclasses.asdict(recipe.data),
         "split": options.split,
         "sentences": len(sources),
@@ -217,8 +219,8 @@ def report(scores: dict[str, Any]) -> None:
     for name, value in scores.items():
         if isinstance(value, dict) and "signature" in value:
             print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}")
-        elif name in STATISTICS:
-            print(f"{name:<20} {value:>8.3f}  {STATISTICS[name]}")
+        elif text := (STATISTICS | PARSING_STATISTICS).get(name):
+            print(f"{name:<20} {value:>8.3f}  {text}")
     if lm := scores.get("lm"):
         print(f"{'lm':<20} {lm['score']:>8.3f}  {lm['definition']}; of the references {lm['reference']:.3f}")
     tokens = f"of {scores['target_tokens']} sub-word tokens, </s> counted"
@@ -229,6 +231,8 @@ def report(scores: dict[str, Any]) -> None:
         print(f"{'nll_at_gold_length':<20} {nll:>8.3f}  nats a position, each predicted by itself, {tokens}")
     if shares := scores.get("changed_by_iteration"):
         print(f"{'changed':<20} {' '.join(f'{share:.3f}' for share in shares)}  of the tokens, by iteration 2, 3, ...")
+    if note := scores.get("note"):
+        print(note)
     print(
         f"{scores['sentences']} sentences of {scores['split']} in {scores['seconds']:.1f} s: "
         f"{scores['sentences_per_second']:.1f} sentences and {scores['output_tokens_per_second']:.0f} output tokens a "

@@ -184,7 +184,12 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
         "sentences": len(texts),
         "seconds": time.perf_counter() - start,
         "examples": [
-            {"source": sources[index], "translation": texts[index], "reference": references[index]} for index in shown
+            {
+                "source": sources[index],
+                "translation": trainer.task.display(sources[index], texts[index]),
+                "reference": trainer.task.display(sources[index], references[index]),
+            }
+            for index in shown
         ],
     }
 
@@ -294,11 +299,14 @@ def report(results: dict[str, Any], folder: str) -> None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
         return
     signature = scores[best.signature_key]
+    if note := results["recipe"]["note"]:
+        logger.info("%s", note)
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
         source = shlex.quote(scores["examples"][0]["source"])
-        logger.info("Next, translate what you type, and see what the model attends to:")
-        logger.info("vaswani-translate %s", shlex.quote(folder))
+        task = make_task(results["recipe"])
+        logger.info("Next, %s what you type, and see what the model attends to:", task.verb)
+        logger.info("vaswani-%s %s", task.verb, shlex.quote(folder))
         logger.info("python -m vaswani_transformer.figures %s %s", shlex.quote(folder), source)
 
 

@@ -1,4 +1,4 @@
-"""Sentence pairs in files, JSON Lines or parallel text: read line by line, and checked."""
+"""Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
 import gzip
 import json
@@ -12,6 +12,8 @@ from accelerate import PartialState
 
 from training.recipe import DataRecipe
 from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.parse.linear import linearize
+from vaswani_transformer.parse.trees import ROOT, Tree, evaluation_tree, read_trees
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
@@ -156,7 +158,40 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
     warn_of_empty(source_path, empty)
 
 
+def matching_files(folder: Path, names: str) -> list[Path]:
+    """Return the files of one name, or of patterns separated by spaces, each pattern's in alphabetical order.
+
+    Raises:
+        UserError: a pattern matches no file.
+    """
+    if (folder / names).exists():
+        return [folder / names]
+    paths = []
+    for pattern in names.split():
+        found = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+        if not found:
+            raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
+        paths += found
+    return paths
+
+
+def read_tree_pairs(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of bracketed files with their linear trees, without functional tags and empty elements."""
+    empty = 0
+    for path in matching_files(folder, name):
+        for line, tree in read_trees(numbered_lines(path), str(path)):
+            cleaned = evaluation_tree(tree) or Tree(ROOT, ())
+            source, target = " ".join(cleaned.words), linearize(cleaned)
+            if has_both_sides(recipe, f"{path}, line {line}", source, target):
+                yield source, target
+            else:
+                empty += 1
+    warn_of_empty(folder / name, empty)
+
+
+READERS = {"json": read_json, "text": read_text, "trees": read_tree_pairs}
+
+
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
     """Return the pairs of a split in files of the recipe's kind."""
-    read = read_json if recipe.kind == "json" else read_text
-    return read(recipe, Path(recipe.path or ""), name)
+    return READERS[recipe.kind](recipe, Path(recipe.path or ""), name)

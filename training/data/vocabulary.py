@@ -7,35 +7,63 @@ from typing import Any, cast
 
 import datasets
 from datasets import DatasetDict
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
-from training.recipe import Recipe
+from training.recipe import Recipe, to_dict
+from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError, one_line
 
+SIDES = ("source", "target")
 STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained
 
 
-def sample_texts(pairs: datasets.Dataset | PairStream, count: int | None) -> Iterator[str]:
-    """Yield both sides of `count` pairs: evenly spaced over a set, or the first of a stream.
+def sample_texts(
+    pairs: datasets.Dataset | PairStream, count: int | None, sides: tuple[str, ...] = SIDES
+) -> Iterator[str]:
+    """Yield both sides, or one, of `count` pairs: evenly spaced over a set, or the first of a stream.
 
     Args:
+        pairs: the set or the stream.
         count: None for all pairs of a set and the first million of a stream.
+        sides: the sides.
     """
     if isinstance(pairs, PairStream):
         for pair in islice(pairs, count or STREAM_SAMPLE):
-            yield from pair
+            yield from (text for side, text in zip(SIDES, pair, strict=True) if side in sides)
         return
     if count is not None and count < len(pairs):
         pairs = pairs.select([number * len(pairs) // count for number in range(count)])
     for batch in pairs.iter(1000):
-        for side in ("source", "target"):
+        for side in sides:
             yield from cast(Any, batch)[side]
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path))
+
+
+def train_tokenizer(
+    recipe: Recipe, train: datasets.Dataset | PairStream, sides: tuple[str, ...], tokens: set[str]
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer trained on sides of the training pairs, to which `tokens` are added, each as one token.
+
+    Raises:
+        UserError: the vocabulary size is too small.
+    """
+    texts, size = sample_texts(train, recipe.tokenizer.sample, sides), recipe.tokenizer.vocab_size
+    try:
+        tokenizer = VaswaniTransformerTokenizer.train_from_iterator(
+            texts, size - len(tokens), recipe.tokenizer.algorithm
+        )
+    except UserError:  # a bad line of the pairs
+        raise
+    except ValueError as error:
+        labels = f"{len(tokens)} of {size} entries are the targets' labels, and " if tokens else ""
+        raise UserError(f"tokenizer.vocab_size: {labels}{error}") from error
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in sorted(tokens)])
+    return tokenizer
 
 
 def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
@@ -61,17 +89,26 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
 
 def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
+    task = make_task(to_dict(recipe))
+    train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
+    tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
     if (path := recipe.tokenizer.path) is None:
-        train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
-        texts = sample_texts(train, recipe.tokenizer.sample)
-        try:
-            return VaswaniTransformerTokenizer.train_from_iterator(
-                texts, recipe.tokenizer.vocab_size, recipe.tokenizer.algorithm
-            )
-        except UserError:  # a bad line of the pairs
-            raise
-        except ValueError as error:
-            raise UserError(f"tokenizer.vocab_size: {error}") from error
+        return train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)
+    tokenizer = load_complete_tokenizer(path, recipe)
+    if missing := sorted(tokens - tokenizer.get_vocab().keys()):
+        raise UserError(
+            f"tokenizer.path: {path} lacks {len(missing)} labels of the trees, such as {missing[0]!r}; add them as "
+            "tokens, or train a tokenizer."
+        )
+    return tokenizer
+
+
+def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs.
+
+    Raises:
+        UserError: there is none.
+    """
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:

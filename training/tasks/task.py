@@ -1,6 +1,7 @@
 """The interface of a task: what training, scoring and model cards ask for instead of a metric by name."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,16 +28,28 @@ class Task(ABC):
         best_metric: the metric that chooses the best checkpoint.
         metrics: every metric of the test set, in the order of the card.
         title: the task and its data in a few words.
+        verb: what a model of the task does to a text, as in the name of its command.
+        shares_vocabulary: whether the vocabulary is learned from targets too.
     """
 
     hub_name: ClassVar[str]
     best_metric: ClassVar[Metric]
     metrics: ClassVar[tuple[Metric, ...]]
+    verb: ClassVar[str]
+    shares_vocabulary: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def title(self) -> str:
         """The task and its data in a few words."""
+
+    def single_tokens(self, targets: Iterable[str]) -> set[str]:
+        """Return what each must be one token of the vocabulary, from the targets."""
+        return set()
+
+    def display(self, source: str, text: str) -> str:
+        """Return a hypothesis or a reference of a source as readers see it."""
+        return text
 
     @abstractmethod
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class TranslationTask(Task):
     """
 
     hub_name = "translation"
+    verb = "translate"
     best_metric = Metric("bleu", "BLEU", "signature")
     metrics = (best_metric, Metric("chrf", "chrF", "chrf_signature"))
 

@@ -1,0 +1,93 @@
+"""Constituency parsing (6.3): a sentence in, its linear tree out, scored by labelled brackets as by EVALB."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from training.tasks.task import Metric, Task
+from vaswani_transformer.parse import BracketScores, ParsedSentence, delinearize, score_trees
+from vaswani_transformer.parse.linear import linear_tokens, place_count
+
+SIGNATURE = "signature"
+PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}
+
+
+class ParsingTask(Task):
+    """Parsing of one language into linear trees.
+
+    Args:
+        language: the language code of the sentences.
+    """
+
+    hub_name = "constituency-parsing"
+    best_metric = Metric("f1", "F1", SIGNATURE)
+    metrics = (
+        best_metric,
+        Metric("precision", "precision", SIGNATURE),
+        Metric("recall", "recall", SIGNATURE),
+        Metric("exact_match", "exact match", SIGNATURE),
+        Metric("tagging_accuracy", "tagging accuracy", SIGNATURE),
+    )
+    verb = "parse"
+    shares_vocabulary = False
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+
+    @property
+    def title(self) -> str:
+        return f"Constituency parsing {self.language}"
+
+    def single_tokens(self, targets: Iterable[str]) -> set[str]:
+        """Return every opening label, closing label and tag of the targets."""
+        return linear_tokens(targets)
+
+    def display(self, source: str, text: str) -> str:
+        """Return the tree in brackets."""
+        return str(delinearize(text, source.split(" ")).tree)
+
+    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        scores = score_linear(predictions, references)[0]
+        return {"f1": scores.f1, SIGNATURE: signature(scores)}
+
+    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        scores, _ = score_linear(predictions, references)
+        values = {metric.key: getattr(scores, metric.key) for metric in self.metrics}
+        return values | {SIGNATURE: signature(scores)} | self.statistics(predictions, references)
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Return the share of predictions that were malformed, in percent, as `repaired`."""
+        return {"repaired": score_linear(predictions, references)[1]}
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        """Return every score, by name, each as `score` and `signature`.
+
+        evalb_f1: as EVALB prints it, without the sentences in which the trees disagree about punctuation.
+        """
+        scores, _ = score_linear(predictions, references)
+        evalb, _ = score_linear(predictions, references, own_punctuation=True)
+        found = {metric.key: {"score": getattr(scores, metric.key)} for metric in self.metrics}
+        found = {name: score | {"signature": signature(scores)} for name, score in found.items()}
+        return found | {"evalb_f1": {"score": evalb.f1, "signature": signature(evalb, own_punctuation=True)}}
+
+
+def numbered_tree(text: str, count: int) -> ParsedSentence:
+    """Return the tree of a linear tree over `count` words, which scores only need to tell apart."""
+    return delinearize(text, [str(number) for number in range(count)])
+
+
+def score_linear(
+    predictions: list[str], references: list[str], own_punctuation: bool = False
+) -> tuple[BracketScores, float]:
+    """Return the scores of linear trees, and in percent the share of predictions that were repaired."""
+    counts = [place_count(text) for text in references]
+    gold = [numbered_tree(text, count).tree for text, count in zip(references, counts, strict=True)]
+    found = [numbered_tree(text, count) for text, count in zip(predictions, counts, strict=True)]
+    scores = score_trees(gold, [sentence.tree for sentence in found], own_punctuation)
+    return scores, 100 * sum(sentence.is_repaired for sentence in found) / max(1, len(found))
+
+
+def signature(scores: BracketScores, own_punctuation: bool = False) -> str:
+    """Return how a score was computed."""
+    parts = ["evalb:COLLINS.prm", f"punctuation:{'own' if own_punctuation else 'gold'}-tags"]
+    parts += [f"sentences:{scores.sentences}", f"skipped:{scores.skipped}", f"errors:{scores.errors}"]
+    return "|".join(parts)
