@@ -1,9 +1,9 @@
 """Linear trees (Vinyals et al. 2015, "Grammar as a Foreign Language"): a tree as a sequence of tokens, and back.
 
-`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`: opening labels `(NP`, places of words with
-their tags `()PRP`, closing labels `)NP`. The root is left out. Vinyals et al. write `XX` for every tag; tags stay here, so that tagging
-accuracy can be measured and punctuation is known to evaluation. Every token has a bracket, which no word of a treebank
-has. So a source holds no token of a target.
+`(TOP (S (NP (PRP I)) (VP (VBP know))))` becomes `(S(NP()PRP)NP(VP()VBP)VP)S`: opening labels `(NP`, places of words
+with their tags `()PRP`, closing labels `)NP`. The root is left out. Vinyals et al. write `XX` for every tag; tags stay
+here, so that tagging accuracy can be measured and evaluation knows punctuation. Every token has a bracket, which no
+word of a treebank has. So a source holds no token of a target.
 """
 
 import re

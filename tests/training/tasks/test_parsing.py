@@ -1,0 +1,125 @@
+"""Parsing as a task: trees in files become pairs, labels become tokens, and a run ends with F1."""
+
+import gzip
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.training.runs import TINY
+from tests.trees import GOLD, PREDICTED
+from training.data.files import read_file
+from training.data.pairs import load_pairs
+from training.data.tokenizing import token_ids
+from training.data.vocabulary import make_tokenizer
+from training.recipe import DataRecipe, Recipe, TokenizerRecipe, load_recipe, to_dict
+from training.tasks import make_task
+from training.train import run
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.parse import linearize, read_trees, score_trees
+from vaswani_transformer.parse.linear import linear_tokens
+
+
+def read(text: str) -> list:
+    return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]
+
+
+GOLD_TREES = read(GOLD)
+WORDS = [" ".join(tree.words) for tree in GOLD_TREES]
+TARGETS = [linearize(tree) for tree in GOLD_TREES]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe of trees: training trees in two sections of many lines, the other splits a tree a line."""
+    for section in ("02", "03"):
+        (tmp_path / section).mkdir()
+        text = GOLD.replace("(TOP ", "( ").replace("(VP ", "\n    (VP ")
+        (tmp_path / section / "wsj_1.mrg").write_text(text, encoding="utf-8")
+    with gzip.open(tmp_path / "validation.ptb.gz", "wt", encoding="utf-8") as file:
+        file.write(GOLD)
+    (tmp_path / "test.ptb").write_text(GOLD, encoding="utf-8")
+    data = DataRecipe(
+        kind="trees", path=str(tmp_path), target="trees", train="0[2-9]/*.mrg", validation="validation.ptb.gz",
+        test="test.ptb",
+    )  # fmt: skip
+    return Recipe(name="trees", data=data, tokenizer=TokenizerRecipe(vocab_size=340))
+
+
+def test_bracketed_files_become_sentences_and_linear_trees(recipe) -> None:
+    pairs = load_pairs(recipe.data)
+    assert pairs["train"].to_dict() == {"source": WORDS * 2, "target": TARGETS * 2}
+    assert pairs["validation"].to_dict() == pairs["test"].to_dict() == {"source": WORDS, "target": TARGETS}
+
+
+def test_pattern_without_a_file_and_broken_tree_are_named(recipe, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"no file matches '24/\*.mrg'"):
+        list(read_file(recipe.data, "02/*.mrg 24/*.mrg"))
+    (tmp_path / "03" / "wsj_1.mrg").write_text("( (S (NN dog)))\n( (S (NN dog))\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"wsj_1.mrg, line 2: the tree that starts here is not closed"):
+        load_pairs(recipe.data)
+
+
+def test_every_label_is_one_token_and_no_word_is_a_label(recipe) -> None:
+    pairs = load_pairs(recipe.data)
+    tokenizer = make_tokenizer(recipe, pairs)
+    assert len(tokenizer) <= 340
+    sources, targets = token_ids(tokenizer, WORDS, TARGETS)
+    labels = {tokenizer.convert_tokens_to_ids(token) for token in linear_tokens(TARGETS)}
+    assert all(set(row[:-1]) <= labels and row[-1] == tokenizer.eos_token_id for row in targets)
+    assert not any(set(row) & labels for row in sources)
+    assert tokenizer.batch_decode(targets, skip_special_tokens=True) == TARGETS
+    assert tokenizer.batch_decode(sources, skip_special_tokens=True) == WORDS
+
+
+def test_vocabulary_counts_the_labels(recipe) -> None:
+    small = Recipe(data=recipe.data, tokenizer=TokenizerRecipe(vocab_size=280))
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size: \d+ of 280 entries are the targets' labels"):
+        make_tokenizer(small, load_pairs(recipe.data))
+
+
+def test_loaded_tokenizer_must_have_the_labels(recipe, tmp_path) -> None:
+    pairs = load_pairs(recipe.data)
+    tokenizer = make_tokenizer(recipe, pairs)
+    tokenizer.save_pretrained(tmp_path / "whole")
+    loaded = make_tokenizer(Recipe(data=recipe.data, tokenizer=TokenizerRecipe(path=str(tmp_path / "whole"))), pairs)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    plain = type(tokenizer).train_from_iterator(WORDS, 300)
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(UserError, match=r"tokenizer.path: .*plain lacks \d+ labels of the trees"):
+        make_tokenizer(Recipe(data=recipe.data, tokenizer=TokenizerRecipe(path=str(tmp_path / "plain"))), pairs)
+
+
+def test_scores_of_linear_trees_are_those_of_the_trees(recipe) -> None:
+    task, predicted = make_task(to_dict(recipe)), read(PREDICTED)
+    found, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
+    for metric in task.metrics:
+        assert found[metric.key] == getattr(expected, metric.key)
+        assert found[metric.signature_key].startswith("evalb:COLLINS.prm|punctuation:gold-tags|sentences:6|skipped:1")
+    assert found["repaired"] == 0
+    scores = task.all_scores([linearize(tree) for tree in predicted], TARGETS)
+    assert scores["evalb_f1"]["score"] == score_trees(GOLD_TREES, predicted, own_punctuation=True).f1
+    assert "errors:1" in scores["evalb_f1"]["signature"]
+
+
+def test_share_of_repaired_outputs_is_reported(recipe) -> None:
+    task = make_task(to_dict(recipe))
+    assert task.statistics(["", TARGETS[1], "(S", TARGETS[3]], TARGETS[:4]) == {"repaired": 50}
+    assert task.display("The dog", "(NP()DT") == "(TOP (NP (DT The) (XX dog)))"
+
+
+@pytest.mark.slow
+def test_run_ends_with_f1(recipe, tmp_path) -> None:
+    fields = {name: value for name, value in vars(recipe.data).items() if name != "subset"}
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps({"name": "trees", "note": "Made by hand.", "data": fields}), encoding="utf-8")
+    more = ["--tokenizer.vocab_size=340", "--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
+    results = run(load_recipe(path, [*TINY, "--training.source_tokens=200", "--training.target_tokens=200", *more]))
+    assert 0 <= results["test"]["f1"] <= 100
+    assert results["validation"]["f1"] == results["best_validation_f1"]
+    assert results["recipe"]["note"] == "Made by hand."
+    for example in results["test"]["examples"]:
+        ((_, tree),) = read_trees([(1, example["translation"])], "example")
+        assert " ".join(tree.words) == example["source"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert tokenizer.decode(token_ids(tokenizer, WORDS, TARGETS)[1][0], skip_special_tokens=True) == TARGETS[0]
