@@ -200,6 +200,8 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
     [
         ("nat", {"num_beams": 4}, "num_beams: .* got 4"),
         ("nat", {"do_sample": True}, "do_sample"),
+        ("cmlm", {"length_penalty": 0.6}, "length_penalty: .* got 0.6"),
+        ("cmlm", {"early_stopping": "never"}, "early_stopping: .* got 'never'"),
         ("nat", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
         ("cmlm", {"num_iterations": 0}, "num_iterations: got 0, expected at least 1"),
         ("nat", {"length_beam_size": 42}, "length_beam_size: got 42, expected 1 to 41"),

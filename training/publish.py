@@ -26,7 +26,7 @@ from training.report.licenses import LICENSES
 from training.report.results import RESULTS, to_json_values
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
-from vaswani_transformer.checked_loading import check_tokenizer_size, load_model, load_tokenizer
+from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.files import write_errors
@@ -65,7 +65,7 @@ def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
     try:
         model = load_model(str(run), local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
-        check_tokenizer_size(model, tokenizer, str(run))
+        check_tokenizer_fits(model, tokenizer, str(run))
     except ValueError as error:
         raise UserError(one_line(error)) from error
     return cast(ProjectedModel, model), tokenizer

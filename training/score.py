@@ -129,6 +129,8 @@ def likelihood(
 class HistoryEngine(TransformersEngine):
     """`generate()` of a model that predicts all tokens at once, which counts the tokens that each iteration changes.
 
+    What counts as an iteration is the model's: a pass of a CMLM, a layer of an IterativeVAE.
+
     Attributes:
         changed: tokens that iteration 2, 3, ... changed, over all texts so far.
         tokens: tokens of those texts.

@@ -138,22 +138,28 @@ def load_tokenizer(name: str, **settings: Any) -> PreTrainedTokenizerBase:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name, **settings))
 
 
-def check_tokenizer_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that the model has an embedding for every token.
+def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that the model has an embedding for every token, and a model that fills in masks the tokenizer's `<mask>`.
 
     Raises:
-        UserError: naming both sizes.
+        UserError: naming both sizes, or both ids.
     """
     if len(tokenizer) > (entries := cast(Any, model.get_input_embeddings()).weight.shape[0]):
         raise UserError(
             f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
+        )
+    expected = getattr(model.config, "mask_token_id", None)
+    if expected is not None and (found := tokenizer.mask_token_id) != expected:
+        raise UserError(
+            f"{name}: its tokenizer does not fit the model's mask_token_id; got {found} for <mask>, expected "
+            f'{expected}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
         )
 
 
 __all__ = [
     "check_finite",
     "check_model_name",
-    "check_tokenizer_size",
+    "check_tokenizer_fits",
     "load_errors",
     "load_model",
     "load_tokenizer",

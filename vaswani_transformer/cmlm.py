@@ -90,12 +90,12 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
     _no_split_modules = VaswaniCmlmModel._no_split_modules
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
+        super().__init__(config)
         if config.mask_token_id is None or config.pad_token_id is None:
             raise ValueError(
                 f"mask_token_id, pad_token_id: a CMLM needs both; got {config.mask_token_id}, {config.pad_token_id}. "
                 'Add the first to the tokenizer by add_special_tokens({"mask_token": "<mask>"}) and set it.'
             )
-        super().__init__(config)
         scale = self.model.encoder.embed_tokens.embed_scale
         self.length_token = LengthToken(config.d_model, config.max_target_length, scale)
         self.post_init()

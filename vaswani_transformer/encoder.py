@@ -20,6 +20,7 @@ from .window import Window
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
     """A stack of N identical layers over the embedded source (3.1)."""
 
+    is_stack = True
     _tp_plan = tensor_parallel_plan("self_attn")
     _fsdp_plan = {"layers.*": "free_full_weight"}
     _can_record_outputs = {"hidden_states": VaswaniTransformerEncoderLayer, "attentions": SelfAttention}

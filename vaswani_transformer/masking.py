@@ -64,6 +64,9 @@ class MaskingCollator:
         mask_token_id: the id of `<mask>`.
         pad_token_id: the id of `<pad>`.
         seed: of the masks.
+
+    Raises:
+        ValueError: an id is None; when called, as `mask_targets`.
     """
 
     def __init__(
@@ -73,6 +76,11 @@ class MaskingCollator:
         pad_token_id: int,
         seed: int = 0,
     ) -> None:
+        if mask_token_id is None or pad_token_id is None:
+            raise ValueError(
+                f"mask_token_id, pad_token_id: got {mask_token_id} and {pad_token_id}, expected two ids. Add the first "
+                'by tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
+            )
         self.collator = collator
         self.mask_token_id, self.pad_token_id, self.seed = mask_token_id, pad_token_id, seed
         self.generator: torch.Generator | None = None

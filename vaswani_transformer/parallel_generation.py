@@ -28,6 +28,8 @@ LEFT_TO_RIGHT = (
     "num_beams",
     "num_beam_groups",
     "diversity_penalty",
+    "length_penalty",
+    "early_stopping",
     "do_sample",
     "min_length",
     "min_new_tokens",

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
 
+FAMILY_PREFIX = "vaswani_"  # of every model type of the package
 KNOWN_VERSIONS = "5.17 to 5.23"
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     PreTrainedConfig: ("_attn_implementation", "_auto_class"),
@@ -65,9 +66,31 @@ def check_single_input(input_ids: Tensor | None, inputs_embeds: Tensor | None, p
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
 
 
-class VaswaniTransformerPreTrainedModel(PreTrainedModel):
-    """Base class of the package's models: initialization, capabilities, saving and publishing."""
+def check_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, auto_class: str) -> None:
+    """Check that a configuration is not one of another family: Transformers would draw the weights that are missing.
 
+    Raises:
+        ValueError: it is.
+    """
+    saved, expected = config.model_type, cast(type[PreTrainedConfig], model_class.config_class).model_type
+    if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
+        raise ValueError(
+            f"{config.name_or_path or 'config'}: holds a model of another family; got {saved}, expected {expected} for "
+            f"{model_class.__name__}. Load it with {auto_class}, which takes the class that fits."
+        )
+
+
+class VaswaniTransformerPreTrainedModel(PreTrainedModel):
+    """Base class of the package's models: initialization, capabilities, saving and publishing.
+
+    Attributes:
+        is_stack: whether the class is an encoder or decoder, which models of several families hold.
+
+    Raises:
+        ValueError: from a class that is no stack, the configuration of another family.
+    """
+
+    is_stack: ClassVar[bool] = False
     config_class = VaswaniTransformerConfig
     config: VaswaniTransformerConfig
     base_model_prefix = "model"
@@ -84,6 +107,8 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
         check_private_names()
+        if not self.is_stack:
+            check_family(type(self), config, self._own_auto_class)
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()

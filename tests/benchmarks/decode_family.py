@@ -33,7 +33,7 @@ from training.report.results import commit, cpu_name, versions
 from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import text_statistics
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.checked_loading import check_tokenizer_size, load_model, load_tokenizer
+from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
@@ -87,7 +87,7 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
         if not folder or any(arm.model_name == name for arm in arms):
             raise UserError(f"--model={name}: expected NAME=FOLDER with a new name. Name each model once.")
         model, tokenizer = load_model(folder), load_tokenizer(folder)
-        check_tokenizer_size(model, tokenizer, folder)
+        check_tokenizer_fits(model, tokenizer, folder)
         if options.dtype != "plain":
             model = prepare_for_inference(model, options.dtype)
         for search, passes, settings in searches(model.eval(), options):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..checked_loading import check_tokenizer_size, load_model, load_tokenizer
+from ..checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from ..command_line import ArgumentParser, utf8_text
 from ..errors import UserError, exit_on_user_error, one_line
 from ..files import write_errors
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.disable_progress_bar()
     with exit_on_user_error():
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)
-        check_tokenizer_size(model, tokenizer, options.model)
+        check_tokenizer_fits(model, tokenizer, options.model)
         try:
             page = attention_page(model, tokenizer, options.source, options.target)
         except ValueError as error:

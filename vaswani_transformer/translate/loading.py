@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checked_loading import (
     check_model_name,
-    check_tokenizer_size,
+    check_tokenizer_fits,
     load_errors,
     load_model,
     load_tokenizer,
@@ -38,10 +38,10 @@ def resolve_device(options: argparse.Namespace) -> torch.device:
         raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
 
 
-def own_model_types() -> set[str]:
-    """Return the model types of this package."""
-    configs = (VaswaniTransformerConfig, *VaswaniTransformerConfig.__subclasses__())
-    return {config.model_type for config in configs}
+def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransformerConfig) -> set[str]:
+    """Return the model types of a configuration and of those derived from it: by default all of this package."""
+    derived = map(own_model_types, config_class.__subclasses__())
+    return {config_class.model_type}.union(*derived)
 
 
 def should_prepare(options: argparse.Namespace, model_type: str, device: torch.device) -> bool:
@@ -91,7 +91,7 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
     with load_errors(options.model):
         cast(Any, model).to(device)
-    check_tokenizer_size(model, tokenizer, options.model)
+    check_tokenizer_fits(model, tokenizer, options.model)
     if is_prepared:
         model = prepare_for_inference(model, "float32" if options.dtype == "auto" else options.dtype)
     return model, tokenizer

@@ -1,0 +1,118 @@
+"""A checkpoint of one family in the class, or with the tokenizer, of another ends in one line with the way out."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+
+import vaswani_transformer
+from tests.helpers import PAIRS, random_tokens, tiny_model
+from tests.parallel_models import FAMILY, tiny_cmlm
+from vaswani_transformer import MaskingCollator, VaswaniNatConfig, VaswaniNatForConditionalGeneration
+from vaswani_transformer.checked_loading import check_tokenizer_fits
+from vaswani_transformer.encoder import VaswaniTransformerEncoder
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.tokenizer import VaswaniTransformerTokenizer
+
+MODELS = {"transformer": tiny_model, **FAMILY}
+CLASS_NAMES = {
+    "transformer": "VaswaniTransformer",
+    "nat": "VaswaniNat",
+    "iterative_vae": "VaswaniIterativeVae",
+    "cmlm": "VaswaniCmlm",
+}
+OTHERS = [(family, other) for family in MODELS for other in MODELS if family != other]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Any]:
+    """A saved model of each family."""
+    root = tmp_path_factory.mktemp("families")
+    for family, make in MODELS.items():
+        make().save_pretrained(root / family)
+    return {family: root / family for family in MODELS}
+
+
+@pytest.mark.parametrize(("family", "other"), OTHERS)
+@pytest.mark.parametrize("part", ["ForConditionalGeneration", "Model"])
+def test_a_checkpoint_of_another_family_ends_in_one_line(folders, family: str, other: str, part: str) -> None:
+    model_class = getattr(vaswani_transformer, CLASS_NAMES[family] + part)
+    auto_class = "AutoModel" if part == "Model" else "AutoModelForSeq2SeqLM"
+    with pytest.raises(
+        ValueError, match=f"got vaswani_{other}, expected vaswani_{family} for .* {auto_class}"
+    ) as error:
+        model_class.from_pretrained(folders[other])
+    assert str(error.value).startswith(f"{folders[other]}: holds a model of another family; ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders, family: str) -> None:
+    model_class, folder = type(MODELS[family]()), folders[family]
+    expected = MODELS[family]().state_dict()
+    for found in (
+        model_class.from_pretrained(folder),
+        model_class.from_pretrained(str(folder.parent), subfolder=family),
+        model_class.from_pretrained(folder, config=AutoConfig.from_pretrained(folder)),
+        model_class.from_pretrained(folder, config=str(folder)),
+        AutoModelForSeq2SeqLM.from_pretrained(folder),
+    ):
+        assert type(found) is model_class
+        assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
+    assert type(AutoModel.from_pretrained(folder)) is model_class.body_class
+
+
+def test_a_subfolder_of_another_family_ends_in_one_line_too(folders) -> None:
+    with pytest.raises(ValueError, match="got vaswani_cmlm, expected vaswani_nat"):
+        VaswaniNatForConditionalGeneration.from_pretrained(folders["cmlm"].parent, subfolder="cmlm")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_encoder_of_any_family_loads_by_itself(family: str, tmp_path) -> None:
+    encoder, source = MODELS[family]().get_encoder(), random_tokens(2, 5)
+    encoder.save_pretrained(tmp_path)
+    again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
+    assert torch.equal(again(source).last_hidden_state, encoder(source).last_hidden_state)
+
+
+def test_a_subclass_with_a_model_type_of_its_own_starts_from_a_family(folders) -> None:
+    class OwnConfig(VaswaniNatConfig):
+        model_type = "my_nat"
+
+    class OwnModel(VaswaniNatForConditionalGeneration):
+        config_class = OwnConfig
+
+    _, report = OwnModel.from_pretrained(folders["nat"], output_loading_info=True)
+    assert not report["missing_keys"]
+
+
+def tokenizer_of_pairs() -> VaswaniTransformerTokenizer:
+    return VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=280)
+
+
+@pytest.mark.parametrize("tokens_before", [None, 0, 1])
+def test_a_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int | None) -> None:
+    tokenizer = tokenizer_of_pairs()
+    model = tiny_cmlm(vocab_size=len(tokenizer) + 2, mask_token_id=len(tokenizer))
+    if tokens_before is not None:
+        tokenizer.add_tokens(["<other>"] * tokens_before)
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    if tokens_before == 0:
+        check_tokenizer_fits(model, tokenizer, "m")
+        return
+    with pytest.raises(
+        UserError, match=r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"
+    ):
+        check_tokenizer_fits(model, tokenizer, "m")
+
+
+def test_a_collator_without_a_mask_or_with_targets_padded_on_the_left_ends_in_one_line() -> None:
+    tokenizer = tokenizer_of_pairs()
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    with pytest.raises(ValueError, match=r"^mask_token_id, pad_token_id: got None and 1, expected two ids\. Add the"):
+        MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
+    rows = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    tokenizer.padding_side = "left"
+    with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; .* on the right\.$"):
+        MaskingCollator(collator, 5, 1)(rows)
