@@ -161,10 +161,13 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
 
 
 def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
-    """Return loss, perplexity and best metric on the validation set, by the search of evaluations in training."""
+    """Return loss, perplexity and best metric on the validation set, by the search of evaluations in training.
+
+    A model that predicts all words at once has no perplexity.
+    """
     trainer.remove_callback(EarlyStoppingCallback)  # it would look for metrics of another name
     metrics, best = trainer.evaluate(metric_key_prefix="eval_final"), trainer.task.best_metric
-    scores = {name: metrics[f"eval_final_{name}"] for name in ("loss", "perplexity", best.key)}
+    scores = {name: metrics[f"eval_final_{name}"] for name in trainer.metric_names}
     return scores | {best.signature_key: trainer.signature}
 
 
@@ -179,8 +182,7 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
     sources = pairs["source"][:]
     return {
         **scores,
-        "loss": cast(dict, output.metrics)["test_loss"],
-        "perplexity": cast(dict, output.metrics)["test_perplexity"],
+        **{name: cast(dict, output.metrics)[f"test_{name}"] for name in trainer.metric_names},
         "sentences": len(texts),
         "seconds": time.perf_counter() - start,
         "examples": [

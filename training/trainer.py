@@ -202,8 +202,14 @@ class RecipeTrainer(MonitoredTrainer):
         found = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not found:
             return {}
-        scores = {name: found[-1][f"eval_{name}"] for name in ("loss", "perplexity", self.task.best_metric.key)}
+        scores = {name: found[-1][f"eval_{name}"] for name in self.metric_names}
         return {"validation": scores | {"signature": self.signature}}
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of an evaluation; a likelihood at gold length, position by position, is no perplexity."""
+        likelihoods = ["loss"] if self.kind.is_parallel else ["loss", "perplexity"]
+        return [*likelihoods, self.task.best_metric.key]
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
@@ -343,7 +349,7 @@ class RecipeTrainer(MonitoredTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Return loss, perplexity and best metric of a set; see `evaluation_loop`."""
+        """Return `metric_names` of a set; see `evaluation_loop`."""
         self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
@@ -366,7 +372,7 @@ class RecipeTrainer(MonitoredTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return loss and perplexity of a target token, and the best metric, over all pairs on all ranks, each once.
+        """Return `metric_names`, the first of a target token, over all pairs on all ranks, each once.
 
         The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
         """
@@ -390,7 +396,7 @@ class RecipeTrainer(MonitoredTrainer):
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
-            metrics={f"{metric_key_prefix}_{name}": value for name, value in metrics.items()},
+            metrics={f"{metric_key_prefix}_{name}": metrics[name] for name in self.metric_names},
             num_samples=len(texts),
         )
 

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
 from tests.training.runs import equal, weights
+from training.kinds import KINDS
 from training.publish import NEEDED, main, publish
-from training.recipe import Recipe, load_recipe, to_dict
+from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe, to_dict
 from training.report import card as card_module
 from training.report.card import CURVE_ROWS, make_card, sample_entries
 from training.report.licenses import LICENSES
@@ -130,6 +131,48 @@ def test_the_card_tells_languages_data_licence_size_time_hardware_and_code():
     assert "| train, the first of a stream | 16 |" in hub.text
     assert hub.data.datasets == ["wmt/wmt14"]
     assert "--data.path" not in hub.text
+
+
+PARALLEL_CARDS = {
+    "nat": ({}, "A non-autoregressive Transformer (NAT, ", {"vaswani_nat", "nat"}, "1 pass over the predicted length"),
+    "glat": ({"glancing": [0.5, 0.3]}, "A Glancing Transformer (GLAT, ", {"vaswani_nat", "glat"}, "1 pass over the "),
+    "cmlm": ({}, "A conditional masked language model (CMLM, ", {"vaswani_cmlm", "cmlm"}, "10 passes over the predict"),
+}
+
+
+@pytest.mark.parametrize("variant", PARALLEL_CARDS)
+def test_a_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
+    training, first, tags, search = PARALLEL_CARDS[variant]
+    recipe = Recipe(
+        name="own",
+        model={"kind": "cmlm" if variant == "cmlm" else "nat", "d_model": 256},
+        data=DataRecipe(path="multi30k", distilled="runs/distilled"),
+        training=TrainingRecipe(encoder_from="runs/teacher", **training),
+    )
+    results = results_of() | {"recipe": to_dict(recipe)}
+    for entry in results["curve"]:
+        entry.pop("eval_perplexity", None)
+    card = make_card(results, REPOSITORY)
+    (opening,) = [line for line in card.text.splitlines() if line.endswith("trained with")]
+    assert opening.startswith(first)
+    assert card_module.AT_ONCE in opening
+    assert {*tags, "non-autoregressive"} <= set(card.data.tags)
+    assert not {"attention-is-all-you-need", "vaswani_transformer"} & set(card.data.tags)
+    for fact in (
+        f"| Model | {variant.upper()} in the shape of the paper's base with d_model 256; encoder and embeddings began",
+        "| Data | multi30k; training targets replaced by a teacher's translations |",
+        "| step | loss | validation loss | BLEU |",
+        "| 300 | 1.667 | 1.333 | 30.00 |",
+        f"`generation_config.json`: {search}",
+        "each predicted without the others; it is no perplexity",
+    ):
+        assert fact in card.text
+    assert "The original Transformer" not in card.text
+
+
+def test_every_kind_of_model_has_a_first_sentence():
+    assert set(KINDS) <= set(card_module.INTRODUCTIONS)
+    assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}
 
 
 def test_a_sentence_in_the_example_is_the_one_that_was_translated():

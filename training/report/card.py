@@ -11,12 +11,23 @@ from typing import Any, cast
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from training.kinds import kind_of_recipe
+from training.kinds import AUTOREGRESSIVE, kind_of_recipe
 from training.monitor.stopwatch import phase_shares
 from training.tasks import Metric, make_task
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
+AT_ONCE = "which predicts all words of a translation at once"
+INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
+    "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
+    "nat": f"A non-autoregressive Transformer (NAT, [Gu et al. 2018](https://arxiv.org/abs/1711.02281)), {AT_ONCE}",
+    "glat": f"A Glancing Transformer (GLAT, [Qian et al. 2021](https://arxiv.org/abs/2008.07905)), {AT_ONCE}",
+    "cmlm": "A conditional masked language model (CMLM, "
+    f"[Ghazvininejad et al. 2019](https://arxiv.org/abs/1904.09324)), {AT_ONCE} and replaces the least likely ones in "
+    "each further pass",
+    "iterative_vae": f"An IterativeVAE, {AT_ONCE} from a latent that its layers refine",
+}
+NAMES = {"nat": "NAT", "glat": "GLAT", "cmlm": "CMLM", "iterative_vae": "IterativeVAE"}
 FALLBACK_EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
@@ -34,12 +45,13 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         metadata(results, license),
         template_path=str(TEMPLATE),
         name=results["name"],
+        introduction=INTRODUCTIONS[variant(recipe)],
         source=recipe["data"]["source"],
         target=recipe["data"]["target"],
-        data=data_name(recipe["data"]),
+        data=describe_data(recipe["data"]),
         license=license,
         parameters=f"{results['parameters']:,}",
-        model=describe_model(recipe["model"]),
+        model=describe_model(recipe),
         training=describe_training(results),
         weights=describe_weights(recipe),
         hardware=describe_hardware(results),
@@ -50,11 +62,25 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         example=python_literal(example_sentence(results)),
         search=describe_search(recipe["decoding"]),
         longest=recipe["data"]["max_length"],
+        losses=describe_losses(recipe),
         curve=curve_table(results["curve"], make_task(recipe).best_metric),
         fingerprints=fingerprint_table(results.get("data", {})),
         code=describe_code(results),
         command=training_command(recipe, repository),
     )
+
+
+def variant(recipe: dict[str, Any]) -> str:
+    """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
+    is_glancing = recipe["training"].get("glancing") is not None
+    return "glat" if is_glancing else recipe["model"].get("kind", AUTOREGRESSIVE)
+
+
+def tags(results: dict[str, Any]) -> list[str]:
+    """Return the tags by which the Hub finds the model."""
+    kind, name = kind_of_recipe(results["recipe"]), variant(results["recipe"])
+    own = ["non-autoregressive", name.replace("_", "-")] if kind.is_parallel else ["attention-is-all-you-need"]
+    return ["transformer", *own, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
 
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
@@ -65,7 +91,7 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
         license=license,
         library_name="transformers",
         pipeline_tag=cast(Any, task.hub_name),
-        tags=["transformer", "attention-is-all-you-need", "vaswani_transformer", task.hub_name],
+        tags=tags(results),
         datasets=[data["path"]] if data["kind"] == "hub" else None,
         metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
         model_name=results["name"],
@@ -101,20 +127,45 @@ def data_name(data: dict[str, Any]) -> str:
     return " ".join(name for name in (data["path"], data["subset"]) if name)
 
 
-def describe_model(fields: dict[str, Any]) -> str:
-    """Return the recipe's model: the paper's, and the fields that differ from it."""
-    changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "paper")
-    return f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
+def describe_data(data: dict[str, Any]) -> str:
+    """Return the data in text, with what replaced its training targets."""
+    distilled = "; training targets replaced by a teacher's translations" if data.get("distilled") else ""
+    return f"{data_name(data)}{distilled}"
+
+
+def describe_model(recipe: dict[str, Any]) -> str:
+    """Return the recipe's model: the paper's, the fields that differ from it, and where its encoder comes from."""
+    fields = recipe["model"]
+    changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in ("paper", "kind"))
+    shape = f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
+    if kind_of_recipe(recipe).is_parallel:
+        shape = f"{NAMES[variant(recipe)]} in the shape of {shape}"
+    return shape + ("; encoder and embeddings began as a teacher's" if recipe["training"].get("encoder_from") else "")
 
 
 def describe_training(results: dict[str, Any]) -> str:
     """Return the number and size of steps, the operations, and the schedule."""
     recipe = results["recipe"]["training"]
     scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
+    schedule = f"the paper's Adam and learning rate with {recipe['warmup_steps']:,} steps of warm-up{scale}"
+    if recipe.get("optimizer") == "radam":
+        schedule = f"RAdam, learning rate {recipe['learning_rate']} decaying exponentially"
     return (
         f"{results['steps']:,} steps of about {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} "
-        f"target tokens, {results['flops']:.2g} floating-point operations; the paper's Adam and learning rate with "
-        f"{recipe['warmup_steps']:,} steps of warm-up{scale}; {recipe['precision']}"
+        f"target tokens, {results['flops']:.2g} floating-point operations; {schedule}; {recipe['precision']}"
+    )
+
+
+def describe_losses(recipe: dict[str, Any]) -> str:
+    """Return what the columns of the curve are."""
+    plain = (
+        "`loss` is the label-smoothed training loss and `validation loss` the plain one, both in nats per target token."
+    )
+    if not kind_of_recipe(recipe).is_parallel:
+        return plain
+    return (
+        "`loss` is the training loss with that of the length. `validation loss` is the negative log-likelihood of a "
+        "target token in nats at the reference's length, each predicted without the others; it is no perplexity."
     )
 
 
@@ -197,15 +248,16 @@ def curve_table(curve: list[dict[str, Any]], metric: Metric) -> str:
     """Return a table with a row for some evaluations, among them the first, the last and the best."""
     losses = {entry["step"]: entry["loss"] for entry in curve if "loss" in entry}
     evaluated = [entry for entry in curve if "eval_loss" in entry]
-    score = f"eval_{metric.key}"
-    rows = [f"| step | loss | validation loss | perplexity | {metric.title} |", "| ---: | ---: | ---: | ---: | ---: |"]
+    columns = {"validation loss": ("eval_loss", ".3f"), "perplexity": ("eval_perplexity", ",.2f")}
+    columns[metric.title] = (score := f"eval_{metric.key}", ".2f")
+    if not any("eval_perplexity" in entry for entry in evaluated):
+        del columns["perplexity"]
+    rows = [f"| step | loss | {' | '.join(columns)} |", "| ---: " * (2 + len(columns)) + "|"]
     for entry in sample_entries(evaluated, score):
         before = [step for step in losses if step <= entry["step"]]
         loss = losses[max(before)] if before else None
-        rows.append(
-            f"| {entry['step']:,} | {format_figure(loss, '.3f')} | {format_figure(entry['eval_loss'], '.3f')} "
-            f"| {format_figure(entry['eval_perplexity'], ',.2f')} | {format_figure(entry[score], '.2f')} |"
-        )
+        cells = [format_figure(entry.get(key), spec) for key, spec in columns.values()]
+        rows.append(f"| {entry['step']:,} | {format_figure(loss, '.3f')} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
