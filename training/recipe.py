@@ -23,7 +23,7 @@ class DataRecipe:
         constituency trees, for parsing: the source is a sentence in its language, the target its linear tree.
     path: the folder of the files, or the data set's name on the Hub.
     subset: the configuration of a data set on the Hub.
-    source, target: the language codes.
+    source, target: the language codes, or other names of the two sides, such as prompt and reply.
     train, validation, test: file names under `path`, with `{language}` in them for "text", or splits on the Hub; for
         "trees" also patterns such as "22/*.mrg", several of them separated by spaces.
     max_length: the tokens, `</s>` included, that a side of a training pair may have.
@@ -192,6 +192,7 @@ class Recipe:
     """One run. `model` holds the `kind` of model, fields of its configuration, and `paper`, the model they change.
 
     name: the run's name, also in its model card.
+    task: what the pairs are, which decides the scores: translations, or prompts with replies. Trees are always parsed.
     output_dir: the run's folder; the same command resumes an interrupted run in it.
     seed: of the weights, the dropout and the order of the pairs.
     expected: the score of such a run and the time it takes, for readers.
@@ -200,6 +201,7 @@ class Recipe:
     """
 
     name: str = "run"
+    task: Literal["translation", "dialogue"] = "translation"
     expected: str = ""
     published: str = ""
     note: str = ""
@@ -316,7 +318,7 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     if recipe.data.source == recipe.data.target:
         raise UserError(
-            f"data.target: {recipe.data.target!r} is also the source language, so a model would learn to copy; "
+            f"data.target: {recipe.data.target!r} is also the source, so a model would learn to copy; "
             "set data.source or data.target."
         )
     if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:

@@ -107,7 +107,7 @@ def test_sentences_are_shown_after_each_iteration(run):
         (["ar", "ar"], [], "--model=AR: expected NAME=FOLDER with a new name."),
         (["ar"], ["--distilled", "NAT"], "--distilled: no model is named NAT. Give names of --model."),
         (["ar"], ["--warmup=12"], "--data: 12 sentences; give more than --warmup and at least --history."),
-        (["ar"], ["--target=fr"], "no text in the language 'fr'"),
+        (["ar"], ["--target=fr"], "no side 'fr'"),
         (["nothing"], [], "there is no such folder"),
     ],
     ids=str,

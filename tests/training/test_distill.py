@@ -195,10 +195,16 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher
     [
         (
             ["--data.source=de", "--data.target=en"],
-            "translates other languages; got en-de, expected de-en. Name another",
+            "has other sides; got en-de, expected de-en. Name another",
         ),
-        (["--data.train=validation.jsonl"], "translates other sources than data.train has; got 12 of another text"),
-        (["--data.train=test.jsonl", "--data.streaming=true"], "translates other sources than data.train has; got 12"),
+        (
+            ["--data.train=validation.jsonl"],
+            "was written for other sources than data.train has; got 12 of another text",
+        ),
+        (
+            ["--data.train=test.jsonl", "--data.streaming=true"],
+            "was written for other sources than data.train has; got 12",
+        ),
         (["--data.distilled=nowhere"], "nowhere: has no readable distillation.json, so it is no folder of python -m"),
         (["--data.distilled=null", "--data.teacher=."], "data.teacher: names the teacher of distilled pairs; give"),
     ],

@@ -106,7 +106,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
         ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
         ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
-        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source language"),
+        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source, so"),
         ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
         (
             "data: {kind: grammar}\ntraining: {steps: 9999999999999999999}",

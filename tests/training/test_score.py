@@ -245,7 +245,7 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
     [
         (["--data.test=null"], "data.test: own has no test set; name one, or give another --split."),
         (["--data.test=nothing.jsonl"], "nothing.jsonl: there is no such file; set data.path"),
-        (["--data.target=fr"], "no text in the language 'fr' (found: en, de)"),
+        (["--data.target=fr"], "no side 'fr' (found: en, de)"),
         (["--nothing=1"], "nothing: no such key; a recipe has"),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),

@@ -196,7 +196,7 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
     name, data = f"data.distilled: {recipe.distilled}", distillation.record["data"]
     if (data["source"], data["target"]) != (recipe.source, recipe.target):
         raise UserError(
-            f"{name} translates other languages; got {data['source']}-{data['target']}, expected "
+            f"{name} has other sides; got {data['source']}-{data['target']}, expected "
             f"{recipe.source}-{recipe.target}. Name another folder, or set data.source and data.target."
         )
     distillation.check_complete()
@@ -241,7 +241,7 @@ def check_sources(distillation: Distillation, sources: Iterable[str], is_stream:
     found = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)
     if {name: found[name] for name in before} != before:
         raise UserError(
-            f"data.distilled: {distillation.folder} translates other sources than data.train has; got "
+            f"data.distilled: {distillation.folder} was written for other sources than data.train has; got "
             f"{before['sources']:,d} of another text, expected {found['sources']:,d}. Name the data that was "
             "distilled, or distill this one."
         )

@@ -80,7 +80,7 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     """Return the source and the target of a line of JSON.
 
     Raises:
-        UserError: it has no texts in the recipe's languages.
+        UserError: it lacks a side that the recipe names.
     """
     pair = row.get("translation") if isinstance(row, dict) else None
     if not isinstance(pair, dict):
@@ -95,8 +95,8 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     for language in (recipe.source, recipe.target):
         if language not in pair:
             raise UserError(
-                f"{where}: no text in the language {language!r} (found: {', '.join(pair)}); set data.source and "
-                "data.target to languages of the file."
+                f"{where}: no side {language!r} (found: {', '.join(pair)}); set data.source and data.target to "
+                "sides of the file."
             )
         if not isinstance(text := pair[language], str):
             raise UserError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")

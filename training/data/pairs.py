@@ -79,8 +79,8 @@ def to_source_target(splits: datasets.DatasetDict, recipe: DataRecipe) -> datase
         if recipe.source not in languages or recipe.target not in languages:
             raise UserError(
                 f"{recipe.path or recipe.kind}, split {name}: the columns are {', '.join(split.features)} with the "
-                f"languages {', '.join(languages) or 'none'}, not a translation of {recipe.source} and "
-                f"{recipe.target}; set data.source and data.target."
+                f"sides {', '.join(languages) or 'none'}, expected {recipe.source} and {recipe.target}; set "
+                "data.source and data.target."
             )
 
     def pick(batch: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:

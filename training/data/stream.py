@@ -58,7 +58,7 @@ def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
     Raises:
         UserError: as `load_pairs`, for a bad line when it is reached.
     """
-    if recipe.kind in ("json", "text"):
+    if recipe.kind not in ("grammar", "hub"):
         return (source for source, _ in read_file(recipe, recipe.train))
     others: dict[str, Any] = {"validation": None, "test": None}
     pairs = load_real_pairs(dataclasses.replace(recipe, **others))["train"]

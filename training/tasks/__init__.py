@@ -2,15 +2,18 @@
 
 from typing import Any
 
+from training.tasks.dialogue import DialogueTask
 from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
 from training.tasks.translation import TranslationTask
 
-__all__ = ["Metric", "ParsingTask", "Task", "TranslationTask", "make_task"]
+__all__ = ["DialogueTask", "Metric", "ParsingTask", "Task", "TranslationTask", "make_task"]
 
 
 def make_task(recipe: dict[str, Any]) -> Task:
     """Return the task of a recipe, given as a dictionary as in results.json."""
     if recipe["data"]["kind"] == "trees":
         return ParsingTask(recipe["data"]["source"])
+    if recipe.get("task") == "dialogue":
+        return DialogueTask(recipe["score"]["tokenize"])
     return TranslationTask(recipe["data"]["source"], recipe["data"]["target"], recipe["score"]["tokenize"])

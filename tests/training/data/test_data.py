@@ -77,7 +77,7 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
         "source": ["a"],
         "target": ["b"],
     }
-    with pytest.raises(UserError, match=r"own/set, split train: .*languages (en, de|de, en), not .* en and fr"):
+    with pytest.raises(UserError, match=r"own/set, split train: .*sides (en, de|de, en), expected en and fr"):
         to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
@@ -118,7 +118,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
         ('{"text": "x"}', r"train\.jsonl, line 2: no column 'translation' \(found: text\)"),
         (
             '{"translation": {"en": "x", "fr": "y"}}',
-            r"line 2: no text in the language 'de' \(found: en, fr\); set data\.source",
+            r"line 2: no side 'de' \(found: en, fr\); set data\.source",
         ),
         ('{"translation": {"en": "x", "de": 3}}', r"line 2: the side 'de' is a number, no text"),
         (json_line("x", "  "), r"line 2: the side 'de' is empty; correct the line or set data\.empty=drop"),
@@ -224,7 +224,7 @@ def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(h
         load_pairs(hub)
     with pytest.raises(UserError, match=r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
-    with pytest.raises(UserError, match=r"split train: the columns are translation with the languages .*en and fr"):
+    with pytest.raises(UserError, match=r"split train: the columns are translation with the sides .*en and fr"):
         load_pairs(dataclasses.replace(hub, target="fr"))
     with pytest.raises(UserError, match=r"data\.train: the split 'training' of .* cannot be loaded"):
         load_pairs(dataclasses.replace(hub, train="training"))

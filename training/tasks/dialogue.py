@@ -1,0 +1,43 @@
+"""Dialogue: a prompt in, a reply out. One prompt has many replies, so one reference says less than for translation."""
+
+from typing import Any
+
+from training.tasks.metrics import bleu
+from training.tasks.task import Metric, Task
+from training.tasks.text_statistics import text_statistics
+
+
+class DialogueTask(Task):
+    """Replies to prompts, scored by BLEU-1 and BLEU-2 and described by their variety.
+
+    Args:
+        tokenize: sacreBLEU's tokenizer; "none" for texts that are tokenized.
+    """
+
+    hub_name = "text-generation"
+    metrics = (Metric("bleu_1", "BLEU-1", "bleu_1_signature"), Metric("bleu_2", "BLEU-2", "bleu_2_signature"))
+    best_metric = metrics[1]
+
+    def __init__(self, tokenize: str) -> None:
+        self.tokenize = tokenize
+
+    @property
+    def title(self) -> str:
+        return "Dialogue"
+
+    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        found = bleu(predictions, references, self.tokenize, 2)
+        return {"bleu_2": found["bleu"], "bleu_2_signature": found["signature"]}
+
+    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        found = bleu(predictions, references, self.tokenize, 1)
+        scores = {"bleu_1": found["bleu"], "bleu_1_signature": found["signature"]}
+        return scores | self.evaluate(predictions, references) | self.statistics(predictions, references)
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        return text_statistics(predictions, references)
+
+    def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
+        """Return BLEU-1 and BLEU-2, each as `score` and `signature`."""
+        found = {f"bleu_{order}": bleu(predictions, references, self.tokenize, order) for order in (1, 2)}
+        return {name: {"score": score["bleu"], "signature": score["signature"]} for name, score in found.items()}
