@@ -247,9 +247,9 @@ def make_trainer(
 
 def opening_line(recipe: Recipe) -> str:
     """Return what a run is going to do, and what its recipe expects of it: score and time."""
-    training, subject = recipe.training, recipe.name or "This recipe"
+    training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(to_dict(recipe)).verb
     limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
-    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then translates the test set"
+    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the test set"
     return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
 
 
@@ -290,13 +290,13 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 def report(results: dict[str, Any], folder: str) -> None:
     """Print a few translations, the time of each phase, and the best metric on the last line; log what to type next."""
-    scores = results.get("test")
+    scores, task = results.get("test"), make_task(results["recipe"])
     for example in scores["examples"] if scores else []:
-        for name in ("source", "translation", "reference"):
-            print(f"{name:<12} {example[name]}")
+        for role, name in zip(task.roles, ("source", "translation", "reference"), strict=True):
+            print(f"{role:<12} {example[name]}")
         print()
     print(time_line(results["time"]))
-    best = make_task(results["recipe"]).best_metric
+    best = task.best_metric
     if scores is None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
         return
@@ -306,9 +306,8 @@ def report(results: dict[str, Any], folder: str) -> None:
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
         source = shlex.quote(scores["examples"][0]["source"])
-        task = make_task(results["recipe"])
         logger.info("Next, %s what you type, and see what the model attends to:", task.verb)
-        logger.info("vaswani-%s %s", task.verb, shlex.quote(folder))
+        logger.info("%s %s", task.command, shlex.quote(folder))
         logger.info("python -m vaswani_transformer.figures %s %s", shlex.quote(folder), source)
 
 

@@ -15,6 +15,8 @@ class DialogueTask(Task):
     """
 
     hub_name = "text-generation"
+    verb = "answer"
+    roles = ("prompt", "reply", "reference")
     metrics = (Metric("bleu_1", "BLEU-1", "bleu_1_signature"), Metric("bleu_2", "BLEU-2", "bleu_2_signature"))
     best_metric = metrics[1]
 

@@ -28,6 +28,8 @@ class ParsingTask(Task):
         Metric("tagging_accuracy", "tagging accuracy", SIGNATURE),
     )
     verb = "parse"
+    command = "vaswani-parse"
+    roles = ("source", "parse", "reference")
     shares_vocabulary = False
 
     def __init__(self, language: str) -> None:

@@ -28,7 +28,9 @@ class Task(ABC):
         best_metric: the metric that chooses the best checkpoint.
         metrics: every metric of the test set, in the order of the card.
         title: the task and its data in a few words.
-        verb: what a model of the task does to a text, as in the name of its command.
+        verb: what a model of the task does to a text.
+        command: the command that does it.
+        roles: what readers call a source, what the model makes of it, and a reference.
         shares_vocabulary: whether the vocabulary is learned from targets too.
     """
 
@@ -36,6 +38,8 @@ class Task(ABC):
     best_metric: ClassVar[Metric]
     metrics: ClassVar[tuple[Metric, ...]]
     verb: ClassVar[str]
+    command: ClassVar[str] = "vaswani-translate"
+    roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
     shares_vocabulary: ClassVar[bool] = True
 
     @property

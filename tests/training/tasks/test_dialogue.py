@@ -1,0 +1,69 @@
+"""Dialogue: which scores a recipe of prompts and replies has, and how the command names its texts."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from tests.helpers import ROOT
+from training.recipe import Recipe, load_recipe, to_dict
+from training.tasks import DialogueTask, make_task
+from training.tasks.metrics import bleu
+from training.train import opening_line, report
+
+RECIPES = sorted((ROOT / "training" / "recipes").glob("dialogue-*.yaml"))
+REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
+
+
+def dialogue(tokenize="none"):
+    recipe = dataclasses.replace(Recipe(), task="dialogue")
+    return make_task(to_dict(recipe) | {"score": {"tokenize": tokenize}})
+
+
+def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety():
+    found = dialogue().test(REPLIES, REFERENCES)
+    for order in (1, 2):
+        expected = bleu(REPLIES, REFERENCES, "none", order)
+        assert found[f"bleu_{order}"] == expected["bleu"]
+        assert found[f"bleu_{order}_signature"] == expected["signature"]
+    assert found["distinct_1"] == 5 / 6
+    assert found["repeats"] == 1 / 6
+    assert dialogue().evaluate(REPLIES, REFERENCES).items() <= found.items()
+
+
+def test_every_score_of_dialogue_is_a_metric_with_a_signature():
+    task = dialogue("13a")
+    scores = task.all_scores(REPLIES, REFERENCES)
+    assert list(scores) == [metric.key for metric in task.metrics]
+    assert task.best_metric in task.metrics
+    for name, score in scores.items():
+        assert score["score"] == task.test(REPLIES, REFERENCES)[name]
+        assert f"order:{name[-1]}" in score["signature"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_dialogue_recipes_share_data_and_shape(path):
+    first, recipe = (load_recipe(each, ["--data.path=somewhere"]) for each in (RECIPES[0], path))
+    assert isinstance(make_task(to_dict(recipe)), DialogueTask)
+    assert (recipe.data, recipe.tokenizer, recipe.score) == (first.data, first.tokenizer, first.score)
+    shape = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
+    assert [recipe.model[name] for name in shape] == [first.model[name] for name in shape]
+
+
+def test_every_kind_of_model_has_a_dialogue_recipe():
+    names = {path.stem.removeprefix("dialogue-") for path in RECIPES}
+    assert names == {"autoregressive", "nat", "glat", "cmlm", "iterative-vae"}
+
+
+def test_command_calls_a_reply_no_translation(capsys, caplog):
+    recipe = load_recipe(RECIPES[0], ["--data.path=somewhere"])
+    example = {"source": "hi", "translation": "hello", "reference": "hey"}
+    signature = {"bleu_2": 1.0, "bleu_2_signature": "s"}
+    results = {"recipe": to_dict(recipe), "test": {"examples": [example], "sentences": 1} | signature}
+    with caplog.at_level(logging.INFO):
+        report(results | {"time": {"forward": 1.0}}, "run")
+    output = capsys.readouterr().out
+    assert output.startswith("prompt       hi\nreply        hello\nreference    hey\n")
+    assert "Next, answer what you type" in caplog.text
+    assert "then answers the test set" in opening_line(recipe)
+    assert "translat" not in (output + opening_line(recipe)).lower()
