@@ -20,10 +20,14 @@ SHAPE = (
 )
 
 
+def has_trained(folder: Path) -> bool:
+    """Return whether the run in a folder has weights to resume."""
+    return last_checkpoint(folder) is not None or (folder / TRAINED_STATE).exists()
+
+
 def is_needed(recipe: Recipe, folder: Path) -> bool:
     """Return whether the run in a folder starts from a teacher; a run that resumes a checkpoint needs none."""
-    has_trained = last_checkpoint(folder) is not None or (folder / TRAINED_STATE).exists()
-    return recipe.training.encoder_from is not None and not has_trained
+    return recipe.training.encoder_from is not None and not has_trained(folder)
 
 
 def check_encoder(recipe: Recipe, folder: Path) -> None:
@@ -54,18 +58,30 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
 
 
 def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that every token of the teacher has the same id in the run's vocabulary, and no other token is there.
+    """Check that the teacher's vocabulary is the run's.
 
     Raises:
         UserError: the vocabularies differ by more than `<mask>`.
     """
-    if not is_needed(recipe, folder):
-        return
-    name = cast(str, recipe.training.encoder_from)
+    if is_needed(recipe, folder):
+        check_same_vocabulary("training.encoder_from", cast(str, recipe.training.encoder_from), tokenizer)
+
+
+def check_same_vocabulary(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that every token of a model has the same id in the run's vocabulary, and no other token is there.
+
+    Args:
+        field: the field of the recipe that names the model.
+        name: the model's folder, or its name on the Hub.
+        tokenizer: the run's.
+
+    Raises:
+        UserError: the vocabularies differ by more than `<mask>`.
+    """
     theirs, ours = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
     if ours != theirs | ({} if (mask := tokenizer.mask_token) is None else {str(mask): ours[str(mask)]}):
         raise UserError(
-            f"training.encoder_from: the vocabulary of {name}, {len(theirs)} entries, is not the run's, {len(ours)} "
+            f"{field}: the vocabulary of {name}, {len(theirs)} entries, is not the run's, {len(ours)} "
             f"entries; give --tokenizer.path={name} and another --output_dir."
         )
 

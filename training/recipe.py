@@ -70,6 +70,11 @@ class TokenizerRecipe:
     sample: int | None = None
 
 
+Operator = Literal[
+    "softmax", "straight_through_softmax", "straight_through_logits", "gumbel_softmax", "straight_through_gumbel"
+]
+
+
 @dataclass(frozen=True)
 class TrainingRecipe:
     """The steps of a run.
@@ -82,6 +87,12 @@ class TrainingRecipe:
         several micro-batches if a device's share is larger.
     encoder_from: the folder, or the name on the Hub, of an autoregressive model with the same vocabulary and shape
         whose encoder and embeddings the model starts with; None to start from random weights.
+    start_from: the folder, or the name on the Hub, of a trained model of the same kind, vocabulary and shape with whose
+        weights the model starts; None to start from random ones.
+    energy_from: of kind cmlm, for ENGINE: the folder, or the name on the Hub, of an autoregressive teacher with the
+        same vocabulary, whose negative log-likelihood of the model's output is the loss; None to learn masked words.
+    energy_inputs, energy_outputs: the operators that make, of the model's log-probabilities, what that teacher reads
+        and what it scores.
     optimizer: "paper", Adam with equation (3), or "radam", rectified Adam with decoupled weight decay and a learning
         rate that decays exponentially.
     warmup_steps: steps in which the learning rate rises, in equation (3).
@@ -123,6 +134,10 @@ class TrainingRecipe:
     target_tokens: int = 25_000
     device_tokens: int = 25_000
     encoder_from: str | None = None
+    start_from: str | None = None
+    energy_from: str | None = None
+    energy_inputs: Operator = "softmax"
+    energy_outputs: Operator = "softmax"
     optimizer: Literal["paper", "radam"] = "paper"
     warmup_steps: int = 4000
     learning_rate_scale: float | int = 1.0
@@ -241,7 +256,7 @@ TEXT_FIELDS = {"name", "output_dir"} | {
     for group, names in (
         ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
         ("tokenizer", ("path",)),
-        ("training", ("encoder_from",)),
+        ("training", ("encoder_from", "start_from", "energy_from")),
     )
     for name in names
 }
@@ -333,6 +348,8 @@ def check(recipe: Recipe) -> None:
         raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
     if recipe.data.teacher is not None and recipe.data.distilled is None:
         raise UserError("data.teacher: names the teacher of distilled pairs; give --data.distilled=FOLDER as well.")
+    if recipe.training.encoder_from is not None and recipe.training.start_from is not None:
+        raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
     check_score(recipe.score)
     check_glancing(recipe.training.glancing)
     check_optimizer(recipe.training)

@@ -60,6 +60,8 @@ from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import RunError, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
+from training.energy import check_energy, check_energy_tokenizer, load_energy
+from training.energy_trainer import EnergyTrainer
 from training.monitor.stopwatch import time_line
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
@@ -73,7 +75,8 @@ from training.run_folder import (
     prepare_folder,
     stored_recipe,
 )
-from training.tasks import make_task
+from training.start import check_start, check_start_tokenizer, load_start
+from training.tasks import make_task, selection_metric
 from training.trainer import RecipeTrainer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
@@ -103,8 +106,8 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         logging_strategy="no",  # `LogEveryCallback` logs, since a resumed run may have other steps
         logging_nan_inf_filter=False,  # it hides the value, and waits for the device at every step
         load_best_model_at_end=True,
-        metric_for_best_model=make_task(to_dict(recipe)).best_metric.key,
-        greater_is_better=True,
+        metric_for_best_model=selection_metric(to_dict(recipe)).key,
+        greater_is_better=selection_metric(to_dict(recipe)).greater_is_better,
         per_device_eval_batch_size=training.evaluation_batch_size,
         report_to=["tensorboard"],
         seed=recipe.seed,
@@ -211,6 +214,8 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
         check_encoder_tokenizer(recipe, folder, tokenizer)
+        check_start_tokenizer(recipe, folder, tokenizer)
+        check_energy_tokenizer(recipe, tokenizer)
         check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
     except UserError:
@@ -232,13 +237,19 @@ def make_trainer(
     set_seed(recipe.seed)
     model = recipe.kind.model_class(model_config(recipe, tokenizer))
     load_encoder(model, recipe, folder)
+    load_start(model, recipe, folder)
     model.generation_config = decoding_config(model, recipe)
     set_attention(model, attention(recipe))
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
     train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else encoded["train"]
-    trainer = RecipeTrainer(model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"])
+    parts = (model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"])
+    if recipe.training.energy_from is None:
+        trainer = RecipeTrainer(*parts)
+    else:
+        trainer = EnergyTrainer(load_energy(recipe, parts[1].device), *parts)
+        set_attention(trainer.energy.teacher, attention(recipe))
     trainer.add_callback(CompleteCheckpointCallback(folder, recipe.training.keep_checkpoints))
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
@@ -264,6 +275,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
     check_model(recipe)
     folder = prepare_folder(recipe)
     check_encoder(recipe, folder)
+    check_start(recipe, folder)
+    check_energy(recipe)
     if not (folder / DATA_FILE).exists():  # later the fingerprints in it tell
         check_teacher(recipe)
     logger.info("%s", opening_line(recipe))

@@ -38,7 +38,7 @@ from training.optimizers import make_optimizer, make_schedule
 from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, to_dict
 from training.report.results import commit, hardware, strip_local_paths, versions
-from training.tasks import make_task
+from training.tasks import make_task, selection_metric
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.body import ProjectedModel
 
@@ -120,7 +120,9 @@ class RecipeTrainer(MonitoredTrainer):
         self.add_callback(
             PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
         )
-        self.add_callback(LossTieBreaker(self.task.best_metric.key))
+        selection = selection_metric(to_dict(recipe))
+        if selection.greater_is_better:
+            self.add_callback(LossTieBreaker(selection.key))
         if recipe.training.glancing is not None:
             steps = recipe.training.glancing_steps or recipe.training.steps
             self.add_callback(GlancingCallback(cast(Any, model), *recipe.training.glancing, steps))
@@ -159,7 +161,7 @@ class RecipeTrainer(MonitoredTrainer):
             "parameters": self.model.num_parameters(),
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
-            f"best_validation_{self.task.best_metric.key}": self.state.best_metric,
+            f"best_validation_{selection_metric(to_dict(self.recipe)).key}": self.state.best_metric,
             "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
         }
 
@@ -378,13 +380,13 @@ class RecipeTrainer(MonitoredTrainer):
         """
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        outputs: dict[int, tuple[float, int, str]] = {}
+        outputs: dict[int, tuple[float, int, str, dict[str, float]]] = {}
         for batch in dataloader:
             pairs = batch.pop("pair").tolist()
             outputs |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         everything = dict(gather_object(list(outputs.items())))
-        losses, tokens, texts = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
+        losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         if self.is_in_train and not math.isfinite(loss):
             run = Path(cast(str, self.args.output_dir)).parent
@@ -393,6 +395,7 @@ class RecipeTrainer(MonitoredTrainer):
         best = self.task.best_metric
         self.signature = score[best.signature_key]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
+        metrics |= {name: sum(pair[name] for pair in figures) / sum(tokens) for name in figures[0]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
@@ -401,14 +404,15 @@ class RecipeTrainer(MonitoredTrainer):
         )
 
     @torch.no_grad()
-    def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str]]:
-        """Return for each pair of a batch the summed loss of its target, the target's tokens, and a hypothesis."""
+    def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str, dict[str, float]]]:
+        """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
         labels, model = inputs["labels"], cast(Any, self.model)
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
         if self.kind.is_parallel:
             model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
         with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
+            figures = {name: values.tolist() for name, values in self.sentence_figures(logits, inputs).items()}
         losses = sentence_losses(logits, labels)
         del logits  # frees memory for the search
         with self.accelerator.autocast():
@@ -421,7 +425,12 @@ class RecipeTrainer(MonitoredTrainer):
                 synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
         texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
-        return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, strict=True))
+        by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
+        return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
+
+    def sentence_figures(self, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
+        return {}
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:

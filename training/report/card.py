@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.kinds import AUTOREGRESSIVE, kind_of_recipe
 from training.monitor.stopwatch import phase_shares
-from training.tasks import Metric, make_task
+from training.tasks import Metric, make_task, selection_metric
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
@@ -173,7 +173,7 @@ def describe_weights(recipe: dict[str, Any]) -> str:
     """Return which of a run's weights the model has."""
     if (last := recipe["training"]["average_last"]) is not None:
         return f"the mean of the last {last} checkpoints"
-    return f"the checkpoint with the best validation {make_task(recipe).best_metric.title}"
+    return f"the checkpoint with the best validation {selection_metric(recipe).title}"
 
 
 def describe_hardware(results: dict[str, Any]) -> str:

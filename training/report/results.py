@@ -24,7 +24,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "s
 PATHS = {
     "data": ("path", "train", "validation", "test", "distilled", "teacher"),
     "tokenizer": ("path",),
-    "training": ("encoder_from",),
+    "training": ("encoder_from", "start_from", "energy_from"),
 }
 
 

@@ -7,7 +7,9 @@ from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
 from training.tasks.translation import TranslationTask
 
-__all__ = ["DialogueTask", "Metric", "ParsingTask", "Task", "TranslationTask", "make_task"]
+__all__ = ["DialogueTask", "Metric", "ParsingTask", "Task", "TranslationTask", "make_task", "selection_metric"]
+
+ENERGY = Metric("energy", "energy", "signature", greater_is_better=False)
 
 
 def make_task(recipe: dict[str, Any]) -> Task:
@@ -17,3 +19,8 @@ def make_task(recipe: dict[str, Any]) -> Task:
     if recipe.get("task") == "dialogue":
         return DialogueTask(recipe["score"]["tokenize"])
     return TranslationTask(recipe["data"]["source"], recipe["data"]["target"], recipe["score"]["tokenize"])
+
+
+def selection_metric(recipe: dict[str, Any]) -> Metric:
+    """Return the metric that chooses the best checkpoint of a recipe: the task's, or a teacher's energy."""
+    return make_task(recipe).best_metric if recipe["training"].get("energy_from") is None else ENERGY

@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a set of predictions; higher is better.
+    """A score of a set of predictions.
 
     key: its key in results.json; in the log it has the prefix `eval_`.
     title: its name in text.
     signature_key: the key in results.json of the signature by which it can be compared.
+    greater_is_better: whether higher is better.
     """
 
     key: str
     title: str
     signature_key: str
+    greater_is_better: bool = True
 
 
 class Task(ABC):

@@ -1,0 +1,259 @@
+"""ENGINE: the energy against the teacher's own loss and against loops, its gradient, and a run by a recipe.
+
+B batch, T target, V vocabulary.
+"""
+
+import json
+import typing
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.parallel_models import END, targets, tiny_cmlm
+from tests.training import gradients
+from tests.training.runs import cut_back, same_course
+from training import energy as energy_module
+from training import train
+from training.energy import OPERATORS, Energy
+from training.recipe import Operator, load_recipe
+from training.run_folder import prepare_folder
+from training.start import check_start
+from training.train import run
+from vaswani_transformer.errors import UserError
+
+ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
+
+
+def student_batch(dtype=torch.float64):
+    """A batch with padding on both sides and m = 1; logits (B, T, V + 1), the last column for `<mask>`."""
+    tokens, mask = padded_batch([3, 7, 4], "left")
+    is_real = targets(5, 1, 4).ne(-100)
+    return torch.randn(3, 5, 100, dtype=dtype, requires_grad=True), is_real, tokens, mask
+
+
+def argmax_labels(logits, is_real):
+    """The likeliest words, `</s>` at the end of each, -100 at padding."""
+    labels = logits[..., :99].argmax(-1).masked_fill(~is_real, -100)
+    for row, length in enumerate(is_real.sum(1).tolist()):
+        labels[row, length - 1] = END
+    return labels
+
+
+def test_the_recipe_names_the_five_operators():
+    assert set(typing.get_args(Operator)) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("operator", ONE_HOT)
+def test_the_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
+    """With one-hot operators, and without noise, it is the negative log-likelihood of the argmax."""
+    monkeypatch.setattr(energy_module, "gumbel_noise", torch.zeros_like)
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    labels = argmax_labels(logits, is_real)
+    expected = teacher(input_ids=tokens, attention_mask=mask, labels=labels).loss * is_real.sum()
+    energy = Energy(teacher, operator, operator)
+    found = energy(logits, is_real, tokens, mask)
+    torch.testing.assert_close(found.sum(), expected)
+    torch.testing.assert_close(energy.of_argmax(logits, is_real, tokens, mask), found.detach())
+    alone = [
+        teacher(input_ids=tokens[r : r + 1], attention_mask=mask[r : r + 1], labels=labels[r : r + 1]) for r in (0, 1)
+    ]
+    torch.testing.assert_close(found[:2], torch.stack([alone[0].loss * 5, alone[1].loss * 1]))
+
+
+@pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
+@pytest.mark.parametrize("outputs", ["softmax", "straight_through_softmax"])
+def test_the_energy_equals_loops(inputs, outputs, monkeypatch):
+    """Over the words of every position: mixed embeddings in, and the teacher's log-probabilities out."""
+    noise = torch.randn(10, 99).double()
+    monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    found, row_noise = Energy(teacher, inputs, outputs)(logits, is_real, tokens, mask), iter(noise)
+    table = teacher.model.decoder.embed_tokens.weight * 32**0.5
+    for row, m in enumerate((5, 1, 4)):
+        log_probs = logits[row, :m, :99].log_softmax(-1)
+        noises = torch.stack([next(row_noise) for _ in range(m)])
+        read = log_probs.exp() if inputs == "softmax" else (log_probs + noises).softmax(-1)
+        words = [table[0], *(sum(read[t, v] * table[v] for v in range(99)) for t in range(m - 1))]
+        scores = (
+            teacher(
+                input_ids=tokens[row : row + 1],
+                attention_mask=mask[row : row + 1],
+                decoder_inputs_embeds=torch.stack(words)[None],
+            )
+            .logits[0]
+            .log_softmax(-1)
+        )
+        scored = log_probs.exp() if outputs == "softmax" else torch.eye(99).double()[log_probs.argmax(-1)]
+        expected = -sum((scored[t] * scores[t]).sum() for t in range(m - 1)) - scores[m - 1, END]
+        torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator):
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double().train(), student_batch()
+    Energy(teacher, operator, operator)(logits, is_real, tokens, mask).sum().backward()
+    assert not teacher.training
+    assert all(weight.grad is None for weight in teacher.parameters())
+    reached = logits.grad.abs().sum(-1) > 0
+    ends = is_real.cumsum(1) == is_real.sum(1, keepdim=True)
+    assert torch.equal(reached, is_real & ~ends)  # whatever the last word is, the teacher's `</s>` counts
+    assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
+
+
+def test_the_gradient_of_the_energy_equals_finite_differences():
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    energy = Energy(teacher)
+    energy(logits, is_real, tokens, mask).sum().backward()
+    direction = torch.randn_like(logits)
+    step = 1e-5 * direction
+    with torch.no_grad():
+        slope = (
+            energy(logits + step, is_real, tokens, mask) - energy(logits - step, is_real, tokens, mask)
+        ).sum() / 2e-5
+    torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form():
+    log_probs = torch.randn(4, 9).double().log_softmax(-1).requires_grad_()
+    noise, weights = torch.randn(4, 9).double(), torch.randn(4, 9).double()
+    soft = {
+        "straight_through_softmax": log_probs.exp(),
+        "straight_through_logits": log_probs,
+        "straight_through_gumbel": (log_probs + noise).softmax(-1),
+    }
+    for name, expected in soft.items():
+        value = OPERATORS[name](log_probs, noise)
+        scores = log_probs + noise if "gumbel" in name else log_probs
+        assert torch.equal(value, torch.eye(9).double()[scores.argmax(-1)])
+        gradients = [
+            torch.autograd.grad((found * weights).sum(), log_probs, retain_graph=True)[0] for found in (value, expected)
+        ]
+        torch.testing.assert_close(*gradients)
+
+
+def test_half_precision_stays_near():
+    """bfloat16 has 8 bits, and a token's energy here is about 5."""
+    teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
+    expected = Energy(teacher)(logits, is_real, tokens, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Energy(teacher)(logits, is_real, tokens, mask)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_a_batch_is_the_sum_of_its_halves():
+    energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
+    whole = energy(logits, is_real, tokens, mask)
+    halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
+    torch.testing.assert_close(torch.cat(halves), whole)
+
+
+# Runs
+
+
+@pytest.fixture
+def trained(arguments, tmp_path):
+    """The arguments of a run, with a teacher and a CMLM of its vocabulary that were trained for three steps."""
+    steps = "--training.steps=3"
+    run(load_recipe(arguments[0], [*arguments[1:], steps, f"--output_dir={tmp_path / 'teacher'}"]))
+    kind = ["--model.kind=cmlm", f"--tokenizer.path={tmp_path / 'teacher'}", "--training.evaluation_iterations=1"]
+    run(load_recipe(arguments[0], [*arguments[1:], *kind, steps, f"--output_dir={tmp_path / 'cmlm'}"]))
+    return [
+        *arguments,
+        *kind,
+        f"--training.start_from={tmp_path / 'cmlm'}",
+        f"--training.energy_from={tmp_path / 'teacher'}",
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, tmp_path):
+    """It begins with the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
+    more = [
+        "--training.steps=12",
+        "--training.energy_inputs=straight_through_gumbel",
+        "--training.learning_rate_scale=20",
+    ]
+    runs = [tmp_path / "whole", tmp_path / "resumed"]
+    recipes = [load_recipe(trained[0], [*trained[1:], *more, f"--output_dir={folder}"]) for folder in runs]
+    found = run(recipes[0])
+    energies = {entry["step"]: entry["eval_energy"] for entry in found["curve"] if "eval_energy" in entry}
+    assert energies[12] < energies[3]
+    assert found["best_validation_energy"] == min(energies.values())
+    entry = next(entry for entry in found["curve"] if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
+    model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
+    start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "cmlm")
+    assert model.state_dict().keys() == start.state_dict().keys()
+    assert found["recipe"]["training"]["energy_from"] == "teacher"
+    run(recipes[1])
+    cut_back(runs[1], 3)
+    assert run(recipes[1])["steps"] == 12
+    assert same_course(*runs)
+
+
+@pytest.mark.slow
+def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeypatch):
+    """Without dropout: of a first step in one part, and in two."""
+    monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
+    quiet, found = ["--training.steps=1", "--model.dropout=0.0"], []
+    for tokens in (60, 30):
+        folder = tmp_path / f"of-{tokens}"
+        more = [f"--training.device_tokens={tokens}", f"--output_dir={folder}"]
+        run(load_recipe(trained[0], [*trained[1:], *quiet, *more]))
+        found.append(load_file(folder / "gradient.safetensors"))
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, **FLOAT32)
+
+
+@pytest.mark.slow
+def test_a_wrong_teacher_or_start_is_one_line_before_any_training(trained, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
+    tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    teacher = tmp_path / "stranger"
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(teacher)
+    tokens = json.loads((tmp_path / "teacher" / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    tokenizer.save_pretrained(teacher)
+    (teacher / "tokenizer.json").write_text(json.dumps(tokens))
+    cases = {
+        f"--training.energy_from={tmp_path / 'cmlm'}": r"^training\.energy_from: .* type vaswani_cmlm, expected",
+        f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
+        f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
+        f"--training.start_from={tmp_path / 'teacher'}": r"^training\.start_from: .* type vaswani_transformer, exp",
+        f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
+    }
+    for number, (argument, message) in enumerate(cases.items()):
+        recipe = load_recipe(trained[0], [*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"])
+        with pytest.raises(UserError, match=message) as refusal:
+            run(recipe)
+        assert "\n" not in str(refusal.value)
+        assert not (tmp_path / str(number)).exists()
+
+
+def test_a_run_that_resumes_needs_no_start(arguments, tmp_path):
+    recipe = load_recipe(
+        arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
+    )
+    with pytest.raises(UserError, match="gone"):
+        check_start(recipe, prepare_folder(recipe))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trainer_state.json").write_text("{}")
+    check_start(recipe, tmp_path / "run")
+
+
+def test_fields_of_engine_are_of_cmlm_only(arguments):
+    with pytest.raises(UserError, match=r"^training\.energy_from: a model of kind autoregressive has no such field"):
+        load_recipe(arguments[0], [*arguments[1:], "--training.energy_from=teacher"])
+    with pytest.raises(
+        UserError, match=r"^training\.start_from: the model has an encoder; leave training\.encoder_from"
+    ):
+        load_recipe(arguments[0], [*arguments[1:], "--training.start_from=a", "--training.encoder_from=b"])
+    with pytest.raises(UserError, match=r"^training\.energy_inputs: 'hard' is not one of softmax, straight"):
+        load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", "--training.energy_inputs=hard"])
