@@ -62,6 +62,7 @@ def prepare_folder(recipe: Recipe) -> Path:
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
         return folder
     names = changed_fields(folder, recipe)
+    check_glancing_steps(folder, recipe, names)
     checkpoint = last_checkpoint(folder)
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
     if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
@@ -83,6 +84,24 @@ def prepare_folder(recipe: Recipe) -> Path:
         )
     with run_lock(folder):
         return folder
+
+
+def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None:
+    """Check that a run which gets other steps keeps the steps in which the share that GLAT shows changes.
+
+    Args:
+        names: the fields in which the recipe differs from the run.
+
+    Raises:
+        UserError: it does not.
+    """
+    name = "training.glancing_steps"
+    if name in names and set(names) <= {name, *LIMIT_FIELDS, *EXECUTION_FIELDS}:
+        before = stored_recipe(folder)["training"]["glancing_steps"]
+        raise UserError(
+            f"{name}: the run in {folder} changes the share that it shows over {before} steps, got "
+            f"{recipe.training.glancing_steps}; give --{name}={before} to resume or extend it."
+        )
 
 
 def check_writable(folder: Path) -> None:

@@ -149,3 +149,15 @@ def test_a_run_from_before_a_field_existed_resumes_with_its_default(make_recipe,
     prepare_folder(make_recipe())
     with pytest.raises(UserError, match=r"run of another recipe, training\.optimizer differs"):
         prepare_folder(make_recipe("--training.optimizer=radam"))
+
+
+def test_a_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe, tmp_path):
+    glat = ["--model.kind=nat", "--training.glancing=[0.5, 0.3]"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe(*glat, "--training.steps=7"))))
+    prepare_folder(make_recipe(*glat, "--training.steps=7"))
+    with pytest.raises(
+        UserError, match=r"^training\.glancing_steps: .* over 7 steps, got 9; give --training\.glancing_st"
+    ):
+        prepare_folder(make_recipe(*glat, "--training.steps=9"))
+    prepare_folder(make_recipe(*glat, "--training.steps=9", "--training.glancing_steps=7"))
