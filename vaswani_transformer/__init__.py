@@ -32,8 +32,10 @@ if TYPE_CHECKING:
         attention_page,
         draw_attention,
         draw_heat_maps,
+        draw_label_smoothing,
         draw_learning_rate,
         draw_loss,
+        draw_masks,
         draw_positional_encoding,
     )
     from .translate.ctranslate2_engine import CTranslate2Engine
@@ -66,8 +68,10 @@ __all__ = [
     "attention_page",
     "draw_attention",
     "draw_heat_maps",
+    "draw_label_smoothing",
     "draw_learning_rate",
     "draw_loss",
+    "draw_masks",
     "draw_positional_encoding",
     "learning_rate",
     "paper_adam",
@@ -86,8 +90,10 @@ LAZY_NAMES = {
     "attention_page": "figures",
     "draw_attention": "figures",
     "draw_heat_maps": "figures",
+    "draw_label_smoothing": "figures",
     "draw_learning_rate": "figures",
     "draw_loss": "figures",
+    "draw_masks": "figures",
     "draw_positional_encoding": "figures",
 }
 

@@ -19,10 +19,13 @@ from vaswani_transformer.figures import (
     attention_maps,
     draw_attention,
     draw_heat_maps,
+    draw_label_smoothing,
     draw_learning_rate,
     draw_loss,
+    draw_masks,
     draw_positional_encoding,
 )
+from vaswani_transformer.figures.curves import smoothed_loss
 from vaswani_transformer.figures.style import head_colors
 from vaswani_transformer.schedule import learning_rate
 
@@ -275,3 +278,44 @@ figures.draw_learning_rate()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     assert run_python(code) == ""
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_smoothed_loss_is_that_of_training(smoothing):
+    """An oracle: torch's cross-entropy of logits that give the true token p and share the rest evenly."""
+    probability, entries = 0.7, 11
+    probs = torch.full((1, entries), (1 - probability) / (entries - 1), dtype=torch.float64)
+    probs[0, 4] = probability
+    expected = torch.nn.functional.cross_entropy(probs.log(), torch.tensor([4]), label_smoothing=smoothing)
+    assert smoothed_loss(np.array(probability), smoothing, entries) == pytest.approx(expected.item())
+
+
+def test_points_of_label_smoothing_are_the_minima_of_their_curves():
+    figure = draw_label_smoothing((0.0, 0.1, 0.2), vocab_size=100)
+    assert_legible(figure)
+    curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
+    points = [line.get_ydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    assert [min(curve.get_ydata()) for curve in curves[1:]] == pytest.approx(points, abs=1e-3)
+    assert min(curves[0].get_ydata()) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [((), 100), ((1.0,), 100), ((0.1,), 1)])
+def test_label_smoothing_that_cannot_be_drawn_is_an_error(settings):
+    with pytest.raises(ValueError, match="must lie in"):
+        draw_label_smoothing(*settings)
+
+
+def test_masks_show_which_query_attends_to_which_key():
+    causal, padding = torch.ones(3, 3).tril().bool(), np.array([[True, True, False, False]] * 3)
+    target, source = ["<s>", "the", "cat"], ["el", "gato", "<pad>", "<pad>"]
+    figure = draw_masks({"decoder": (causal, target, target), "cross": (padding, target, source)})
+    assert_legible(figure)
+    for axes, mask in zip(figure.axes, (causal.numpy(), padding), strict=True):
+        assert np.array_equal(axes.images[0].get_array().astype(bool), mask)
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == source
+
+
+@pytest.mark.parametrize("masks", [{}, {"decoder": (np.eye(3), ["a"], ["a", "b", "c"])}])
+def test_masks_without_their_words_are_an_error(masks):
+    with pytest.raises(ValueError, match=r"masks: there is nothing|decoder: got \(3, 3\), expected 1 queries"):
+        draw_masks(masks)

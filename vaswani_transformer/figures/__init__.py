@@ -3,9 +3,10 @@
 The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`); the page needs a browser.
 """
 
-from .curves import draw_learning_rate, draw_loss, draw_positional_encoding
+from .curves import draw_label_smoothing, draw_learning_rate, draw_loss, draw_positional_encoding
 from .heat_maps import draw_heat_maps
 from .lines import draw_attention
+from .masks import draw_masks
 from .page import attention_page, render_page
 from .weights import AttentionMaps, attention_maps
 
@@ -15,8 +16,10 @@ __all__ = [
     "attention_page",
     "draw_attention",
     "draw_heat_maps",
+    "draw_label_smoothing",
     "draw_learning_rate",
     "draw_loss",
+    "draw_masks",
     "draw_positional_encoding",
     "render_page",
 ]

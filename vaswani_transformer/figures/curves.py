@@ -94,6 +94,44 @@ def draw_learning_rate(
     return figure
 
 
+def smoothed_loss(probability: np.ndarray, smoothing: float, vocab_size: int) -> np.ndarray:
+    """Return the label-smoothed loss where the true entry has a probability and all others share the rest (5.4)."""
+    other = (1 - probability) / (vocab_size - 1)
+    share = smoothing / vocab_size
+    return -(1 - smoothing + share) * np.log(probability) - (vocab_size - 1) * share * np.log(other)
+
+
+def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_size: int = 37_000) -> "Figure":
+    """Draw the loss of a target token against the probability of the true entry, one curve a share eps_ls (5.4).
+
+    The other entries share the rest evenly. A point marks each curve's minimum: 1 - eps_ls + eps_ls / V.
+
+    Raises:
+        ValueError: there is no share, one is outside [0, 1), or the vocabulary has fewer than two entries.
+        ImportError: Matplotlib is not installed.
+    """
+    if not smoothings or not all(0 <= smoothing < 1 for smoothing in smoothings) or vocab_size < 2:
+        raise ValueError(f"smoothings ({smoothings}) must lie in [0, 1), and vocab_size ({vocab_size}) be at least 2.")
+    figure = new_figure(7.2, 4)
+    axes = style_axes(figure.subplots())
+    rest = np.geomspace(0.99, 1e-6, 600)
+    for smoothing, color in zip(smoothings, head_colors(len(smoothings)), strict=True):
+        losses = smoothed_loss(1 - rest, smoothing, vocab_size)
+        axes.plot(rest, losses, color=color, linewidth=2, label=f"label smoothing {smoothing:g}")
+        if smoothing:
+            best = smoothing - smoothing / vocab_size
+            axes.plot(best, smoothed_loss(np.array(1 - best), smoothing, vocab_size), "o", color=color)
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_ylim(0)
+    axes.set_xlabel("1 - probability of the true token")
+    axes.set_ylabel("loss (nats)")
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.legend(frameon=False, labelcolor=INK)
+    axes.set_title("Label smoothing (5.4)", fontsize=11, color=INK)
+    return figure
+
+
 def read_log(run: Path) -> list[dict[str, Any]]:
     """Return the log of a run, up to its end or to its newest checkpoint, or the curve in its `results.json`.
 
@@ -160,4 +198,4 @@ def draw_loss(run: str | Path) -> "Figure":
     return figure
 
 
-__all__ = ["draw_learning_rate", "draw_loss", "draw_positional_encoding"]
+__all__ = ["draw_label_smoothing", "draw_learning_rate", "draw_loss", "draw_positional_encoding"]
