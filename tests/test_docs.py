@@ -300,6 +300,7 @@ PROGRAMS = {
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
+    "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parse.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate.command", arguments),
 }
 

@@ -24,7 +24,13 @@ PUBLISHED = [
 # Never published, in the same order; they import from published files too.
 SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
 # Never published either: the rooms that each room imports from, beyond published and shared files.
-ROOMS = {"cpu": set(), "convert": {"translate"}, "figures": set(), "parse": set(), "translate": {"cpu"}}
+ROOMS = {
+    "cpu": set(),
+    "convert": {"translate"},
+    "figures": set(),
+    "parse": {"figures", "translate"},
+    "translate": {"cpu"},
+}
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # What Transformers' loader takes for an import of a sibling file, anywhere in the text.

@@ -18,6 +18,19 @@ from .iterative_vae import (
 from .masking import MaskingCollator
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
+from .parse import (
+    BracketScores,
+    Leaf,
+    ParsedSentence,
+    Tree,
+    delinearize,
+    draw_text,
+    evaluation_tree,
+    linearize,
+    parse,
+    read_trees,
+    score_trees,
+)
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
 from .schedule import learning_rate, paper_adam, paper_schedule
@@ -38,18 +51,23 @@ if TYPE_CHECKING:
         draw_masks,
         draw_positional_encoding,
     )
+    from .parse.figure import draw_tree
     from .translate.ctranslate2_engine import CTranslate2Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMaps",
+    "BracketScores",
     "CTranslate2Engine",
     "Hypothesis",
+    "Leaf",
     "MaskingCollator",
+    "ParsedSentence",
     "TokenBudgetBatchSampler",
     "TokenBudgetBatches",
     "Translation",
+    "Tree",
     "VaswaniCmlmConfig",
     "VaswaniCmlmForConditionalGeneration",
     "VaswaniCmlmModel",
@@ -66,6 +84,7 @@ __all__ = [
     "VaswaniTransformerTokenizer",
     "attention_maps",
     "attention_page",
+    "delinearize",
     "draw_attention",
     "draw_heat_maps",
     "draw_label_smoothing",
@@ -73,10 +92,17 @@ __all__ = [
     "draw_loss",
     "draw_masks",
     "draw_positional_encoding",
+    "draw_text",
+    "draw_tree",
+    "evaluation_tree",
     "learning_rate",
+    "linearize",
     "paper_adam",
     "paper_schedule",
+    "parse",
     "prepare_for_inference",
+    "read_trees",
+    "score_trees",
     "to_ctranslate2",
     "translate",
 ]
@@ -95,6 +121,7 @@ LAZY_NAMES = {
     "draw_loss": "figures",
     "draw_masks": "figures",
     "draw_positional_encoding": "figures",
+    "draw_tree": "parse.figure",
 }
 
 

@@ -1,6 +1,8 @@
-"""Constituency parsing (section 6.3): trees, linear trees and their scores."""
+"""Constituency parsing (6.3): trees, linear trees, scores, the function `parse` and the command `vaswani-parse`."""
 
+from .drawing import draw_text
 from .linear import ParsedSentence, delinearize, linearize
+from .parser import parse
 from .scores import BracketScores, score_trees
 from .trees import Leaf, Tree, evaluation_tree, read_trees
 
@@ -10,8 +12,10 @@ __all__ = [
     "ParsedSentence",
     "Tree",
     "delinearize",
+    "draw_text",
     "evaluation_tree",
     "linearize",
+    "parse",
     "read_trees",
     "score_trees",
 ]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
 import torch
@@ -146,6 +146,18 @@ def translate_lines(
             ) from error
 
 
+def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
+    """Return whether the output is finished, and say so; `settings` are empty for an output without a record.
+
+    Raises:
+        UserError: as `is_finished`.
+    """
+    if not settings or not is_finished(options.output, settings, texts, name):
+        return False
+    log(f"{options.output}: is finished already and stays unchanged.")
+    return True
+
+
 def run(options: argparse.Namespace) -> None:
     """Translate the input's lines.
 
@@ -155,8 +167,7 @@ def run(options: argparse.Namespace) -> None:
     name = "standard input" if options.input is None else str(options.input)
     with open_input(options) as source:
         settings = resume_settings(options) if has_record(options) else {}
-        if settings and is_finished(options.output, settings, read_texts(options, source, name), name):
-            log(f"{options.output}: is finished already and stays unchanged.")
+        if is_done(options, settings, read_texts(options, source, name), name):
             return
         translations = make_translator(options)
         with contextlib.closing(open_output(options, settings)) as output:
@@ -233,13 +244,12 @@ def silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
-    options = parse(arguments)
+def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Run a command on its lines; a user's error ends it with one line and exit status 2."""
     logging.disable_progress_bar()
     try:
         check_streams(options)
-        run_interactive(options) if options.interactive else run(options)
+        action(options)
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         silence_stdout()
         sys.exit(141)
@@ -256,3 +266,9 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, OutputError) and options.output is None:
             silence_stdout()
         sys.exit(2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's error ends it with one line and exit status 2."""
+    options = parse(arguments)
+    run_guarded(run_interactive if options.interactive else run, options)

@@ -1,0 +1,158 @@
+"""The command and `parse`: a tree a line with the line's words, resumed, drawn, and refused in one line."""
+
+import io
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from tests.helpers import tiny_model
+from tests.trees import GOLD
+from vaswani_transformer import VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
+from vaswani_transformer.parse import command, linearize
+from vaswani_transformer.parse.linear import linear_tokens
+
+TREES = [tree for _, tree in read_trees(enumerate(GOLD.splitlines(), start=1), "text")][:4]
+SENTENCES = [" ".join(tree.words) for tree in TREES]
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """A model that has memorized four trees, in about two seconds, and its tokenizer."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
+    targets = [linearize(tree) for tree in TREES]
+    tokenizer.add_tokens(sorted(linear_tokens(targets)))
+    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
+    batch = tokenizer(SENTENCES, text_target=targets, padding=True, return_tensors="pt")
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for _ in range(150):
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+    model.use_paper_decoding()
+    model.generation_config.max_source_relative_length = 60
+    return model.eval().requires_grad_(False), tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(parser, tmp_path_factory):
+    """The same on disk."""
+    saved = tmp_path_factory.mktemp("parser")
+    for part in parser:
+        part.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsysbinary):
+    """The command in this process: its standard input in, its standard output, its errors and its status out."""
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([folder, *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run
+
+
+def lines(texts):
+    return "".join(f"{text}\n" for text in texts)
+
+
+def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run) -> None:
+    output = run("--tokenized", stdin=lines([SENTENCES[0], "", *SENTENCES[1:]]))
+    assert output == (lines([TREES[0], "", *TREES[1:]]), "", 0)
+
+
+def test_plain_text_is_tokenized(run) -> None:
+    assert run(stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
+
+
+def test_a_tree_of_any_output_has_the_words_of_its_line(run) -> None:
+    texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]
+    output, errors, status = run("--tokenized", "--beams=1", "--max_length=5", stdin=lines(texts))
+    trees = [tree for _, tree in read_trees(enumerate(output.splitlines(), start=1), "output")]
+    escaped = [text.replace("(", "-LRB-").replace(")", "-RRB-").split() for text in texts]
+    assert ([tree.words for tree in trees], status) == (escaped, 0)
+    assert errors == "3 of the 3 sentences had malformed output, and their trees were repaired.\n"
+
+
+def test_output_file_is_resumed_and_a_finished_one_stays(run, tmp_path) -> None:
+    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
+    source.write_text(lines(SENTENCES), encoding="utf-8")
+    arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
+    assert run(*arguments) == ("", "", 0)
+    assert target.read_text(encoding="utf-8") == lines(TREES)
+    assert "is finished already" in run(*arguments)[1]
+    record = tmp_path / "trees.ptb.record"
+    text = record.read_text(encoding="utf-8")
+    record.write_text(text.replace('"output"', '"before"'), encoding="utf-8")
+    target.write_text(f"{lines(TREES[:3])}(TOP (S", encoding="utf-8")
+    assert "resumes after line 3" in run(*arguments)[1]
+    assert target.read_text(encoding="utf-8") == lines(TREES)
+    output = run(*arguments[1:])
+    assert "with --tokenized, not without --tokenized" in output[1]
+    assert output[2] == 2
+
+
+def test_trees_are_drawn_as_text_and_as_svg(run, tmp_path) -> None:
+    output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
+    assert (output, errors, status) == (lines(map(draw_text, TREES[:2])), "", 0)
+    assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
+    assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
+
+
+def test_interactive_lines_are_parsed_at_once(run) -> None:
+    assert run("--interactive", stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
+        (["--svg=pyproject.toml"], "--svg=pyproject.toml: is a file"),
+        (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
+        (["--iterations=2"], "--iterations: "),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, message, run) -> None:
+    output, errors, status = run(*arguments, stdin=lines(SENTENCES))
+    assert (output, status) == ("", 2)
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser) -> None:
+    found = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
+    assert found == [(TREES[0], False), (TREES[1], False)]
+    with pytest.raises(TypeError, match="give a list of sentences"):
+        next(parse(*parser, "The dog slept."))
+
+
+def test_drawing_has_a_line_a_node() -> None:
+    assert draw_text(TREES[0]).splitlines() == [
+        "TOP",
+        "└── S",
+        "    ├── NP",
+        "    │   ├── DT The",
+        "    │   └── NN dog",
+        "    ├── VP",
+        "    │   └── VBD slept",
+        "    └── . .",
+    ]
+
+
+def test_figure_shows_every_label_tag_and_word_once() -> None:
+    texts = sorted(text.get_text() for text in draw_tree(TREES[1]).axes[0].texts)
+    labels = [node.label for event, node in TREES[1].events() if event == "open"]
+    leaves = TREES[1].leaves
+    assert texts == sorted([*labels, *(leaf.tag for leaf in leaves), *(leaf.word for leaf in leaves)])

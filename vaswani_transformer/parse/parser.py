@@ -1,0 +1,66 @@
+"""Sentences in, trees out: a model's linear trees over the sentences' own words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..translate.translator import translate
+from .linear import ParsedSentence, delinearize
+from .words import escape_brackets, split_plain
+
+
+class SourceTexts:
+    """The source texts of sentences, which remembers each sentence's words until its tree is made.
+
+    Args:
+        sentences: the words of each.
+    """
+
+    def __init__(self, sentences: Iterable[list[str]]) -> None:
+        self.sentences = sentences
+        self.words: dict[int, list[str]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        for number, words in enumerate(self.sentences):
+            self.words[number] = words
+            yield " ".join(words)
+
+    def tree(self, number: int, text: str) -> ParsedSentence:
+        """Return the tree of the sentence of that number, from 0, and forget its words."""
+        return delinearize(text, self.words.pop(number))
+
+
+def parse(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[str | Sequence[str]],
+    **settings: Any,
+) -> Iterator[ParsedSentence]:
+    """Yield the tree of each sentence, in order, by the model's own generation config.
+
+    The leaves of a tree are always the sentence's words; malformed output is repaired, and the result says so. The tree
+    of a sentence without words has no leaves.
+
+    Args:
+        model: a model that was trained for parsing.
+        tokenizer: its tokenizer.
+        sentences: each as plain text, which is split into words close to the Penn Treebank's rules, or as its words.
+        **settings: those of `translate`, such as `batch_tokens`, and arguments of `generate()`, such as `num_beams`.
+
+    Raises:
+        TypeError: `sentences` is a single text.
+        ValueError: as `translate`.
+    """
+    if isinstance(sentences, str):
+        raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
+    words = (
+        split_plain(sentence) if isinstance(sentence, str) else [escape_brackets(word) for word in sentence]
+        for sentence in sentences
+    )
+    texts = SourceTexts(words)
+    for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
+        yield texts.tree(number, translation.text)
+
+
+__all__ = ["SourceTexts", "parse"]
