@@ -110,7 +110,7 @@ def likelihood(
     It is `loss` and `perplexity`. Of a model that predicts all tokens at once it is `nll_at_gold_length`: the mean over
     positions at the reference's length, each predicted without the others, which is no perplexity of the target.
     """
-    encoded = cast(Any, text_encoder(tokenizer))(sources, text_target=targets, verbose=False)
+    encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, cast(int, tokenizer.pad_token_id)
     with eval_mode(model):

@@ -6,7 +6,7 @@ B batch, S source, T target, n translations per text.
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.pipelines import Pipeline
@@ -42,6 +42,9 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         TypeError: a text is not a str.
     """
 
+    model: Any  # any model with generate(), its tokenizer with it
+    tokenizer: Any
+
     _load_tokenizer = True
     # If True, Transformers overrides the model's settings with the pipeline's defaults.
     _pipeline_calls_generate = False
@@ -65,7 +68,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         texts = [check_text(text) for text in inputs]
         if not texts:
             return []
-        lengths = [len(tokens) for tokens in cast(Any, text_encoder(self.tokenizer))(texts, verbose=False)["input_ids"]]
+        lengths = [len(tokens) for tokens in text_encoder(self.tokenizer)(texts, verbose=False)["input_ids"]]
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         by_index = dict(zip(order, super().__call__([texts[index] for index in order], *args, **kwargs), strict=True))
         results = [by_index[index] for index in range(len(texts))]
@@ -75,7 +78,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         """Return a text's tokens and mask, (1, S), and a flag (1,) that it is more than white space."""
         text = check_text(input_)
         settings = {"return_attention_mask": True, "verbose": False, "return_tensors": "pt"} | encode_kwargs
-        encoded = cast(Any, text_encoder(self.tokenizer))(text, **settings)
+        encoded = text_encoder(self.tokenizer)(text, **settings)
         tokens, mask = encoded["input_ids"].long(), encoded["attention_mask"].long()  # (1, S)
         if tokens.shape[1] == 0:  # a tokenizer without an end token: one token, whose output is dropped
             tokens, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
@@ -84,7 +87,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return the translations' tokens, (B, n, T), and their scores, (B, n) or None."""
         has_text = input_tensors.pop("has_text")  # (B,)
-        output = cast(Any, self.model).generate(**input_tensors, **generate_kwargs)
+        output = self.model.generate(**input_tensors, **generate_kwargs)
         tokens = output if isinstance(output, torch.Tensor) else output.sequences  # (n B, T)
         scores = None if isinstance(output, torch.Tensor) else output.get("sequences_scores")  # (n B,)
         size = has_text.shape[0]
@@ -96,7 +99,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     def postprocess(self, model_outputs: Any, **decode_kwargs: Any) -> list[dict[str, Any]]:
         """Return one text's translations as records, the best first."""
-        decode = cast(Any, self.tokenizer).batch_decode
+        decode = self.tokenizer.batch_decode
         texts = decode(model_outputs["output_ids"][0], skip_special_tokens=True, **decode_kwargs)
         records = [{"translation_text": text if model_outputs["has_text"] else ""} for text in texts]
         if model_outputs["scores"] is not None:

@@ -5,8 +5,8 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -18,7 +18,6 @@ LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
-T = TypeVar("T")
 
 
 def special_tokens(names: dict[str, str]) -> list[AddedToken]:
@@ -155,7 +154,7 @@ def with_only_control_tokens_special(state: str, control: frozenset[str]) -> Tok
     return Tokenizer.from_str(json.dumps(fields))
 
 
-def text_encoder(tokenizer: T) -> T:
+def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a tokenizer that encodes texts with any characters: no text ends or pads itself.
 
     The copy encodes `<s>`, `</s>`, `<pad>` and `<unk>` in a text as ordinary characters. Tokens that a user has added,

@@ -24,7 +24,7 @@ def token_ids(
     encoded = text_encoder(tokenizer)(
         sources, text_target=targets, split_special_tokens=True, return_attention_mask=False
     )
-    return cast(Any, encoded["input_ids"]), cast(Any, encoded["labels"])
+    return encoded["input_ids"], encoded["labels"]
 
 
 def make_encode_fn(

@@ -245,7 +245,7 @@ class CTranslate2Engine:
             raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
         if self.tokenizer is None:
             raise UserError("The model was converted without its tokenizer; convert it with its tokenizer.")
-        encode = cast(Any, text_encoder(self.tokenizer))
+        encode = text_encoder(self.tokenizer)
         hypotheses = self(encode(list(texts), return_attention_mask=False)["input_ids"])
         return self.tokenizer.batch_decode([best[0][0] for best in hypotheses], skip_special_tokens=True)
 

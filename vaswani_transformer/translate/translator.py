@@ -140,7 +140,7 @@ class Translator:
 
     def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int]]:
         """Return the source tokens of the texts that are not empty, and the length of each text."""
-        encode = partial(cast(Any, text_encoder(self.tokenizer)), return_attention_mask=False, verbose=False)
+        encode = partial(text_encoder(self.tokenizer), return_attention_mask=False, verbose=False)
         tokens = encode(texts)["input_ids"]
         lengths = [len(row) if text.strip() else 0 for row, text in zip(tokens, texts, strict=True)]
         for index, length in enumerate(lengths):
