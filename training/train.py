@@ -62,6 +62,7 @@ from training.distributed import RunError, drop_tied_duplicates, init_distribute
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.energy import check_energy, check_energy_tokenizer, load_energy
 from training.energy_trainer import EnergyTrainer
+from training.kinds import AUTOREGRESSIVE, KINDS, kind_of_recipe
 from training.monitor.stopwatch import time_line
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
@@ -318,10 +319,12 @@ def report(results: dict[str, Any], folder: str) -> None:
         logger.info("%s", note)
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
-        source = shlex.quote(scores["examples"][0]["source"])
-        logger.info("Next, %s what you type, and see what the model attends to:", task.verb)
-        logger.info("%s %s", task.command, shlex.quote(folder))
-        logger.info("python -m vaswani_transformer.figures %s %s", shlex.quote(folder), source)
+        folder, source = shlex.quote(folder), shlex.quote(scores["examples"][0]["source"])
+        is_autoregressive = kind_of_recipe(results["recipe"]) is KINDS[AUTOREGRESSIVE]
+        figures = f"vaswani_transformer.figures {folder} {source}"  # of this kind only
+        logger.info("Next, %s what you type, and %s:", task.verb, "see attention" if is_autoregressive else "publish")
+        logger.info("%s %s", task.command, folder)
+        logger.info("python -m %s", figures if is_autoregressive else f"training.publish {folder} OWNER/NAME")
 
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]

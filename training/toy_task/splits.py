@@ -45,7 +45,7 @@ def sample_splits(sizes: dict[str, int], seed: int) -> dict[str, dict[str, str]]
 
 
 def make_splits(
-    train_size: int = 30_000, validation_size: int = 500, test_size: int = 1_000, seed: int = 2017
+    train_size: int = 60_000, validation_size: int = 500, test_size: int = 1_000, seed: int = 2017
 ) -> DatasetDict:
     """Return distinct sentence pairs in the schema of translation data sets: `{"translation": {"en": ..., "es": ...}}`.
 

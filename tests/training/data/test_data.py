@@ -66,7 +66,7 @@ def test_parallel_text_files_are_read_line_by_line(tmp_path):
 
 def test_the_shipped_task_has_three_splits():
     pairs = load_pairs(DataRecipe(kind="grammar", target="es"))
-    assert {name: len(split) for name, split in pairs.items()} == {"train": 30_000, "validation": 500, "test": 1_000}
+    assert {name: len(split) for name, split in pairs.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
 
 
 def test_a_data_set_in_the_schema_of_the_hub_is_read():

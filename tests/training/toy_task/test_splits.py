@@ -23,7 +23,7 @@ from training.toy_task.splits import assign_split, reserved_split
 
 
 def test_the_splits_have_the_schema_of_a_translation_data_set(splits):
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 30_000, "validation": 500, "test": 1_000}
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
     for rows in splits.values():
         assert rows.features == Features({"translation": Translation(languages=["en", "es"])})
         assert set(rows[0]["translation"]) == {"en", "es"}
