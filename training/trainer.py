@@ -395,11 +395,12 @@ class RecipeTrainer(MonitoredTrainer):
         best = self.task.best_metric
         self.signature = score[best.signature_key]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
+        metrics = {name: metrics[name] for name in self.metric_names}
         metrics |= {name: sum(pair[name] for pair in figures) / sum(tokens) for name in figures[0]}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
-            metrics={f"{metric_key_prefix}_{name}": metrics[name] for name in self.metric_names},
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in metrics.items()},
             num_samples=len(texts),
         )
 
