@@ -11,6 +11,8 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import TrainerState
 
 from training.monitor.monitor import trained_seconds
@@ -64,6 +66,18 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def last_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run."""
     return next(reversed(complete_checkpoints(run)), None)
+
+
+def read_weights(folder: Path, fix: str) -> dict[str, Tensor]:
+    """Return the weights in a checkpoint or another folder of a run; `fix` ends the message.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    try:
+        return load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS}: cannot be read ({one_line(error, with_file=False)}); {fix}") from error
 
 
 def mark_complete(checkpoint: Path) -> None:

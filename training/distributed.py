@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import fully_shard
 
 from vaswani_transformer.body import ProjectedModel
+from vaswani_transformer.checked_loading import check_finite, check_weights_fit
 from vaswani_transformer.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,32 @@ def shard(model: ProjectedModel, plugin: FullyShardedDataParallelPlugin) -> None
 def drop_tied_duplicates(weights: dict[str, Tensor], model: ProjectedModel) -> dict[str, Tensor]:
     """Return full weights with a tied matrix once; weights gathered from shards have it under each of its names."""
     return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}
+
+
+def check_weights(model: ProjectedModel, weights: dict[str, Tensor], name: str, fix: str) -> None:
+    """Check that full weights are exactly those of a model, of its shapes and finite.
+
+    Args:
+        model: the model, which may be sharded.
+        weights: the weights, with a tied matrix once.
+        name: where they come from.
+        fix: what the user can do, which ends the message.
+
+    Raises:
+        RunError: naming the weights that differ.
+    """
+    expected = drop_tied_duplicates(model.state_dict(), model)
+    misshapen = [
+        f"{key} {tuple(weights[key].shape)}, expected {tuple(weight.shape)}"
+        for key, weight in expected.items()
+        if key in weights and weights[key].shape != weight.shape
+    ]
+    missing, unexpected = list(expected.keys() - weights.keys()), list(weights.keys() - expected.keys())
+    try:
+        check_weights_fit(name, missing, unexpected, misshapen, "the recipe's model", fix[0].upper() + fix[1:])
+        check_finite(name, weights, fix)
+    except UserError as error:  # all processes read the same files
+        raise RunError(str(error)) from error
 
 
 def load_weights(model: ProjectedModel, weights: dict[str, Tensor]) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import datasets
+import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
-from safetensors.torch import load_file
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
@@ -33,11 +33,11 @@ from training.checkpoints import (
     CHECKPOINTS,
     RECIPE,
     STATE,
-    WEIGHTS,
     check_same_sharding,
     checkpoint_at,
     complete_checkpoints,
     has_ended,
+    read_weights,
     resume_point,
     run_lock,
     run_write_errors,
@@ -58,7 +58,7 @@ from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
-from training.distributed import RunError, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
+from training.distributed import RunError, check_weights, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.energy import check_energy, check_energy_tokenizer, load_energy
 from training.energy_trainer import EnergyTrainer
@@ -116,6 +116,20 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
+def checked_weights(trainer: RecipeTrainer, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint, or of a run that has ended: exactly those of the run's model, all finite.
+
+    Raises:
+        UserError: they are others, or cannot be read.
+    """
+    fix = f"remove {folder.name}, and the run resumes from an earlier checkpoint."
+    if (folder / RECIPE).exists():
+        fix = f"remove {TRAINED_STATE} there, and the run takes the weights of its last checkpoint."
+    weights = read_weights(folder, fix)
+    check_weights(trainer.model, weights, str(folder), fix)
+    return weights
+
+
 def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     """Train from the newest complete checkpoint, if there is one; if training had ended there, load the best model.
 
@@ -126,13 +140,14 @@ def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     if checkpoint is None:
         trainer.train()
         return
+    checked_weights(trainer, checkpoint)  # the Trainer would load others too
     check_same_sharding(checkpoint, trainer.is_fsdp_enabled)
     logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{trainer.args.max_steps:,d}")
     trainer.monitor.restore(checkpoint)
     if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take another step
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
         best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
-        load_weights(trainer.model, load_file(best / WEIGHTS))
+        load_weights(trainer.model, checked_weights(trainer, best))
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
@@ -145,7 +160,7 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
     if (folder / TRAINED_STATE).exists():
         trainer.monitor.restore(folder)
         trainer.state = TrainerState.load_from_json(str(folder / TRAINED_STATE))
-        load_weights(trainer.model, load_file(folder / WEIGHTS))
+        load_weights(trainer.model, checked_weights(trainer, folder))
         return
     train_on(trainer, folder)
     if (last := recipe.training.average_last) is not None:

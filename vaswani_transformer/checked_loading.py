@@ -61,8 +61,21 @@ def list_names(names: list[str], limit: int = 2) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def check_weights_fit(name: str, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-    """Check that a folder has exactly the weights that its config.json requires.
+def check_weights_fit(
+    name: str,
+    missing: list[str],
+    unexpected: list[str],
+    misshapen: list[str],
+    required_by: str = "its config.json",
+    fix: str = "Restore the config.json that was saved with the weights, or save the model again.",
+) -> None:
+    """Check that a folder has exactly the weights that a model requires.
+
+    Args:
+        name: the folder, as the message names it.
+        missing, unexpected, misshapen: the weights that differ.
+        required_by: what requires them, as the message names it.
+        fix: the end of the message.
 
     Raises:
         UserError: naming the weights that differ.
@@ -71,14 +84,15 @@ def check_weights_fit(name: str, missing: list[str], unexpected: list[str], miss
     if differences := "; ".join(
         f"{problem}: {list_names(sorted(names))}" for problem, names in problems.items() if names
     ):
-        raise UserError(
-            f"{name}: its weights do not fit its config.json; {differences}. Restore the config.json that was saved "
-            "with the weights, or save the model again."
-        )
+        raise UserError(f"{name}: its weights do not fit {required_by}; {differences}. {fix}")
 
 
-def check_finite(name: str, weights: dict[str, torch.Tensor]) -> None:
-    """Check that all weights are finite numbers.
+def check_finite(
+    name: str,
+    weights: dict[str, torch.Tensor],
+    fix: str = "give a checkpoint from before training diverged, or another copy of the file.",
+) -> None:
+    """Check that all weights are finite numbers; `fix` ends the message.
 
     Raises:
         UserError: naming those that contain NaN or an infinity.
@@ -90,10 +104,7 @@ def check_finite(name: str, weights: dict[str, torch.Tensor]) -> None:
     ]
     if broken:
         dtype = str(weights[broken[0]].dtype).removeprefix("torch.")
-        raise UserError(
-            f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); give a checkpoint from before "
-            "training diverged, or another copy of the file."
-        )
+        raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
@@ -160,6 +171,7 @@ __all__ = [
     "check_finite",
     "check_model_name",
     "check_tokenizer_fits",
+    "check_weights_fit",
     "load_errors",
     "load_model",
     "load_tokenizer",

@@ -8,10 +8,12 @@ import signal
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from tests.training.runs import TIRED, TWO_PROCESSES, finish, make_arguments, same_course, start
+from tests.training.runs import TIRED, TWO_PROCESSES, cut_back, finish, make_arguments, same_course, start
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
@@ -163,6 +165,38 @@ def test_a_checkpoint_is_whole_when_the_last_process_has_written_its_part(argume
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed, launcher=TWO_PROCESSES))
     assert same_course(whole, killed)
+
+
+@pytest.mark.slow
+def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments, tmp_path):
+    own = [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6", "--training.evaluation_steps=3"]
+    run(load_recipe(arguments[0], own))
+    broken, name = tmp_path / "run" / "model.safetensors", "model.encoder.layers.0.feed_forward.fc1.bias"
+    results = (tmp_path / "run" / "results.json").rename(tmp_path / "results.json")  # killed after its training
+    save_file({**load_file(broken), name: torch.full((16,), torch.nan)}, broken, {"format": "pt"})
+    with pytest.raises(UserError, match=rf"{name} \(float32\); remove trainer_state.json there, and the run takes the"):
+        run(load_recipe(arguments[0], own))
+    results.rename(tmp_path / "run" / "results.json")
+    cut_back(tmp_path / "run", 3)
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
+    whole = load_file(checkpoint / "model.safetensors")
+    for weights, message in (
+        ({key: weight for key, weight in whole.items() if key != name}, f"missing: {name}. Remove checkpoint-3, and"),
+        (
+            {**whole, name: torch.full((16,), torch.nan)},
+            rf"{name} \(float32\); remove checkpoint-3, and the run",
+        ),
+    ):
+        save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+        mark_complete(checkpoint)
+        with pytest.raises(UserError, match=rf"checkpoint-3: .*{message}"):
+            run(load_recipe(arguments[0], own))
+    (checkpoint / "model.safetensors").write_bytes(b"no weights")
+    mark_complete(checkpoint)
+    with pytest.raises(UserError, match=r"model\.safetensors: cannot be read .*; remove checkpoint-3, and the run"):
+        run(load_recipe(arguments[0], own))
+    remove(checkpoint)
+    assert run(load_recipe(arguments[0], own))["steps"] == 6
 
 
 @pytest.mark.slow

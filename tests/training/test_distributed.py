@@ -15,6 +15,8 @@ from tests.helpers import ROOT, tiny_model
 from tests.training.runs import cut_back, same_course
 from training.distributed import (
     KERNELS,
+    RunError,
+    check_weights,
     drop_tied_duplicates,
     init_distributed,
     limit_cached_kernels,
@@ -180,6 +182,30 @@ def test_whole_weights_are_loaded_with_a_tied_matrix_once(tied):
         assert torch.equal(weight, other.get_parameter(name))
     assert (other.lm_head.weight is other.model.shared.weight) is tied
     assert other.model.encoder.embed_tokens.weight is other.model.shared.weight
+
+
+BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({BIAS: None}, f"weights do not fit the recipe's model; missing: {BIAS}. Remove it."),
+        (
+            {"lm_head.weight": torch.ones(1)},
+            "do not fit the recipe's model; unexpected: lm_head.weight. Remove",
+        ),
+        ({BIAS: torch.ones(2)}, rf"of another shape: {BIAS} \(2,\), expected \(64,\). Remove it."),
+        ({BIAS: torch.full((64,), torch.inf)}, rf"NaN or infinite numbers in {BIAS} \(float32\); remove it."),
+    ],
+)
+def test_weights_that_are_not_the_models_are_named(change, message):
+    model = tiny_model()
+    weights = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    check_weights(model, weights, "checkpoint-3", "remove it.")
+    weights = {name: weight for name, weight in (weights | change).items() if weight is not None}
+    with pytest.raises(RunError, match=f"^checkpoint-3: .*{message}"):
+        check_weights(model, weights, "checkpoint-3", "remove it.")
 
 
 def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monkeypatch):
