@@ -1,8 +1,9 @@
-"""Figures: attention maps, positions, learning rate and loss, and a page that shows attention in a browser.
+"""Figures: attention maps, positions, learning rate, loss and Table 1, and a page that shows attention in a browser.
 
 The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`); the page needs a browser.
 """
 
+from .complexity import draw_layer_complexity
 from .curves import draw_label_smoothing, draw_learning_rate, draw_loss, draw_positional_encoding
 from .heat_maps import draw_heat_maps
 from .lines import draw_attention
@@ -17,6 +18,7 @@ __all__ = [
     "draw_attention",
     "draw_heat_maps",
     "draw_label_smoothing",
+    "draw_layer_complexity",
     "draw_learning_rate",
     "draw_loss",
     "draw_masks",
