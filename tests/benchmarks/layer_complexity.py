@@ -97,9 +97,10 @@ def operations(name: str, n: int, d: int, options: argparse.Namespace) -> int:
 
 
 def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> float:
-    """At least what a forward pass takes: scores, what is added to them, and weights of every pair of positions."""
+    """About what a forward pass takes: scores and weights of every pair of positions, and eight texts."""
     heads = max(1, d // HEAD_DIM)
-    return 3 * heads * n * n * 4 / 2**30 if name == "self-attention" else 8 * n * d * 4 / 2**30
+    pairs = 2 * heads * n * n if name == "self-attention" else 0
+    return 4 * (pairs + 8 * n * d) / 2**30
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -149,7 +150,7 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
     text = torch.randn(1, n, d, device=device)
     for name, row in rows.items():
         if (needed := expected_gib(name, n, d, options)) > options.memory:
-            row["skipped"] = f"needs {needed:.2g} GiB or more, --memory is {options.memory:g}"
+            row["skipped"] = f"needs about {needed:.2g} GiB, --memory is {options.memory:g}"
         else:
             calls[name] = functools.partial(make_layer(name, d, options), text)
     for name in list(calls):
