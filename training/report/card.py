@@ -46,8 +46,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
-        source=recipe["data"]["source"],
-        target=recipe["data"]["target"],
+        **(translation_words(recipe) | make_task(recipe).card_words),
         data=describe_data(recipe["data"]),
         license=license,
         parameters=f"{results['parameters']:,}",
@@ -70,6 +69,19 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     )
 
 
+def translation_words(recipe: dict[str, Any]) -> dict[str, str]:
+    """Return the words of a card that another task replaces by its `card_words`."""
+    source, target = recipe["data"]["source"], recipe["data"]["target"]
+    return {
+        "purpose": f"translate `{source}` into `{target}`",
+        "languages": f"from `{source}` to `{target}`",
+        "use": '`pipeline("vaswani-translation", model=repository, trust_remote_code=True)` takes lists of texts.',
+        "limits": "It translates single sentences in one direction.",
+        "errors": "It may drop, repeat or invent words in fluent sentences.",
+        "measure": "BLEU compares words with one reference and does not measure meaning.",
+    }
+
+
 def variant(recipe: dict[str, Any]) -> str:
     """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
     is_glancing = recipe["training"].get("glancing") is not None
@@ -87,7 +99,9 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
     """Return the head of the card, which the Hub reads."""
     data, task = results["recipe"]["data"], make_task(results["recipe"])
     return ModelCardData(
-        language=list(dict.fromkeys((data["source"], data["target"]))),
+        language=list(
+            dict.fromkeys((data["source"], data["target"]) if data["kind"] != "trees" else (data["source"],))
+        ),
         license=license,
         library_name="transformers",
         pipeline_tag=cast(Any, task.hub_name),
@@ -203,12 +217,14 @@ def score_lines(results: dict[str, Any]) -> Iterator[str]:
         how = describe_search(recipe["decoding"])
         yield f"test set, {found['sentences']:,} sentences, {how}: {scored(found, first)}"
         for metric in others:
-            yield f"the same translations: {scored(found, metric)}"
+            yield f"the same outputs: {scored(found, metric)}"
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
     if (found := results.get("validation")) is not None:
         how = describe_search(kind_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
         yield f"validation set, {how}: {scored(found, first)}"
+    if note := recipe.get("note"):
+        yield note
 
 
 def scored(scores: dict[str, Any], metric: Metric) -> str:
@@ -293,7 +309,7 @@ def describe_code(results: dict[str, Any]) -> str:
 def training_command(recipe: dict[str, Any], repository: str) -> str:
     """Return the command that trains the recipe again; local paths have placeholders."""
     parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
-    if recipe["data"]["kind"] in ("json", "text"):
+    if recipe["data"]["kind"] in ("json", "text", "trees"):
         parts.append("--data.path=FOLDER")
     if recipe["tokenizer"]["path"] is not None:
         parts.append(f"--tokenizer.path={repository}")

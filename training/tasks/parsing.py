@@ -18,7 +18,7 @@ class ParsingTask(Task):
         language: the language code of the sentences.
     """
 
-    hub_name = "constituency-parsing"
+    hub_name = "token-classification"  # the Hub has no name for parsing
     best_metric = Metric("f1", "F1", SIGNATURE)
     metrics = (
         best_metric,
@@ -38,6 +38,18 @@ class ParsingTask(Task):
     @property
     def title(self) -> str:
         return f"Constituency parsing {self.language}"
+
+    @property
+    def card_words(self) -> dict[str, str]:
+        return {
+            "purpose": f"parse `{self.language}` into constituency trees",
+            "languages": f"`{self.language}`",
+            "use": "The output is a linear tree. `vaswani-parse` and `parse` of vaswani-transformer put it over the "
+            "sentence's words, as a tree in brackets.",
+            "limits": "It parses single sentences, best with the words of its treebank.",
+            "errors": "It may attach a phrase to the wrong place or give it a wrong label.",
+            "measure": "F1 compares brackets with one tree a sentence, and some sentences have several good ones.",
+        }
 
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
         """Return every opening label, closing label and tag of the targets."""

@@ -57,6 +57,11 @@ class Task(ABC):
         """Return a hypothesis or a reference of a source as readers see it."""
         return text
 
+    @property
+    def card_words(self) -> dict[str, str]:
+        """The words of a model card that are not translation's, by their names in its template."""
+        return {}
+
     @abstractmethod
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         """Return `best_metric` and its signature, by their keys."""

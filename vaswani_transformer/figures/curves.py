@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SCORES = {"eval_bleu": "BLEU", "eval_f1": "F1"}
+"""The scores of evaluations that `draw_loss` draws, by their names in the log."""
+
 
 def draw_wavelengths(axes: "Axes", length: int, d_model: int) -> None:
     """Draw 2 pi 10000^(2i / d_model) positions, the wavelength of dimensions 2i and 2i + 1 (3.5)."""
@@ -157,20 +160,20 @@ def draw_curve(axes: "Axes", log: Sequence[dict[str, Any]], name: str, label: st
     return axes.plot(*zip(*points, strict=True), label=label, **style) if points else []
 
 
-def draw_bleu(axes: "Axes", log: Sequence[dict[str, Any]]) -> list[Any]:
-    """Draw validation BLEU on a second axis, in the curve's color."""
+def draw_score(axes: "Axes", log: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """Draw a validation score, a key of `SCORES`, on a second axis, in the curve's color."""
     second = style_axes(axes.twinx())
     second.spines["bottom"].set_visible(False)
     style = {"color": COLORS[2], "linewidth": 2, "marker": "s", "markersize": 4}
-    curve = draw_curve(second, log, "eval_bleu", "validation BLEU", **style)
+    curve = draw_curve(second, log, name, f"validation {SCORES[name]}", **style)
     second.set_ylim(0)
-    second.set_ylabel("BLEU", color=COLORS[2])
+    second.set_ylabel(SCORES[name], color=COLORS[2])
     second.tick_params(labelcolor=COLORS[2])
     return curve
 
 
 def draw_loss(run: str | Path) -> "Figure":
-    """Draw training and validation loss of a run, finished or not, and on a second axis its validation BLEU.
+    """Draw training and validation loss of a run, finished or not, and on a second axis its validation BLEU or F1.
 
     Training loss is the optimizer's, with label smoothing and dropout; validation loss has neither.
 
@@ -192,8 +195,9 @@ def draw_loss(run: str | Path) -> "Figure":
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     handles = axes.get_legend_handles_labels()[0]
-    if any("eval_bleu" in entry for entry in log):
-        handles += draw_bleu(axes, log)
+    for name in SCORES:
+        if any(name in entry for entry in log):
+            handles += draw_score(axes, log, name)
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, labelcolor=INK)
     return figure
 

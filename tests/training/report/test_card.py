@@ -26,6 +26,26 @@ def test_the_card_is_finished():
     assert f"{json.loads(RESULTS.read_text(encoding='utf-8'))['test']['bleu']:.2f}" in text
 
 
+def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path):
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    scores = {"f1": 70.0, "precision": 71.0, "recall": 69.0, "exact_match": 20.0, "tagging_accuracy": 90.0}
+    for split in ("validation", "test"):
+        results[split] |= scores | {"signature": "evalb:COLLINS.prm"}
+    results["curve"] = [entry | {"eval_f1": 1.0} if "eval_loss" in entry else entry for entry in results["curve"]]
+    results["recipe"]["data"] |= {"kind": "trees", "source": "en", "target": "trees"}
+    results["recipe"]["note"] = "F1 is agreement with a parser."
+    (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    main([str(tmp_path / "results.json"), "owner/parser", f"--output={tmp_path / 'card.md'}"])
+    text = (tmp_path / "card.md").read_text(encoding="utf-8")
+    assert "to parse `en` into constituency trees" in text
+    assert "- F1 is agreement with a parser." in text
+    assert "F1 70.00, `evalb:COLLINS.prm`" in text
+    assert "vaswani-parse" in text
+    assert not re.search("translat|BLEU", text.partition("## Training")[0])
+    assert metadata_errors(text) == []
+    assert ModelCard(text).data.language == ["en"]
+
+
 def test_the_card_s_metadata_are_valid():
     """As far as huggingface_hub can tell without the Hub: its own classes read them, and write them again."""
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
