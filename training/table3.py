@@ -27,11 +27,13 @@ from training.checkpoints import RECIPE, run_write_errors
 from training.checks import check_data_fits, model_config
 from training.command import exit_interrupted
 from training.distributed import init_distributed
-from training.recipe import SEEDS, Recipe, check, load_recipe
+from training.kinds import AUTOREGRESSIVE
+from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run_folder import changed_fields, prepare_folder
+from training.tasks import make_task
 from training.train import prepare
 from training.train import run as train
 from vaswani_transformer import VaswaniTransformerConfig
@@ -133,6 +135,8 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
     changed = dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{row}",
+        expected="",
+        published="",
         output_dir=str(folder / row / f"seed-{seed}"),
         seed=seed,
         data=dataclasses.replace(recipe.data, test=None),
@@ -155,11 +159,13 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
 
 
 def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
-    """Check that the base leaves d_k and d_v to the rows, and that the rows' models differ.
+    """Check that the base is the paper's kind of model, that it leaves d_k and d_v to the rows, and that those differ.
 
     Raises:
-        UserError: they do not.
+        UserError: one of them does not hold.
     """
+    if (kind := recipe.model.get("kind", AUTOREGRESSIVE)) != AUTOREGRESSIVE:
+        raise UserError(f"model.kind: Table 3 varies the paper's model; got {kind}, expected {AUTOREGRESSIVE}.")
     for name in ("d_k", "d_v"):
         if recipe.model.get(name) is not None:
             raise UserError(f"model.{name}: the rows of Table 3 set it; got {recipe.model[name]}, expected none.")
@@ -239,7 +245,8 @@ def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str
         if (path := folder / row / f"seed-{seed}" / RESULTS).exists():
             found.setdefault(row, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
     base = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
-    rows = {row: row_summary(row, row_change(row, base), results) for row, results in found.items()}
+    metric = make_task(to_dict(recipe)).best_metric
+    rows = {row: row_summary(row, row_change(row, base), results, metric) for row, results in found.items()}
     first = next((next(iter(results.values())) for results in found.values()), {})
     return {
         "name": recipe.name,
@@ -247,8 +254,9 @@ def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str
         "training": vars(recipe.training),
         "decoding": vars(recipe.decoding),
         **{name: first.get(name) for name in ("data", "versions", "hardware")},
+        "metric": {"key": metric.key, "title": metric.title},
         "rows": rows,
-        "orderings": orderings(rows),
+        "orderings": orderings(rows, metric.key),
         "errors": errors,
     }
 

@@ -276,7 +276,8 @@ def opening_line(recipe: Recipe) -> str:
     """Return what a run is going to do, and what its recipe expects of it: score and time."""
     training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(to_dict(recipe)).verb
     limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
-    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the test set"
+    split = "validation" if recipe.data.test is None else "test"
+    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the {split} set"
     return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
 
 

@@ -78,6 +78,7 @@ def test_runs_of_all_rows_have_the_same_steps_and_data_and_no_mean_of_checkpoint
         ({"encoder_layers": 4, "decoder_layers": 4}, ["C-n2"], "row C-n2: encoder_layers .* multiple of 3"),
         ({"d_model": 72}, ["B-dk16"], "row B-dk16: d_k .* got 2.25, .* multiple of 4"),
         ({"d_model": 88}, ["A-h32"], r"row A-h32: model: .*d_model \(88\) must be divisible by num_heads \(32\)"),
+        ({"kind": "nat"}, ["base"], "model.kind: Table 3 varies the paper's model; got nat"),
         ({"d_k": 64}, ["base"], "model.d_k: the rows of Table 3 set it; got 64"),
         ({"dropout": 0.2}, ["base", "D-dropout0.2"], "row D-dropout0.2: its model is that of base"),
     ],

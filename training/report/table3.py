@@ -5,6 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from training.tasks import Metric
+
 
 @dataclass(frozen=True)
 class PaperFigures:
@@ -37,21 +39,18 @@ PAPER_FIGURES = {
     "E": PaperFigures(4.92, 25.7),
     "big": PaperFigures(4.33, 26.4, 213),
 }
-METRICS = ("perplexity", "bleu")
 
 
-def row_summary(row: str, change: dict[str, Any], runs: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def row_summary(row: str, change: dict[str, Any], runs: dict[int, dict[str, Any]], metric: Metric) -> dict[str, Any]:
     """Return a row of the table from the results of its runs, by seed.
 
-    perplexity, bleu: each the `mean` over seeds, and the sample `std`, which is None for one seed.
+    perplexity, and the task's metric by its key: the `mean` over seeds, and the sample `std`, which is None for one.
     """
+    names = ("perplexity", metric.key)
+    values = {name: [results["validation"][name] for results in runs.values()] for name in names}
     metrics = {
-        name: {
-            "mean": statistics.mean(values),
-            "std": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for name in METRICS
-        if (values := [results["validation"][name] for results in runs.values()])
+        name: {"mean": statistics.mean(each), "std": statistics.stdev(each) if len(each) > 1 else None}
+        for name, each in values.items()
     }
     return {
         "change": change,
@@ -60,10 +59,10 @@ def row_summary(row: str, change: dict[str, Any], runs: dict[int, dict[str, Any]
         **metrics,
         "runs": {
             str(seed): {
-                **{name: results["validation"][name] for name in METRICS},
+                **{name: results["validation"][name] for name in names},
                 "steps": results["steps"],
                 "seconds": results["seconds"],
-                "signature": results["validation"]["signature"],
+                "signature": results["validation"][metric.signature_key],
                 "commit": results["commit"],
             }
             for seed, results in sorted(runs.items())
@@ -76,19 +75,19 @@ def group_of(row: str) -> str:
     return row.partition("-")[0]
 
 
-def orderings(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def orderings(rows: dict[str, dict[str, Any]], key: str = "bleu") -> dict[str, dict[str, Any]]:
     """Return, for each group with its base and each metric, which pairs of rows are ordered as in the paper.
 
-    Pairs that are equal in the paper are left out. `differ` lists the pairs of another order, the row that the paper
-    has the better figure for first.
+    The task's metric, by its key, is compared with the paper's BLEU. Pairs that are equal in the paper are left out.
+    `differ` lists the pairs of another order, the row that the paper has the better figure for first.
     """
     found: dict[str, dict[str, Any]] = {}
     for group in dict.fromkeys(group_of(row) for row in rows if row != "base"):
         members = [row for row in rows if row == "base" or group_of(row) == group]
-        for metric, sign in (("perplexity", -1), ("bleu", 1)):
+        for metric, printed, sign in (("perplexity", "perplexity", -1), (key, "bleu", 1)):
             pairs, differ = 0, []
             for one, other in itertools.combinations(members, 2):
-                paper = sign * (getattr(PAPER_FIGURES[one], metric) - getattr(PAPER_FIGURES[other], metric))
+                paper = sign * (getattr(PAPER_FIGURES[one], printed) - getattr(PAPER_FIGURES[other], printed))
                 ours = sign * (rows[one][metric]["mean"] - rows[other][metric]["mean"])
                 pairs += paper != 0
                 if paper * ours <= 0 and paper != 0:
@@ -109,7 +108,7 @@ def format_change(change: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in change.items())
 
 
-def format_row(row: str, summary: dict[str, Any]) -> str:
+def format_row(row: str, summary: dict[str, Any], key: str) -> str:
     """Return a row as a line of a Markdown table."""
     steps = sorted({run["steps"] for run in summary["runs"].values()})
     paper = summary["paper"]
@@ -119,7 +118,7 @@ def format_row(row: str, summary: dict[str, Any]) -> str:
         " to ".join(f"{step:,d}" for step in dict.fromkeys((steps[0], steps[-1]))),
         str(len(summary["runs"])),
         with_std(summary["perplexity"], 2),
-        with_std(summary["bleu"], 2),
+        with_std(summary[key], 2),
         f"{summary['parameters'] / 1e6:.2f}",
         f"{paper['perplexity']:.2f}",
         f"{paper['bleu']:.1f}",
@@ -130,20 +129,21 @@ def format_row(row: str, summary: dict[str, Any]) -> str:
 
 def to_markdown(table: dict[str, Any]) -> str:
     """Return the table as Markdown: base, rows with the paper's figures at the right, and the orderings."""
-    titles = ["row", "change", "steps", "seeds", "PPL (dev)", "BLEU (dev)", "parameters (M)"]
+    key, title = table["metric"]["key"], table["metric"]["title"]
+    titles = ["row", "change", "steps", "seeds", "PPL (dev)", f"{title} (dev)", "parameters (M)"]
     titles += ["paper: PPL", "paper: BLEU", "paper: parameters (M)"]
     lines = [
         f"Base: {format_change(table['base'])}.",
         "",
         f"| {' | '.join(titles)} |",
         f"| {' | '.join(['---'] * len(titles))} |",
-        *(format_row(row, summary) for row, summary in table["rows"].items()),
+        *(format_row(row, summary, key) for row, summary in table["rows"].items()),
         "",
     ]
     for group, metrics in table["orderings"].items():
         for metric, counts in metrics.items():
-            title = {"perplexity": "perplexity", "bleu": "BLEU"}[metric]
-            line = f"- {group}, {title}: {counts['as_in_the_paper']} of {counts['pairs']} pairs ordered as in the paper"
+            name = title if metric == key else metric
+            line = f"- {group}, {name}: {counts['as_in_the_paper']} of {counts['pairs']} pairs ordered as in the paper"
             if counts["differ"]:
                 line += "; not " + ", ".join(f"{better} before {worse}" for better, worse in counts["differ"])
             lines.append(f"{line}.")
