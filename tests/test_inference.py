@@ -16,11 +16,13 @@ from torch import nn
 from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
+from vaswani_transformer.cpu import linear as cpu_linear
 from vaswani_transformer.cpu import model as cpu_model
 from vaswani_transformer.cpu.linear import (
     LINEAR_FACTORIES,
     PackedLinear,
     QuantizedLinear,
+    TransposedLinear,
     int8_sum_overflows,
     is_supported,
 )
@@ -36,21 +38,29 @@ def needs(dtype):
 
 
 EVERY_DTYPE = [needs(dtype) for dtype in LINEAR_FACTORIES]
+EVERY_LAYER = {dtype: make for dtype, make in LINEAR_FACTORIES.items() if dtype in DTYPES} | {
+    "narrow": TransposedLinear
+}
 
 
 def test_every_dtype_of_this_cpu_has_packed_layers():
     assert set(DTYPES) <= {dtype for dtype, make in LINEAR_FACTORIES.items() if is_supported(make)}
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32_finds_the_same_tokens_and_scores(kind, way):
+def test_float32_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypatch):
+    """By layers too narrow to be packed, and by packed ones."""
+    if is_packed:
+        monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
     source, mask = padded_batch([5, 3, 6])
     options = {"attention_mask": mask, "max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True}
     true = model.generate(source, **options, **WAYS[way])
     prepared = prepare_for_inference(model)
+    assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
     found = prepared.generate(source, **options, **WAYS[way])
     assert torch.equal(found.sequences, true.sequences)
     if "sequences_scores" in true:
@@ -74,7 +84,7 @@ def test_float32_computes_the_same(seed, kind, lengths):
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
-@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("dtype", EVERY_LAYER)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine(dtype, bias, rows):
     """A product of 48 pairs of numbers, each near 1.
@@ -84,7 +94,10 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
     """
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
-    found, true = LINEAR_FACTORIES[dtype](linear)(hidden_states), linear(hidden_states)
+    layer = EVERY_LAYER[dtype](linear)
+    found, true = layer(hidden_states), linear(hidden_states)
+    if hidden_states.dim() == 2:
+        assert torch.equal(layer.raw_forward()(hidden_states), found)
     assert found.shape == true.shape
     assert found.dtype == torch.float32
     if not true.numel():
@@ -96,17 +109,19 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
     )
     of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
     of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
-    bound = {"float32": 48 * 2**-24 * size, "bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}[dtype]
+    bound = {"bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}.get(dtype, 48 * 2**-24 * size)
     assert ((found - true).abs() <= bound + 1e-6).all()
 
 
 @pytest.mark.parametrize("rows", [3, 40])
-@pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_a_packed_layer_applies_the_relu_behind_it(dtype, rows):
-    layer, hidden_states = LINEAR_FACTORIES[dtype](nn.Linear(16, 8).requires_grad_(False)), torch.randn(rows, 16)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", EVERY_LAYER)
+def test_a_packed_layer_applies_the_relu_behind_it(dtype, bias, rows):
+    layer, hidden_states = EVERY_LAYER[dtype](nn.Linear(16, 8, bias).requires_grad_(False)), torch.randn(rows, 16)
     plain = layer(hidden_states)
     layer.has_relu = True
     assert torch.equal(layer(hidden_states), plain.relu())
+    assert torch.equal(layer.raw_forward()(hidden_states), plain.relu())
 
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="this CPU or torch has no int8")
@@ -256,7 +271,8 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
     kinds = [type(module) for module in prepared.modules()]
     assert nn.Linear not in kinds
     assert Dropout not in kinds
-    assert kinds.count(QuantizedLinear if dtype == "int8" else PackedLinear) == 25
+    kind = {"float32": TransposedLinear, "bfloat16": PackedLinear, "int8": QuantizedLinear}[dtype]
+    assert kinds.count(kind) == 25
     assert prepared.get_input_embeddings() is prepared.model.shared
     assert prepared.model.encoder.embed_tokens.weight is prepared.model.shared.weight
     assert prepared.generation_config.to_dict() == model.generation_config.to_dict()

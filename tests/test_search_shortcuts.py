@@ -19,9 +19,10 @@ from transformers import (
 
 from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
+from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.generation import SourceLimitCriteria, search_settings
-from vaswani_transformer.search import AllRowsDecoder, grouped_topk, topk_continuations
+from vaswani_transformer.search import grouped_topk, topk_continuations
 
 END = 2
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
@@ -42,8 +43,8 @@ def search(chooses=True, leaves=True):
             patch.setattr(search_module, "topk_continuations", plain_continuations)
             patch.setattr(search_module, "grouped_topk", lambda log_probs, count: log_probs.topk(count, dim=1))
         if not leaves:
-            patch.setattr(search_module, "drop_finished", lambda state, decoder, settings: None)
-            patch.setattr(AllRowsDecoder, "keep", lambda decoder, sources: None)
+            settings_of = generation_module.search_settings
+            patch.setattr(generation_module, "search_settings", lambda *given: settings_of(*given[:4], False))
         yield
 
 

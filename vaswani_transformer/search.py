@@ -74,9 +74,9 @@ class SearchSettings:
         return int(self.limits.min())
 
     @property
-    def needs_all_rows(self) -> bool:
-        """Whether something reads the vocabulary's rows by number, or draws as many random numbers as there are."""
-        return self.do_sample or self.process is not None
+    def is_plain(self) -> bool:
+        """Whether nothing reads the rows of all sources by number, or draws a random number for each."""
+        return self.process is None and not self.do_sample
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """Whether each of `tokens` is an end token."""
@@ -208,7 +208,7 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
 def select_continuations(logits: Tensor, state: SearchState, settings: SearchSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
     k, vocabulary, count = settings.num_beams, logits.shape[1], settings.candidates
-    if settings.process is None and not settings.do_sample:
+    if settings.is_plain:
         found, indices = topk_continuations(logits, state.scores, count)
     else:
         log_probs = torch.log_softmax(logits.float(), 1)
@@ -267,59 +267,13 @@ def add_hypotheses(
     state.hypothesis_scores[sources], state.hypotheses = best, former
 
 
-def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings) -> None:
+def drop_finished(state: SearchState, decoder: Decoder) -> None:
     """Take sources that are no longer active out of the batch (compaction)."""
     kept = state.is_active.nonzero()[:, 0]
     decoder.keep(kept)
-    if settings.needs_all_rows:
-        return
     state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
     for name in ("scores", "active", "is_active", "limits"):
         setattr(state, name, getattr(state, name)[kept])
-
-
-class AllRowsDecoder:
-    """A decoder whose finished sources keep their rows, with logits 0, for what reads rows by their number.
-
-    Args:
-        decoder: decodes the active sources.
-        num_rows, rows_per_source: of all sources.
-    """
-
-    def __init__(self, decoder: Decoder, num_rows: int, rows_per_source: int) -> None:
-        self.decoder, self.num_rows, self.rows_per_source = decoder, num_rows, rows_per_source
-        self.active: Tensor | None = None
-        self.rows: Tensor | None = None
-
-    def step_active(self, tokens: Tensor) -> Tensor:
-        """Return logits of the rows that are decoded, given the tokens of all."""
-        return self.decoder.step(tokens if self.rows is None else tokens[self.rows])
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return values of the rows that are decoded in their places among all rows, zeros elsewhere."""
-        if self.rows is None:
-            return values
-        return values.new_zeros(self.num_rows, *values.shape[1:]).index_copy_(0, self.rows, values)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return logits of all rows (k B, V)."""
-        return self.spread(self.step_active(tokens))
-
-    def reorder(self, beams: Tensor) -> None:
-        """Continue each row (k B,) from another of its source."""
-        if self.rows is not None:
-            index = torch.empty_like(beams)
-            index[self.rows] = torch.arange(len(self.rows), device=beams.device)
-            beams = index[beams[self.rows]]
-        self.decoder.reorder(beams)
-
-    def keep(self, sources: Tensor) -> None:
-        """Decode only these of all B sources."""
-        if self.active is not None and len(sources) == len(self.active):
-            return
-        self.decoder.keep(sources if self.active is None else torch.isin(self.active, sources).nonzero()[:, 0])
-        offsets = torch.arange(self.rows_per_source, device=sources.device)
-        self.active, self.rows = sources, (sources[:, None] * self.rows_per_source + offsets).flatten()
 
 
 @dataclass(frozen=True)
@@ -346,7 +300,6 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         settings: how to search.
     """
     state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
-    decoder = AllRowsDecoder(decoder, len(prompt), k) if settings.needs_all_rows else decoder
     while True:
         new_tokens += 1
         log_probs, rows, tokens = select_continuations(decoder.step(state.beams[0]), state, settings)  # (A, C) each
@@ -363,12 +316,12 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         state.beams, state.scores = extend(state, rows, tokens[:, :k].flatten()), log_probs[:, :k]
         if state.has_hypotheses:
             state.is_active &= can_improve(state, new_tokens, settings)
-        has_finished = (has_ends or state.has_hypotheses) and not bool(state.is_active.all())
-        if has_finished and not bool(state.is_active.any()):
+        num_active = int(state.is_active.sum()) if has_ends or state.has_hypotheses else len(state.active)
+        if num_active == 0:
             return best_hypotheses(state, prompt.shape[1], settings)
         decoder.reorder(rows)
-        if has_finished and settings.compacts:
-            drop_finished(state, decoder, settings)
+        if num_active < len(state.active) and settings.compacts and settings.is_plain:
+            drop_finished(state, decoder)
 
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
@@ -383,6 +336,17 @@ def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSett
     )
 
 
+def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSettings) -> Tensor:
+    """Return the next token (R,) of every row of `tokens` (R, T), given the logits of those `rows` that are decoded."""
+    values = logits.argmax(-1) if settings.is_plain else logits.float()
+    if len(rows) < len(tokens):  # others have zeros: what reads rows by their number needs them all
+        values = values.new_zeros(len(tokens), *values.shape[1:]).index_copy_(0, rows, values)
+    if settings.is_plain:
+        return values
+    scores = values if settings.process is None else settings.process(tokens, values)
+    return torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
+
+
 def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Tensor:
     """Take the likeliest token each time, or draw one.
 
@@ -394,35 +358,31 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
     Returns:
         (n B, T) the targets, prompts included, padded after their end.
     """
-    tokens, prompt_length = prompt, prompt.shape[1]
-    rows_per_source = len(prompt) // len(settings.limits)
-    limits = settings.limits.repeat_interleave(rows_per_source)  # (n B,)
-    decoder = AllRowsDecoder(decoder, len(prompt), rows_per_source)
-    is_over = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    has_over = False
+    tokens, new_tokens, num_sources = prompt, 0, len(settings.limits)
+    every_row = torch.arange(len(prompt), device=prompt.device).view(num_sources, -1)  # (B, n)
+    limits = settings.limits.repeat_interleave(every_row.shape[1], output_size=len(prompt))  # (n B,)
+    is_over, active, rows = torch.zeros_like(limits, dtype=torch.bool), every_row, every_row.flatten()
     while True:
-        if settings.process is None and not settings.do_sample:
-            chosen = decoder.spread(decoder.step_active(tokens).argmax(-1))  # (n B,)
-        else:
-            scores = decoder.step(tokens).float()
-            scores = scores if settings.process is None else settings.process(tokens, scores)
-            chosen = torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
-        if has_over and len(settings.end_tokens):
+        new_tokens += 1
+        chosen = next_tokens(decoder.step(tokens[rows] if len(rows) < len(tokens) else tokens), rows, tokens, settings)
+        if len(settings.end_tokens):
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
         is_end = settings.is_end(chosen)
-        if tokens.shape[1] - prompt_length >= settings.shortest:
-            is_end = is_end | (limits <= tokens.shape[1] - prompt_length)
+        if new_tokens >= settings.shortest:
+            is_end = is_end | (limits <= new_tokens)
         if settings.ends is not None:
             is_end = is_end | settings.ends(tokens)
         if not bool(is_end.any()):
             continue
-        is_over, has_over = is_over | is_end, True
-        is_active = ~is_over.view(-1, rows_per_source).all(1)  # (B,)
-        if not bool(is_active.any()):
+        is_over = is_over | is_end
+        if bool(is_over.all()):
             return tokens
-        if settings.compacts and len(settings.end_tokens) and not bool(is_active.all()):
-            decoder.keep(is_active.nonzero()[:, 0])
+        kept = (~is_over[active].all(1)).nonzero()[:, 0]  # of the sources that are decoded
+        if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):
+            decoder.keep(kept)
+            active = active[kept]
+            rows = active.flatten()
 
 
 __all__ = [

@@ -345,7 +345,7 @@ def prepared():
             {},
             "A VaswaniTransformerModel is not a VaswaniTransformerFor",
         ),
-        (prepared, {}, r"is a PackedLinear that is wrapped, or whose weight is not loaded; merge adapters"),
+        (prepared, {}, r"is a TransposedLinear that is wrapped, or whose weight is not loaded; merge adapters"),
         (lambda: tiny_model().to("meta"), {}, r"is a Linear that is wrapped, or whose weight is not loaded"),
         (
             lambda: tiny_model(activation_function="mish"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 PACKING_ROWS = 32  # the layout chosen for so many rows is as good for any number from 4 on
 MIN_SCALE = 1e-12  # of a row of weights that are all 0
+NARROW_WIDTH, NARROW_ENTRIES = 256, 2**22  # of weights that are multiplied faster without packing
 LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by FBGEMM
 
 
@@ -81,6 +82,37 @@ class PackedLinear(PreparedLinear):
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
+
+
+class TransposedLinear(PreparedLinear):
+    """x W^T + b in float32 with W stored as (in, out).
+
+    A call of oneDNN takes as long as the product of a narrow layer with a few rows; torch's own is shorter.
+
+    Args:
+        linear: the layer, whose weights are copied.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight.detach().t().contiguous()
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        check_gradients(hidden_states)
+        product = nn.functional.linear(hidden_states, self.weight.t(), self.bias)
+        return product.relu_() if self.has_relu else product
+
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        weight, bias = self.weight, self.bias
+        if bias is None:
+            return self.forward if self.has_relu else lambda hidden_states: torch.mm(hidden_states, weight)
+        if self.has_relu:
+            return lambda hidden_states: torch.addmm(bias, hidden_states, weight).relu_()
+        return lambda hidden_states: torch.addmm(bias, hidden_states, weight)
+
+    def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
+        return self.weight.t(), self.bias
 
 
 def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
@@ -178,4 +210,19 @@ LINEAR_FACTORIES: dict[str, Callable[[nn.Linear], nn.Module]] = {
 }
 
 
-__all__ = ["LINEAR_FACTORIES", "PackedLinear", "PreparedLinear", "QuantizedLinear", "is_supported"]
+def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
+    """Return what makes a prepared layer of a plain one; None where torch has no packed ones in this dtype here."""
+    make = LINEAR_FACTORIES[dtype]
+    if not is_supported(make):
+        return None
+    return (
+        (lambda linear: TransposedLinear(linear) if is_narrow(linear) else make(linear)) if dtype == "float32" else make
+    )
+
+
+def is_narrow(linear: nn.Linear) -> bool:
+    """Return whether a layer is faster as a `TransposedLinear`."""
+    return min(linear.weight.shape) <= NARROW_WIDTH and linear.weight.numel() <= NARROW_ENTRIES
+
+
+__all__ = ["PreparedLinear", "linear_factory"]

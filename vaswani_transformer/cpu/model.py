@@ -18,7 +18,7 @@ from ..search import Decoder
 from .decoder import DecoderStep, PreparedDecoder
 from .encoder import PreparedEncoder
 from .layers import fuse_qkv, fuse_relu, has_fused_qkv, replace
-from .linear import LINEAR_FACTORIES, is_supported
+from .linear import LINEAR_FACTORIES, linear_factory
 
 logger = logging.get_logger(__name__)
 
@@ -151,7 +151,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
         raise ValueError(
             f"The model has weights of {' and '.join(weights)}; move it by .to('cpu', torch.float32) first."
         )
-    make_linear = LINEAR_FACTORIES[dtype] if is_supported(LINEAR_FACTORIES[dtype]) else None
+    make_linear = linear_factory(dtype)
     if make_linear is None:
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
     return cast(Model, make_prepared_class(type(model))(model, make_linear))
