@@ -23,7 +23,7 @@ EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
     "relative.py",
 }
 PUBLISHED_FILES = {
-    "transformer": EVERY_FAMILY | {"generation.py", "model.py", "search.py"},
+    "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
     "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
     "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py"},
     "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "masking.py"},

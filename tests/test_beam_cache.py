@@ -9,8 +9,8 @@ from transformers import DynamicCache
 from tests.builders import KINDS, random_model
 from tests.helpers import padded_batch
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.cpu.beam_cache import GROWTH, BeamCache
-from vaswani_transformer.cpu.decoder import DecoderStep
+from vaswani_transformer.cpu.decoder import BeamCache, DecoderStep
+from vaswani_transformer.cpu.layers import GROWTH
 
 LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
 

@@ -9,7 +9,7 @@ from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
-from vaswani_transformer.cpu.encoder import EncoderPass
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.layers import embed_fn
 from vaswani_transformer.embeddings import ScaledEmbedding
 
@@ -203,8 +203,8 @@ def test_a_source_has_the_states_of_the_whole_encoder(kind, side, lengths, monke
     ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
     inputs = {"input_ids": ids} | ({} if side is None else {"attention_mask": mask})
     true = encoder(**inputs, output_hidden_states=True).last_hidden_state
-    taken, step = [], EncoderPass.__call__
-    monkeypatch.setattr(EncoderPass, "__call__", lambda *args: taken.append(1) or step(*args))
+    taken, step = [], PreparedEncoder.fast_pass
+    monkeypatch.setattr(PreparedEncoder, "fast_pass", lambda *args: taken.append(1) or step(*args))
     found = encoder(**inputs).last_hidden_state
     assert len(encoder(**inputs, output_hidden_states=True).hidden_states) == 3
     assert encoder(**inputs, return_dict=False)[0].shape == true.shape

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "vaswani_transformer"
 # In reading order: a file imports only from files above it.
 PUBLISHED = [
     *("config", "dropout", "embeddings", "window", "attention", "layers", "tokenizer", "pipeline", "pretrained"),
-    *("encoder", "decoder", "loss", "body", "search", "generation", "model"),
+    *("encoder", "decoder", "loss", "body", "search", "generation_settings", "generation", "model"),
     *("lengths", "relative", "parallel", "parallel_head", "parallel_generation", "masking", "nat"),
     *("latent", "iterative_vae", "cmlm"),
 ]

@@ -14,7 +14,7 @@ from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
-    generation,
+    generation_settings,
 )
 from vaswani_transformer.search import length_penalty
 
@@ -288,7 +288,7 @@ def test_a_setting_that_cannot_be_is_refused_in_one_line(settings, message, plac
 def warnings_of(model, monkeypatch, **arguments):
     """The warnings of a call about lengths."""
     heard = []
-    monkeypatch.setattr(generation.logger, "warning_once", lambda text, *args: heard.append(text))
+    monkeypatch.setattr(generation_settings.logger, "warning_once", lambda text, *args: heard.append(text))
     model.generate(source(3, 4), **arguments)
     return [text for text in heard if "max_length" in text]
 

@@ -13,7 +13,7 @@ from tests.helpers import padded_batch, tiny_config, tiny_model
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
-from vaswani_transformer.cpu.encoder import EncoderPass
+from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported
 from vaswani_transformer.generation import DOORS
 from vaswani_transformer.pretrained import PRIVATE_NAMES
@@ -215,9 +215,9 @@ def test_the_fast_paths_are_on(monkeypatch):
         pytest.skip("this build of torch has no oneDNN")
     assert is_supported(LINEAR_FACTORIES["float32"])
     taken = []
-    for each in (DecoderStep, EncoderPass):
-        call = each.__call__
-        monkeypatch.setattr(each, "__call__", lambda *args, call=call: taken.append(call) or call(*args))
+    for each, name in ((DecoderStep, "__call__"), (PreparedEncoder, "fast_pass")):
+        call = getattr(each, name)
+        monkeypatch.setattr(each, name, lambda *args, call=call: taken.append(call) or call(*args))
     ids, mask = padded_batch([3, 2])
     prepare_for_inference(tiny_model()).generate(
         ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2

@@ -21,7 +21,7 @@ from tests.builders import PlainSearch, small_model
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
-from vaswani_transformer.generation import SourceLimitCriteria, search_settings
+from vaswani_transformer.generation_settings import SourceLimitCriteria, search_settings
 from vaswani_transformer.search import grouped_topk, topk_continuations
 
 END = 2

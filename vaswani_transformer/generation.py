@@ -1,45 +1,34 @@
-"""The paper's decoding inside `generate()` (6.1): its settings, and the door by which `search.py` enters.
+"""The paper's decoding inside `generate()` (6.1): the door by which `search.py` enters.
 
 B sources, k beams or n samples of a source, T tokens of a target so far, V vocabulary. `generate()` prepares a call as
 for every model of Transformers and then calls `_beam_search` or `_sample`, which are overridden here. Length limits
 that depend on the source are ordinary arguments by then, and hold in every way of decoding.
 """
 
-import copy
 import functools
 import inspect
-import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import (
-    EosTokenCriteria,
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
     GenerationMixin,
-    MaxLengthCriteria,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
 
 from .config import VaswaniTransformerConfig
-from .search import LENGTH_PENALTY_TYPES, Decoder, SearchSettings, beam_search, greedy_search
+from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
+from .search import Decoder, beam_search, greedy_search
 from .window import window_cache
-
-logger = logging.get_logger(__name__)
 
 SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 KNOWN_VERSIONS = "5.17 to 5.23"
-# What `generate()` of those versions hands to the methods by which the search enters it.
-DOORS = {
-    "_beam_search": {"input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus"},
-    "_sample": {"input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"},
-}
+DOORS = ("_beam_search", "_sample")
 
 
 @functools.lru_cache(maxsize=8)
@@ -48,159 +37,18 @@ def arguments_of(method: Any) -> frozenset[str]:
     return frozenset() if method is None else frozenset(inspect.signature(method).parameters)
 
 
-def check_doors() -> None:
-    """Check that `generate()` still calls what is overridden here.
+def check_doors(search: type) -> None:
+    """Check that `generate()` still calls what `search` overrides, with the same arguments.
 
     Raises:
         RuntimeError: a method of Transformers is missing or takes other arguments.
     """
-    for name, arguments in DOORS.items():
-        if missing := sorted(arguments - arguments_of(getattr(GenerationMixin, name, None))):
+    for name in DOORS:
+        own, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
+        if missing := sorted(arguments_of(own) - arguments_of(theirs) - {"model_kwargs"}):
             raise RuntimeError(
                 f"generate(): GenerationMixin.{name} of this Transformers does not take {', '.join(missing)}, so that "
                 f"the search cannot enter it; install Transformers {KNOWN_VERSIONS}."
-            )
-
-
-class SourceLimitCriteria(StoppingCriteria):
-    """End each target at its own limit: "input length + 50" in the paper (6.1).
-
-    Args:
-        limits: (B,) the number of new tokens.
-        prompt_length: the tokens that each target begins with.
-    """
-
-    def __init__(self, limits: Tensor, prompt_length: int) -> None:
-        self.limits, self.prompt_length = limits, prompt_length
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return whether each row (R,) has reached its limit."""
-        limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])  # (R,)
-        return limits.to(input_ids.device) <= input_ids.shape[1] - self.prompt_length
-
-
-class CallSettings:
-    """The settings of one call: what it was given, else what the model has saved.
-
-    Args:
-        generation_config: the call's, or None.
-        saved: the model's.
-        kwargs: the call's further arguments.
-
-    Attributes:
-        config: the call's settings alone, to hand on to Transformers.
-        kwargs: what is left for the model, and settings that are given as None against a saved one.
-    """
-
-    def __init__(
-        self, generation_config: GenerationConfig | None, saved: GenerationConfig, kwargs: dict[str, Any]
-    ) -> None:
-        self.saved, self.kwargs = saved, dict(kwargs)
-        self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
-        self.given = {name: value for name, value in vars(self.config).items() if value is not None}
-        for name in list(self.kwargs):
-            if name in ("length_penalty_type", "max_source_relative_length"):
-                self.given[name] = self.kwargs.pop(name)
-            elif hasattr(self.config, name) and not (name == "cache_implementation" and kwargs[name] == "paged"):
-                self.given[name] = self.kwargs[name]
-                if self.kwargs[name] is not None or getattr(saved, name, None) is None:
-                    setattr(self.config, name, self.kwargs.pop(name))
-        if hasattr(self.config, "max_source_relative_length"):
-            self.given.setdefault("max_source_relative_length", None)
-        if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would say so of saved ones
-            self.config.length_penalty, self.config.early_stopping = 1.0, False
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the call, else of the model."""
-        value = self.given[name] if name in self.given else getattr(self.saved, name, None)
-        return default if value is None else value
-
-    @property
-    def has_own_limit(self) -> bool:
-        """Whether the call says how long a target may become."""
-        return any(self.given.get(name) is not None for name in ("max_new_tokens", "max_length"))
-
-    @property
-    def max_source_relative_length(self) -> int | None:
-        """How much longer than its source a target may become; a limit of the call switches a saved one off."""
-        if "max_source_relative_length" in self.given:
-            return self.given["max_source_relative_length"]
-        return None if self.has_own_limit else getattr(self.saved, "max_source_relative_length", None)
-
-    def check(self) -> None:
-        """Check the settings that the search reads.
-
-        Raises:
-            ValueError: one has a value that it cannot have.
-        """
-        beams, alpha = self.get("num_beams", 1), self.get("length_penalty", 1.0)
-        penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
-        if penalty_type not in LENGTH_PENALTY_TYPES:
-            raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
-        if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
-            raise ValueError(f"num_beams: no such beam; got {beams!r}, expected a whole number of at least 1.")
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-            raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
-        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, int)):
-            raise ValueError(
-                f"max_source_relative_length: not a number of tokens; got {relative!r}, expected a whole number such "
-                "as 50, or None."
-            )
-        if relative is not None and relative < 0:
-            raise ValueError(f"max_source_relative_length ({relative}) is negative; give 0 or more, or None.")
-
-    def prompt_length(self) -> int:
-        """Return the number of tokens that each target begins with, the start token included."""
-        prompt = self.kwargs.get("decoder_input_ids")
-        if prompt is None:
-            return 1
-        start = torch.as_tensor(self.get("decoder_start_token_id", self.get("bos_token_id", -1)), device=prompt.device)
-        return prompt.shape[1] + int((prompt[:, 0] != start).all())
-
-    def source_limits(self, inputs: Tensor | None) -> Tensor | None:
-        """Return how many new tokens each target may have (B,); None where its source does not limit it."""
-        relative, mask = self.max_source_relative_length, self.kwargs.get("attention_mask")
-        if relative is None:
-            return None
-        if mask is not None:
-            return mask.ne(0).sum(-1) + relative
-        encoded = self.kwargs.get("encoder_outputs")
-        given = (inputs, self.kwargs.get("input_ids"), self.kwargs.get("inputs_embeds"), encoded and encoded[0])
-        source = next((tensor for tensor in given if tensor is not None), None)
-        return None if source is None else torch.full((len(source),), source.shape[1] + relative, device=source.device)
-
-    def apply_limit(self, longest: int) -> None:
-        """Limit every target of the call to `longest` new tokens, or fewer where the call says so."""
-        if (max_new_tokens := self.get("max_new_tokens")) is not None:
-            self.config.max_new_tokens = min(max_new_tokens, longest)
-            return
-        in_all = self.prompt_length() + longest
-        if self.has_own_limit:
-            in_all = min(in_all, self.given["max_length"])
-        elif self.saved.max_length is not None and self.saved.max_length != in_all:
-            logger.warning_once(
-                f"generate(): the model's own generation config has max_length={self.saved.max_length}, which is "
-                f"ignored: its max_source_relative_length={self.max_source_relative_length} limits each target. Give "
-                "max_length or max_new_tokens in the call to limit it otherwise."
-            )
-        self.config.max_length = in_all
-
-    def check_positions(self, config: VaswaniTransformerConfig) -> None:
-        """Check that learned positions reach as far as a target may.
-
-        Raises:
-            ValueError: they do not.
-        """
-        table, max_length = config.max_position_embeddings, self.get("max_length")
-        max_new_tokens = self.config.max_new_tokens or self.get("max_new_tokens")
-        if max_new_tokens is not None:
-            max_length = self.prompt_length() + max_new_tokens
-        elif self.config.max_length is not None:
-            max_length = self.config.max_length
-        if config.position_embedding == "learned" and max_length is not None and max_length - 1 > table:
-            raise ValueError(
-                f"max_length ({max_length}, with the start token) goes beyond the table of {table} learned "
-                f"positions; ask for a max_length of at most {table + 1} or max_new_tokens of at most {table}."
             )
 
 
@@ -338,75 +186,18 @@ def one_row_per_source(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
     return inputs | source | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
 
 
-def search_settings(
-    prompt: Tensor, processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, compacts: bool = True
-) -> tuple[SearchSettings, list[Tensor]]:
-    """Return the settings of a search over `prompt` (k B, T), and a list to which it adds each step's scores (k B, V).
-
-    Limits and end tokens are known by number; of the other stopping criteria every step asks.
-    """
-    rows = max(config.num_beams, config.num_return_sequences)
-    ends, others = [], StoppingCriteriaList()
-    limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
-    for criterion in criteria:
-        if type(criterion) is EosTokenCriteria:
-            ends.append(torch.as_tensor(criterion.eos_token_id).flatten().to(prompt.device))
-        elif type(criterion) is SourceLimitCriteria:
-            limits = torch.minimum(limits, criterion.limits.to(prompt.device))
-        elif type(criterion) is MaxLengthCriteria and not warns(criterion):
-            limits = limits.clamp(max=criterion.max_length - prompt.shape[1])
-        else:
-            others.append(criterion)
-    end_tokens = torch.cat(ends) if ends else prompt.new_empty(0)
-    eos = config.eos_token_id
-    num_ends = 0 if eos is None else torch.as_tensor(eos).numel()
-    pad = config.pad_token_id if config.pad_token_id is not None else next(iter(end_tokens.tolist()), -1)
-    scores: list[Tensor] = []
-    keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-
-    def process(tokens: Tensor, log_probs: Tensor) -> Tensor:
-        processed = processors(tokens, log_probs)
-        if keeps_scores:
-            scores.append(processed)
-        return processed
-
-    settings = SearchSettings(
-        limits=limits,
-        end_tokens=end_tokens,
-        pad_token=int(pad),
-        num_beams=config.num_beams,
-        num_returned=config.num_return_sequences,
-        candidates=max(2, 1 + num_ends) * config.num_beams,
-        alpha=config.length_penalty,
-        length_penalty_type=getattr(config, "length_penalty_type", "power"),
-        early_stopping=config.early_stopping,
-        do_sample=bool(config.do_sample),
-        process=process if processors or keeps_scores else None,
-        ends=(lambda tokens: others(tokens, cast(Any, tuple(scores) or None))) if others else None,
-        compacts=compacts,
-    )
-    return settings, scores
-
-
-def warns(criterion: MaxLengthCriteria) -> bool:
-    """Return whether a criterion has to be asked, since it warns of targets beyond a number of positions."""
-    return criterion.max_position_embeddings is not None and criterion.max_length > criterion.max_position_embeddings
-
-
 def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig, rows: int) -> dict[str, Any]:
     """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
-    attentions, states = config.output_attentions, config.output_hidden_states
-    return {
-        "logits": tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
-        if config.output_logits
-        else None,
-        "encoder_attentions": encoder_outputs.get("attentions") if attentions else None,
-        "encoder_hidden_states": encoder_outputs.get("hidden_states") if states else None,
-        "decoder_attentions": decoder.recorded("decoder_attentions") if attentions else None,
-        "cross_attentions": decoder.recorded("cross_attentions") if attentions else None,
-        "decoder_hidden_states": decoder.recorded("decoder_hidden_states") if states else None,
-        "past_key_values": expand_cross_cache(decoder.cache, rows),
-    }
+    outputs: dict[str, Any] = {"past_key_values": expand_cross_cache(decoder.cache, rows)}
+    if config.output_logits:
+        outputs["logits"] = tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
+    if config.output_attentions:
+        outputs["encoder_attentions"] = encoder_outputs.get("attentions")
+        outputs |= {name: decoder.recorded(name) for name in ("decoder_attentions", "cross_attentions")}
+    if config.output_hidden_states:
+        outputs["encoder_hidden_states"] = encoder_outputs.get("hidden_states")
+        outputs["decoder_hidden_states"] = decoder.recorded("decoder_hidden_states")
+    return outputs
 
 
 class PaperBeamSearch(GenerationMixin):
@@ -453,7 +244,7 @@ class PaperBeamSearch(GenerationMixin):
             ValueError: a setting has a value that it cannot have, or a target may go beyond learned positions.
             RuntimeError: this version of Transformers has no place for the search.
         """
-        check_doors()
+        check_doors(PaperBeamSearch)
         call = CallSettings(generation_config, cast(Any, self).generation_config, kwargs)
         call.check()
         limits = call.source_limits(inputs)
@@ -532,18 +323,11 @@ class PaperBeamSearch(GenerationMixin):
         shows_more = config.return_dict_in_generate or streamer is not None or config.caller_has_cache
         is_special = synced_gpus or config.is_assistant or config.prefill_chunk_size is not None
         if shows_more or is_special or not is_plain(cache):
-            return super()._sample(
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                config,
-                synced_gpus=synced_gpus,
-                streamer=streamer,
-                **model_kwargs,
-            )
+            inputs = (input_ids, logits_processor, stopping_criteria, config)
+            return super()._sample(*inputs, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
         rows = config.num_return_sequences
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
         return greedy_search(self.make_decoder(one_row_per_source(model_kwargs, rows), rows), input_ids, settings)
 
 
-__all__ = ["CallSettings", "ModelDecoder", "PaperBeamSearch", "SourceLimitCriteria"]
+__all__ = ["ModelDecoder", "PaperBeamSearch"]

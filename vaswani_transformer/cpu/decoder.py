@@ -1,7 +1,7 @@
 """The decoder step of a prepared model by the fast path.
 
-B sources, k beams of a source, H heads, S source tokens, V vocabulary; d_k and d_v the widths of a head's keys and
-values.
+B sources, k beams of a source, H heads, S source tokens, T target tokens so far, V vocabulary; d_k and d_v the widths
+of a head's keys and values.
 """
 
 from typing import Any, cast
@@ -12,11 +12,92 @@ from torch import Tensor, nn
 from ..attention import CrossAttention
 from ..decoder import VaswaniTransformerDecoder
 from ..layers import VaswaniTransformerDecoderLayer
-from .beam_cache import GROWTH, BeamCache
-from .layers import Function, UnwrappedLayer, attend, embed_fn, raw_forward
+from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forward
 from .linear import PreparedLinear
 
 KeyValues = tuple[Tensor, Tensor]  # (B, H, S, d_k) and (B, H, S, d_v)
+
+
+class BeamCache:
+    """Keys and values of self-attention, written for one token a beam at a time; a source's k beams lie side by side.
+
+    Beams that change places change whose keys a beam attends to, which a mask says, and move no keys.
+
+    Args:
+        layers, num_sources, heads, num_beams, key_width, value_width: the sizes; the last two are d_k and d_v.
+
+    Attributes:
+        length: T.
+        key_values: (layers, B, H, room for T, k, d_k + d_v), keys and values side by side.
+        ancestry_mask: (k B, T k), -inf where a beam does not attend; None where a source has one beam.
+        self_mask: (k B, k), what a token newly written adds to it: each beam attends to its own.
+        mask: (B H or 1, k or 1, T k or 1), the same as it is added to the scores.
+        write_slots: of each layer (B, H, k, d_k + d_v), where the newest token goes.
+        keys, values: of each layer, (B H, d_k, T k) and (B H, T k, d_v), that token included.
+    """
+
+    def __init__(
+        self, layers: int, num_sources: int, heads: int, num_beams: int, key_width: int, value_width: int
+    ) -> None:
+        self.num_sources, self.num_beams, self.key_width, self.length = num_sources, num_beams, key_width, 0
+        shape = (layers, num_sources, heads, GROWTH, num_beams, key_width + value_width)
+        self.key_values = torch.empty(shape, dtype=torch.float32)
+        own = torch.zeros((), dtype=torch.float32).where(torch.eye(num_beams).bool(), -torch.inf)
+        self.self_mask = own.repeat(num_sources, 1)
+        self.ancestry_mask = self.self_mask[:, :0] if num_beams > 1 else None
+        self.mask = torch.zeros(1, 1, 1, dtype=torch.float32)
+        self.keys: tuple[Tensor, ...] = ()
+        self.values: tuple[Tensor, ...] = ()
+        self.write_slots: tuple[Tensor, ...] = ()
+
+    def reorder(self, beams: Tensor) -> None:
+        """Let each beam (k B,) continue another of its source, and attend to what that attended to."""
+        if self.ancestry_mask is not None:
+            self.ancestry_mask = self.ancestry_mask.index_select(0, beams)
+
+    def keep(self, sources: Tensor) -> None:
+        """Keep these sources, by index in rising order.
+
+        They are moved within the memory at hand: fresh memory for all of them would take longer than the copying.
+        """
+        stay = int((sources == torch.arange(len(sources))).long().cumprod(0).sum())  # so many are in their place
+        for layer in self.key_values:
+            written = layer[:, :, : self.length]
+            written[stay : len(sources)] = written[sources[stay:]]
+        if self.ancestry_mask is not None:
+            rows = self.ancestry_mask.view(self.num_sources, self.num_beams, -1)
+            self.ancestry_mask = rows[sources].flatten(0, 1)
+        self.key_values, self.num_sources = self.key_values[:, : len(sources)], len(sources)
+        self.self_mask = self.self_mask[: len(sources) * self.num_beams]
+
+    def append_slot(self) -> None:
+        """Make room for one more token of each beam, which attends to itself and to what the beam attended to."""
+        self.length += 1
+        layers, sources, heads, room, beams, width = self.key_values.shape
+        if self.length > room:
+            grown = self.key_values.new_empty(layers, sources, heads, room + max(GROWTH, room // 2), beams, width)
+            grown[:, :, :, :room] = self.key_values
+            self.key_values = grown
+        if self.ancestry_mask is not None:
+            self.ancestry_mask = torch.cat([self.ancestry_mask, self.self_mask], dim=1)
+            of_source = self.ancestry_mask.view(sources, 1, beams, -1)
+            self.mask = of_source[0] if sources == 1 else of_source.expand(-1, heads, -1, -1).flatten(0, 1)
+        self.write_slots = self.key_values.select(3, self.length - 1).unbind()  # (B, H, k, d_k + d_v) each
+        each_layer, _, each_head, *_ = self.key_values.stride()  # it begins where its memory does
+        rows, tokens = sources * heads, self.length * beams
+        keys, values = (layers, rows, self.key_width, tokens), (layers, rows, tokens, width - self.key_width)
+        self.keys = self.key_values.as_strided(keys, (each_layer, each_head, 1, width)).unbind()
+        self.values = self.key_values.as_strided(values, (each_layer, each_head, width, 1), self.key_width).unbind()
+
+    def write(self, layer: int, key_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the newest token's keys and values, and return all of a layer: (B H, d_k, T k) and (B H, T k, d_v).
+
+        Args:
+            layer: its index.
+            key_values: (B, H, k, d_k + d_v); B may lack where it is 1.
+        """
+        self.write_slots[layer].copy_(key_values)
+        return self.keys[layer], self.values[layer]
 
 
 class CachedCrossAttention:
@@ -56,7 +137,7 @@ class CachedCrossAttention:
         keys, values = key_values
         sources, heads, tokens, _ = keys.shape
         if self.weights is not None and sources * heads * tokens <= self.weights[0].shape[2]:
-            return self.absorbed(keys, values, mask)
+            return self.absorbed(keys, values, mask, num_beams)
         keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
         mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
 
@@ -67,7 +148,7 @@ class CachedCrossAttention:
 
         return cross_attend
 
-    def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Function:
+    def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None, num_beams: int) -> Function:
         """Return the same by the products of the weights with keys and values, (B, H S, d_model) each."""
         w_q, q_bias, w_o, o_bias = cast(tuple[Tensor, ...], self.weights)
         sources, heads, tokens, _ = keys.shape
@@ -76,23 +157,15 @@ class CachedCrossAttention:
         to_output += o_bias / heads  # each head's weights add up to 1
         added = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
         added = (added if mask is None else added + mask).reshape(sources, 1, -1)
-        if sources == 1:
-            return self.absorbed_one(to_scores[0], to_output[0], added[0])
+        batch, product = (sources,), torch.baddbmm
+        if sources == 1:  # without a dimension for it, which takes time
+            to_scores, to_output, added, batch, product = to_scores[0], to_output[0], added[0], (), torch.addmm
+        to_states, by_head = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
 
         def cross_attend(hidden_states: Tensor) -> Tensor:
-            states = hidden_states.view(sources, -1, hidden_states.shape[-1])  # (B, k, d_model)
-            weights = torch.baddbmm(added, states, to_scores).view(sources, -1, heads, tokens).softmax(-1)
-            return torch.baddbmm(states, weights.flatten(2), to_output).view_as(hidden_states)
-
-        return cross_attend
-
-    def absorbed_one(self, to_scores: Tensor, to_output: Tensor, added: Tensor) -> Function:
-        """Return the same for one source: (d_model, H S), (H S, d_model) and (1, H S)."""
-        heads, tokens = self.heads, len(to_output) // self.heads
-
-        def cross_attend(hidden_states: Tensor) -> Tensor:
-            weights = torch.addmm(added, hidden_states, to_scores).view(-1, heads, tokens).softmax(-1)  # (k, H, S)
-            return torch.addmm(hidden_states, weights.flatten(1), to_output)
+            states = hidden_states.view(to_states)  # (B, k, d_model)
+            weights = product(added, states, to_scores).view(by_head).softmax(-1)
+            return product(states, weights.flatten(-2), to_output).view(hidden_states.shape)
 
         return cross_attend
 
@@ -194,4 +267,4 @@ class PreparedDecoder:
         self.cross_attention = None
 
 
-__all__ = ["CachedCrossAttention", "DecoderStep", "PreparedDecoder"]
+__all__ = ["BeamCache", "CachedCrossAttention", "DecoderStep", "PreparedDecoder"]

@@ -12,10 +12,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..embeddings import LearnedPositions, count_positions
 from ..encoder import VaswaniTransformerEncoder
-from .beam_cache import GROWTH
-from .layers import UnwrappedLayer, attend, embed_fn
+from .layers import GROWTH, UnwrappedLayer, attend, embed_fn
 
-PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", "output_attentions", "output_hidden_states"}
+RECORDED = ("output_attentions", "output_hidden_states")
+PLAIN_INPUTS = {"input_ids", "attention_mask", "return_dict", *RECORDED}
 
 
 class EncoderLayerPass(UnwrappedLayer):
@@ -30,45 +30,36 @@ class EncoderLayerPass(UnwrappedLayer):
         return self.ffn_norm(hidden_states + self.feed_forward(hidden_states))
 
 
-class EncoderPass:
-    """All layers, from token ids on.
-
-    Attributes:
-        positions: (P, d_model) the encodings of the first positions, as many as were needed so far.
-    """
-
-    def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
-        self.heads = encoder.config.num_heads
-        self.layers = [EncoderLayerPass(cast(Any, layer)) for layer in encoder.layers]
-        self.embed = embed_fn(encoder.embed_tokens)
-        self.encode = encoder.input_embedding.positions
-        self.positions = torch.empty(0, encoder.config.d_model)
-
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
-        sources, length = input_ids.shape
-        if length > len(positions := self.positions):
-            self.positions = positions = self.encode.first_positions(length + GROWTH)
-        rows = positions[:length]
-        mask = rows.new_zeros(1, 1, 1)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            rows = nn.functional.embedding(count_positions(attention_mask), rows)
-            mask = rows.new_zeros(()).where(attention_mask.bool(), torch.finfo(torch.float32).min)  # (B, S)
-            mask = mask.repeat_interleave(self.heads, dim=0)[:, None]
-        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, mask, sources)
-        return hidden_states.view(sources, length, -1)
-
-
 class PreparedEncoder:
     """The encoder as `generate()` calls it: by the fast path, unless more than its output is asked for.
 
     Hooks on its layers are not called on the fast path. Whatever else an encoder has, this one has too.
+
+    Attributes:
+        encodings: (P, d_model) of the first positions, as many as were needed so far.
     """
 
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
-        self.encoder, self.fast_pass = encoder, EncoderPass(encoder)
+        self.encoder, self.positions = encoder, encoder.input_embedding.positions
+        self.fast_layers = [EncoderLayerPass(cast(Any, layer)) for layer in encoder.layers]
+        self.embed = embed_fn(encoder.embed_tokens)
+        self.encodings = torch.empty(0, encoder.config.d_model)
+
+    def fast_pass(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the encoder's output (B, S, d_model) for `input_ids` (B, S); `attention_mask` is 0 at padding."""
+        sources, length = input_ids.shape
+        if length > len(encodings := self.encodings):
+            self.encodings = encodings = self.positions.first_positions(length + GROWTH)
+        rows = encodings[:length]
+        mask = rows.new_zeros(1, 1, 1)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            rows = nn.functional.embedding(count_positions(attention_mask), rows)
+            mask = rows.new_zeros(()).where(attention_mask.bool(), torch.finfo(torch.float32).min)  # (B, S)
+            mask = mask.repeat_interleave(self.encoder.config.num_heads, dim=0)[:, None]
+        hidden_states = self.embed(input_ids, rows).flatten(0, 1)
+        for layer in self.fast_layers:
+            hidden_states = layer(hidden_states, mask, sources)
+        return hidden_states.view(sources, length, -1)
 
     @functools.wraps(VaswaniTransformerEncoder.forward)
     def forward(self, *args: Any, **inputs: Any) -> Any:
@@ -85,25 +76,20 @@ class PreparedEncoder:
 
     def is_plain(self, inputs: dict[str, Any]) -> bool:
         """Return whether a call has only sources, within the positions, and asks for nothing on the way."""
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        flags, config, encode = (
-            ("output_attentions", "output_hidden_states"),
-            self.encoder.config,
-            self.fast_pass.encode,
-        )
-        longest = encode.table.num_embeddings if isinstance(encode, LearnedPositions) else None
+        ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
+        table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
         return (
             PLAIN_INPUTS.issuperset(inputs)
             and ids is not None
             and ids.numel() > 0
-            and (longest is None or ids.shape[1] <= longest)
+            and (table is None or ids.shape[1] <= table)
             and (mask is None or mask.shape == ids.shape)
             and inputs.get("return_dict") is not False
-            and not any(inputs.get(flag) or getattr(config, flag) for flag in flags)
+            and not any(inputs.get(flag) or getattr(config, flag) for flag in RECORDED)
             and config._attn_implementation == "eager"
             and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
 
 
-__all__ = ["EncoderPass", "PreparedEncoder"]
+__all__ = ["PreparedEncoder"]

@@ -4,6 +4,7 @@ B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v the
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ from ..layers import FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransfo
 from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
+QKV = ("q_proj", "k_proj", "v_proj")
+GROWTH = 32  # tokens, by which the room for keys and values, and for encodings of positions, grows at least
 
 
-class FusedQKVAttention(SelfAttention):
-    """Self-attention whose queries, keys and values are made by one product.
+class FusedQKVAttention(CausalSelfAttention):
+    """Self-attention of either stack whose queries, keys and values are made by one product.
 
     Args:
         attention: with three linear projections, whose weights are copied.
@@ -30,32 +33,18 @@ class FusedQKVAttention(SelfAttention):
     def __init__(self, attention: SelfAttention) -> None:
         nn.Module.__init__(self)
         vars(self).update(copy.copy(vars(attention)) | {"_modules": dict(attention._modules)})
-        linears = cast(list[nn.Linear], [self._modules.pop(name) for name in ("q_proj", "k_proj", "v_proj")])
+        self.is_causal = attention.is_causal
+        linears = cast(list[nn.Linear], [self._modules.pop(name) for name in QKV])
         outputs = sum(linear.out_features for linear in linears)
-        fused = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
-        for name, parameter in fused.named_parameters():
-            query, *others = (getattr(linear, name).detach() for linear in linears)
-            by_head = [part.unflatten(0, (self.config.num_heads, -1)) for part in others]
-            parameter.data = torch.cat([query, torch.cat(by_head, dim=1).flatten(0, 1)])
-        self.qkv_proj = fused
+        self.qkv_proj = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
+        for name, parameter in self.qkv_proj.named_parameters():
+            by_head = [getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears]
+            parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of all heads, and each head's keys and values side by side."""
-        widths = (self.head_dim, self.value_head_dim)
-        sizes = [self.config.num_heads * width for width in (widths[0], sum(widths))]
-        query, key_values = self.qkv_proj(hidden_states).split(sizes, dim=-1)
-        key, value = self.split_heads(key_values, sum(widths)).split(widths, dim=-1)
-        return self.split_heads(query, self.head_dim), key, value
-
-
-class FusedCausalQKVAttention(FusedQKVAttention, CausalSelfAttention):
-    """The same in a decoder."""
-
-
-FUSED: dict[type[SelfAttention], type[FusedQKVAttention]] = {
-    SelfAttention: FusedQKVAttention,
-    CausalSelfAttention: FusedCausalQKVAttention,
-}
+        """Return queries, keys and values, which each head has side by side."""
+        widths = (self.head_dim, self.head_dim, self.value_head_dim)
+        return cast(Any, self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1))
 
 
 def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
@@ -70,11 +59,10 @@ def fuse_qkv(model: nn.Module) -> None:
     """Put a fused attention in the place of each self-attention whose three projections are linear layers."""
 
     def fuse(attention: SelfAttention) -> SelfAttention:
-        names = ("q_proj", "k_proj", "v_proj")
-        is_linear = all(type(getattr(attention, name)) is nn.Linear for name in names)
-        return FUSED[type(attention)](attention) if is_linear else attention
+        is_linear = all(type(getattr(attention, name)) is nn.Linear for name in QKV)
+        return FusedQKVAttention(attention) if is_linear else attention
 
-    for attention_type in FUSED:
+    for attention_type in (SelfAttention, CausalSelfAttention):
         replace(model, attention_type, fuse)
 
 
@@ -103,16 +91,7 @@ def raw_forward(module: nn.Module) -> Function:
 def compose(*modules: nn.Module) -> Function:
     """Return modules one after the other as one function."""
     functions = [raw_forward(module) for module in modules if type(module) is not nn.Identity]
-    if len(functions) == 2:
-        first, second = functions
-        return lambda hidden_states: second(first(hidden_states))
-
-    def run(hidden_states: Tensor) -> Tensor:
-        for function in functions:
-            hidden_states = function(hidden_states)
-        return hidden_states
-
-    return run
+    return functools.reduce(lambda first, second: lambda hidden_states: second(first(hidden_states)), functions)
 
 
 def embed_fn(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -147,13 +126,10 @@ class UnwrappedLayer:
         """
         tokens, row = len(projected) // num_sources, projected.shape[1]
         sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
-        key_width, value_width = self.head_widths
-        width = key_width + value_width
-        query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, key_width, row, 1))
-        key_values = projected.as_strided(
-            (*sizes, self.heads, tokens, width), (*strides, width, row, 1), self.heads * key_width
-        )
-        return query if num_sources == 1 else query.flatten(0, 1), key_values
+        width, (key_width, value_width) = row // self.heads, self.head_widths
+        query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, width, row, 1))
+        sizes, strides = (*sizes, self.heads, tokens, key_width + value_width), (*strides, width, row, 1)
+        return query if num_sources == 1 else query.flatten(0, 1), projected.as_strided(sizes, strides, key_width)
 
     def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
         """Return what the heads (B H, T, d_v) have attended to, side by side for each token (B T, H d_v)."""
@@ -162,4 +138,14 @@ class UnwrappedLayer:
         return attended.unflatten(0, (num_sources, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-__all__ = ["UnwrappedLayer", "attend", "embed_fn", "fuse_qkv", "fuse_relu", "has_fused_qkv", "raw_forward", "replace"]
+__all__ = [
+    "GROWTH",
+    "UnwrappedLayer",
+    "attend",
+    "embed_fn",
+    "fuse_qkv",
+    "fuse_relu",
+    "has_fused_qkv",
+    "raw_forward",
+    "replace",
+]

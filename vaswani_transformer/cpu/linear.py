@@ -4,7 +4,6 @@ R rows of inputs. The functions of torch used here are made for its own compiler
 this file only, and `is_supported` tries each dtype before anything relies on it.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,18 +35,19 @@ class PreparedLinear(nn.Module):
 
     has_relu = False
 
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the product in the dtype of `hidden_states` (..., in)."""
+        check_gradients(hidden_states)
+        product = self.raw_forward()(hidden_states.float().reshape(-1, hidden_states.shape[-1]))  # (R, out)
+        return product.view(*hidden_states.shape[:-1], product.shape[1]).to(hidden_states.dtype)
+
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        """Return the product with rows (R, in) in float32 without gradients, as a function."""
+        raise NotImplementedError
+
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         """Return its weight (out, in) and bias in float32, where that loses nothing; else None."""
         return None
-
-    def raw_forward(self) -> Callable[[Tensor], Tensor]:
-        """Return `forward` for inputs in float32 without gradients, as a function."""
-        return self.forward
-
-
-def apply_packed(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """Return x W^T + b with a packed W, and the ReLU of it where `activation` is "relu" and not "none"."""
-    return torch.ops.mkldnn._linear_pointwise.default(hidden_states, weight, bias, activation, [], "")
 
 
 class PackedLinear(PreparedLinear):
@@ -65,20 +65,12 @@ class PackedLinear(PreparedLinear):
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        check_gradients(hidden_states)
-        activation = "relu" if self.has_relu else "none"
-        if hidden_states.dtype == self.dtype:
-            return apply_packed(hidden_states, self.weight, self.bias, activation)
-        product = apply_packed(hidden_states.to(self.dtype), self.weight, self.bias, activation)
-        return product.to(hidden_states.dtype)
-
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
-        if self.dtype != torch.float32:
-            return self.forward
-        weight, bias, activation = self.weight, self.bias, "relu" if self.has_relu else "none"
+        weight, bias, dtype, activation = self.weight, self.bias, self.dtype, "relu" if self.has_relu else "none"
         apply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda hidden_states: apply(hidden_states, weight, bias, activation, [], "")
+        if dtype == torch.float32:
+            return lambda rows: apply(rows, weight, bias, activation, [], "")
+        return lambda rows: apply(rows.to(dtype), weight, bias, activation, [], "").float()
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
@@ -98,18 +90,10 @@ class TransposedLinear(PreparedLinear):
         self.weight = linear.weight.detach().t().contiguous()
         self.bias = None if linear.bias is None else linear.bias.detach()
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        check_gradients(hidden_states)
-        product = nn.functional.linear(hidden_states, self.weight.t(), self.bias)
-        return product.relu_() if self.has_relu else product
-
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
         weight, bias = self.weight, self.bias
-        if bias is None:
-            return self.forward if self.has_relu else lambda hidden_states: torch.mm(hidden_states, weight)
-        if self.has_relu:
-            return lambda hidden_states: torch.addmm(bias, hidden_states, weight).relu_()
-        return lambda hidden_states: torch.addmm(bias, hidden_states, weight)
+        plain = (lambda rows: rows.mm(weight)) if bias is None else (lambda rows: torch.addmm(bias, rows, weight))
+        return (lambda rows: plain(rows).relu_()) if self.has_relu else plain
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return self.weight.t(), self.bias
@@ -150,27 +134,20 @@ class QuantizedLinear(PreparedLinear):
         self.packed_small_batch = pack_quantized(quantized, bias, chosen)
         self.packed_large_batch = pack_quantized(quantized, bias, "onednn") if has_both else self.packed_small_batch
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        check_gradients(hidden_states)
-        is_small = math.prod(hidden_states.shape[:-1]) < LARGE_BATCH_ROWS
-        packed = self.packed_small_batch if is_small else self.packed_large_batch
-        product = torch.ops.quantized.linear_dynamic.default(hidden_states.float(), packed, self.reduces_range)
+    def raw_forward(self) -> Callable[[Tensor], Tensor]:
+        small, large, reduces_range = self.packed_small_batch, self.packed_large_batch, self.reduces_range
+        apply = torch.ops.quantized.linear_dynamic.default
+
+        def plain(rows: Tensor) -> Tensor:
+            return apply(rows, small if len(rows) < LARGE_BATCH_ROWS else large, reduces_range)
+
         # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
-        return (product.relu_() if self.has_relu else product).to(hidden_states.dtype)
+        return (lambda rows: plain(rows).relu_()) if self.has_relu else plain
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         """Return its weight (out, in) as int8 has it, and bias, in float32."""
         weight, bias = torch.ops.quantized.linear_unpack(self.packed_small_batch)
         return weight.dequantize(), bias
-
-    def raw_forward(self) -> Callable[[Tensor], Tensor]:
-        small, large, reduces_range = self.packed_small_batch, self.packed_large_batch, self.reduces_range
-        apply = torch.ops.quantized.linear_dynamic.default
-
-        def plain(hidden_states: Tensor) -> Tensor:
-            return apply(hidden_states, small if len(hidden_states) < LARGE_BATCH_ROWS else large, reduces_range)
-
-        return (lambda hidden_states: plain(hidden_states).relu_()) if self.has_relu else plain
 
 
 def probe_linear(weight: float | Tensor) -> nn.Linear:
@@ -180,20 +157,19 @@ def probe_linear(weight: float | Tensor) -> nn.Linear:
     return linear
 
 
-def is_supported(make: Callable[[nn.Linear], nn.Module]) -> bool:
+def is_supported(make: Callable[[nn.Linear], Any]) -> bool:
     """Return whether this build of torch, on this CPU, has the functions that a packed layer needs."""
+    linear, rows = probe_linear(torch.arange(1024.0).view(16, 64) / 1023), torch.ones(LARGE_BATCH_ROWS, 64)
     try:
-        layer = make(probe_linear(0.1))
-        products = torch.cat([layer(torch.ones(rows, 64)) for rows in (2, LARGE_BATCH_ROWS)])
-        ordered = probe_linear(torch.arange(1024.0).view(16, 64))
-        ordered_layer = make(ordered)
-        parameters = ordered_layer.unpacked() if isinstance(ordered_layer, PreparedLinear) else None
+        layer = make(linear)
+        products, parameters = torch.cat([layer(rows[:2]), layer(rows)]), layer.unpacked()
     except (RuntimeError, AttributeError, TypeError):
         return False
-    step = 1023 / 127 if isinstance(layer, QuantizedLinear) else 0.0
-    if parameters is not None and not torch.allclose(parameters[0], ordered.weight, rtol=0.0, atol=step / 2):
+    step = 1 / 127 if isinstance(layer, QuantizedLinear) else 0.0
+    if parameters is not None and not torch.allclose(parameters[0], linear.weight, rtol=0.0, atol=step / 2):
         return False
-    return torch.allclose(products, torch.full_like(products, 6.4), rtol=0.02)  # a step of bfloat16, 8 bits, is 0.8%
+    # A step of bfloat16, which has 8 bits, is 0.8%.
+    return torch.allclose(products, linear(rows[:1]).expand_as(products), rtol=0.02)
 
 
 def int8_sum_overflows() -> bool:
