@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import LargestTensor
-from training.trainer import sentence_losses
+from training.evaluation import sentence_losses
 
 
 def summed(logits: Tensor, labels: Tensor) -> Tensor:

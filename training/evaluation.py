@@ -1,0 +1,178 @@
+"""A trainer whose evaluations count tokens instead of sentences, translate, and score by the recipe's task.
+
+B batch, T target, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import GenerationConfig, Seq2SeqTrainingArguments
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+
+from training.data.tokenizing import lengths
+from training.divergence import DivergenceGuard
+from training.monitor.trainer import MonitoredTrainer
+from training.tasks import Task
+from vaswani_transformer.body import ProjectedModel
+
+
+def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
+    """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
+
+    It is computed in float32 for `rows` rows at a time, since all rows at once need several copies of the logits.
+    """
+    chunks = zip(logits.split(rows), labels.split(rows), strict=True)
+    losses = [
+        torch.nn.functional.cross_entropy(chunk.float().transpose(1, 2), targets, reduction="none").sum(1)
+        for chunk, targets in chunks
+    ]
+    return torch.cat(losses)
+
+
+class EvaluatingTrainer(MonitoredTrainer):
+    """A monitored trainer with evaluation by tokens and by task; a subclass sets the attributes.
+
+    Attributes:
+        search: how evaluations translate; during training with the recipe's faster settings for it.
+        task: the recipe's task, which scores evaluations.
+        signature: of the best metric in the last evaluation.
+        guard: ends a run whose validation loss is not finite.
+    """
+
+    model: ProjectedModel
+    args: Seq2SeqTrainingArguments
+    search: GenerationConfig
+    task: Task
+    signature: str
+    guard: DivergenceGuard
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of an evaluation; a likelihood at gold length, position by position, is no perplexity."""
+        likelihoods = ["loss"] if self.kind.is_parallel else ["loss", "perplexity"]
+        return [*likelihoods, self.task.best_metric.key]
+
+    def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
+        """Return a loader of batches of the numeric columns.
+
+        A loader draws a seed when it starts. Its separate generator keeps training's random numbers independent of
+        evaluations.
+        """
+        return DataLoader(
+            cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
+            batch_sampler=batches,
+            collate_fn=cast(Callable, self.data_collator),
+            generator=torch.Generator(),
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
+        dataset = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
+        order = sorted(range(len(dataset)), key=lengths(dataset, "input_ids").__getitem__, reverse=True)
+        size = self.args.per_device_eval_batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        rounds = math.ceil(len(batches) / self.args.world_size)
+        rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
+        numbered = dataset.add_column("pair", cast(Any, list(range(len(dataset)))))
+        return self.loader(numbered, [batches[index % len(batches)] for index in rank_batches])
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """Return the loader of an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Return `metric_names` of a set; see `evaluation_loop`."""
+        self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """Return the same, with the hypotheses as text in `predictions`."""
+        self.evaluated = cast(Dataset, test_dataset)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Return `metric_names`, the first of a target token, over all pairs on all ranks, each once.
+
+        The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
+        """
+        self.model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        outputs: dict[int, tuple[float, int, str, dict[str, float]]] = {}
+        for batch in dataloader:
+            pairs = batch.pop("pair").tolist()
+            outputs |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        everything = dict(gather_object(list(outputs.items())))
+        losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
+        loss = sum(losses) / sum(tokens)
+        if self.is_in_train and not math.isfinite(loss):
+            run = Path(cast(str, self.args.output_dir)).parent
+            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
+        score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
+        best = self.task.best_metric
+        self.signature = score[best.signature_key]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
+        metrics = {name: metrics[name] for name in self.metric_names}
+        metrics |= {name: sum(pair[name] for pair in figures) / sum(tokens) for name in figures[0]}
+        return EvalLoopOutput(
+            predictions=cast(Any, list(texts)),
+            label_ids=None,
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in metrics.items()},
+            num_samples=len(texts),
+        )
+
+    @torch.no_grad()
+    def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str, dict[str, float]]]:
+        """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
+        labels, model = inputs["labels"], cast(Any, self.model)
+        model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        if self.kind.is_parallel:
+            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
+        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
+            logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
+            figures = {name: values.tolist() for name, values in self.sentence_figures(logits, inputs).items()}
+        losses = sentence_losses(logits, labels)
+        del logits  # frees memory for the search
+        with self.accelerator.autocast():
+            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
+                model.unshard()
+            translations = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                generation_config=self.search,
+                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
+            )
+        texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
+        by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
+        return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
+
+    def sentence_figures(self, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
+        return {}
