@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.command import INTERRUPTED, exit_interrupted
 from training.data.distilled import RECORD, Distillation, digest_sources, digest_teacher
-from training.data.stream import sources_in_order
+from training.data.pairs import sources_in_order
 from training.distributed import RunError, init_distributed
 from training.recipe import DataRecipe, load_recipe
 from training.recipe_help import recipe_help

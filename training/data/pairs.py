@@ -1,5 +1,6 @@
 """The sentence pairs that a recipe names, split by split, from files, the Hub or the shipped task."""
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -9,7 +10,7 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from training.data.distilled import check_sources, open_distilled
-from training.data.files import SPLITS, read_file
+from training.data.files import SPLITS, has_both_sides, read_file, warn_of_empty
 from training.recipe import DataRecipe
 from training.toy_task import make_splits
 from vaswani_transformer.errors import UserError, one_line
@@ -31,7 +32,8 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
         return load_real_pairs(recipe)
     distillation = open_distilled(recipe)
     splits = load_real_pairs(recipe)
-    check_sources(distillation, iterate_column(splits["train"], "source"), recipe.streaming)
+    sources = sources_in_order(recipe) if recipe.streaming else iterate_column(splits["train"], "source")
+    check_sources(distillation, sources, recipe.streaming)
     splits["train"] = to_dataset(islice(distillation.pairs(), PREVIEW_PAIRS if recipe.streaming else None))
     return splits
 
@@ -134,6 +136,34 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
             f"({one_line(error)}); set data.path, data.subset and the splits, for example "
             "--data.validation='train[:1%]', or --data.test=null for none."
         ) from error
+
+
+def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a stream in the schema of Hugging Face translation data sets."""
+    where, empty = f"{recipe.path}, split {recipe.train}", 0
+    for number, row in enumerate(rows, start=1):
+        pair = row["translation"] or {}
+        source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
+        if has_both_sides(recipe, f"{where}, pair {number}", source, target):
+            yield source, target
+        else:
+            empty += 1
+    warn_of_empty(where, empty)
+
+
+def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
+    """Yield the real training sources of a recipe in their order; those of files and streams are never all in memory.
+
+    Raises:
+        UserError: as `load_pairs`, for a bad line when it is reached.
+    """
+    if recipe.kind not in ("grammar", "hub"):
+        return (source for source, _ in read_file(recipe, recipe.train))
+    others: dict[str, Any] = {"validation": None, "test": None}
+    pairs = load_real_pairs(dataclasses.replace(recipe, **others))["train"]
+    if recipe.streaming:
+        return (source for source, _ in read_rows(recipe, open_hub_split(recipe, "train")))
+    return iterate_column(pairs, "source")
 
 
 def check_not_empty(splits: datasets.DatasetDict, recipe: DataRecipe) -> datasets.DatasetDict:

@@ -1,26 +1,11 @@
 """Training pairs as a stream: read anew in every epoch, never all in memory."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from training.data.distilled import open_distilled
-from training.data.files import has_both_sides, read_file, warn_of_empty
-from training.data.pairs import iterate_column, load_real_pairs, open_hub_split
+from training.data.files import read_file
+from training.data.pairs import open_hub_split, read_rows
 from training.recipe import DataRecipe
-
-
-def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a stream in the schema of Hugging Face translation data sets."""
-    where, empty = f"{recipe.path}, split {recipe.train}", 0
-    for number, row in enumerate(rows, start=1):
-        pair = row["translation"] or {}
-        source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
-        if has_both_sides(recipe, f"{where}, pair {number}", source, target):
-            yield source, target
-        else:
-            empty += 1
-    warn_of_empty(where, empty)
 
 
 class PairStream:
@@ -50,18 +35,3 @@ class PairStream:
         if self.distillation is not None:
             return self.distillation.pairs()
         return read_file(self.recipe, self.recipe.train)
-
-
-def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
-    """Yield the real training sources of a recipe in their order; those of files and streams are never all in memory.
-
-    Raises:
-        UserError: as `load_pairs`, for a bad line when it is reached.
-    """
-    if recipe.kind not in ("grammar", "hub"):
-        return (source for source, _ in read_file(recipe, recipe.train))
-    others: dict[str, Any] = {"validation": None, "test": None}
-    pairs = load_real_pairs(dataclasses.replace(recipe, **others))["train"]
-    if recipe.streaming:
-        return (source for source, _ in read_rows(recipe, open_hub_split(recipe, "train")))
-    return iterate_column(pairs, "source")

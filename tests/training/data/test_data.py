@@ -5,12 +5,15 @@ import gzip
 import itertools
 import json
 import logging
+from pathlib import Path
 
 import datasets
 import pytest
 
+from training.data import distilled
 from training.data import pairs as data_pairs
-from training.data.pairs import load_pairs, to_source_target
+from training.data.distilled import Distillation, check_sources, digest_sources
+from training.data.pairs import load_pairs, sources_in_order, to_source_target
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn, token_ids, tokenize
 from training.data.vocabulary import sample_texts
@@ -217,6 +220,21 @@ def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, cap
     assert first == again
     assert second != first != other
     assert [text for text, _ in first[:9]] != sorted(text for text, _ in first[:9])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_sources_of_the_hub_keep_their_order(hub, monkeypatch, streaming):
+    own = dataclasses.replace(hub, empty="drop", streaming=streaming)
+    sources = list(sources_in_order(own))
+    assert sources == [f"text {shard} {number}" for shard in range(4) for number in range(1, 10)]
+    monkeypatch.setattr(distilled, "FIRST_SOURCES", 15)  # beyond the first pair with an empty side
+    found = digest_sources(sources)
+    assert (found["sources"], found["first"]["sources"]) == (36, 15)
+    settings = {"window": 40}
+    distillation = Distillation(Path(), {"data": found, "settings": settings})
+    check_sources(distillation, sources_in_order(own), streaming)
+    with pytest.raises(UserError, match="was written for other sources"):
+        check_sources(distillation, sources_in_order(dataclasses.replace(own, source="de", target="en")), streaming)
 
 
 def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
