@@ -1,0 +1,114 @@
+"""A language in which two answers are equally right: it tells the ways of decoding apart.
+
+A source is 3 to 9 of 20 symbols. Its target is reversed, symbol 0 is left out and symbol 1 is doubled, and a coin
+chooses for the whole sentence between two target vocabularies. Positions that are predicted independently mix the two.
+
+B batch, S source, T target.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaswani_transformer import VaswaniIterativeVaeConfig, VaswaniIterativeVaeForConditionalGeneration
+
+SYMBOLS, FIRST = 20, 4  # after <s>, <pad>, </s> and <mask>
+END, MASK = 2, 3
+SIZES = {
+    "vocab_size": FIRST + 3 * SYMBOLS,
+    "d_model": 64,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "num_heads": 4,
+    "d_ff": 256,
+    "dropout": 0.0,
+    "label_smoothing": 0.0,
+}
+STEPS, BATCH, HELD_OUT = 1200, 64, 512
+
+
+def target_in(dialect: int, source: list[int]) -> list[int]:
+    """The one target of a source in a dialect, with its end."""
+    words = [symbol for symbol in reversed(source) for _ in range((0, 2)[symbol] if symbol < 2 else 1)]
+    return [FIRST + (1 + dialect) * SYMBOLS + word for word in words] + [END]
+
+
+def draw_sources(coins: random.Random, count: int) -> list[list[int]]:
+    return [[coins.randrange(SYMBOLS) for _ in range(coins.randint(3, 9))] for _ in range(count)]
+
+
+def pad(rows: list[list[int]], value: int) -> Tensor:
+    width = max(len(row) for row in rows)
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows])
+
+
+def encode(sources: list[list[int]]) -> dict[str, Tensor]:
+    """The tokens of the sources and their mask (B, S)."""
+    tokens = pad([[FIRST + symbol for symbol in source] + [END] for source in sources], 1)
+    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
+
+
+def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float]) -> Any:
+    """The model after `steps` of Adam at 1e-3, falling to 0 over the last third.
+
+    Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
+    """
+    coins = random.Random(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
+    )
+    model.train()
+    for step in range(steps):
+        sources = draw_sources(coins, BATCH)
+        for name, value in schedules.items():
+            setattr(model, name, value(step / steps))
+        labels = pad([target_in(coins.randrange(2), source) for source in sources], -100)
+        model(**encode(sources), labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return model.eval()
+
+
+def answers_of(sequences: Tensor) -> list[list[int]]:
+    """The targets, with their ends, of sequences (B, T + 1)."""
+    rows = sequences[:, 1:].tolist()
+    return [row[: row.index(END) + 1] if END in row else row for row in rows]
+
+
+def share_of_answers(sources: list[list[int]], answers: list[list[int]]) -> float:
+    """The share of answers that are the target in one of the two dialects."""
+    pairs = zip(sources, answers, strict=True)
+    return sum(answer in [target_in(dialect, source) for dialect in (0, 1)] for source, answer in pairs) / len(sources)
+
+
+def share_of_words(sources: list[list[int]], answers: list[list[int]]) -> float:
+    """The share of words that are right, each in either dialect; all words of a wrong length are wrong."""
+    right = 0
+    for source, answer in zip(sources, answers, strict=True):
+        words = list(zip(target_in(0, source), target_in(1, source), strict=True))
+        if len(answer) == len(words):
+            right += sum(found in either for found, either in zip(answer, words, strict=True))
+    return right / sum(len(target_in(0, source)) for source in sources)
+
+
+def share_right(model: Any, **settings: Any) -> float:
+    """The share of held-out sentences that are the target in one of the two dialects."""
+    sources = draw_sources(random.Random(2), HELD_OUT)
+    return share_of_answers(sources, answers_of(model.generate(**encode(sources), **settings)))
+
+
+def train_iterative_vae(kl_scale: float) -> VaswaniIterativeVaeForConditionalGeneration:
+    """An IterativeVAE of the language, whose divergences reach their full weight halfway."""
+    model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
+    return train(model, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
+
+
+def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> list[list[list[int]]]:
+    """The answers after each layer of a model with a history."""
+    found = model.generate(**encode(sources), return_history=True, return_dict_in_generate=True, **settings)
+    return [answers_of(words) for words in found.history]
