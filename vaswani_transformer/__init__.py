@@ -38,7 +38,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .convert import to_ctranslate2
+    from .convert import to_ctranslate2, to_onnx
     from .figures import (
         AttentionMaps,
         attention_maps,
@@ -106,6 +106,7 @@ __all__ = [
     "read_trees",
     "score_trees",
     "to_ctranslate2",
+    "to_onnx",
     "translate",
 ]
 
@@ -113,6 +114,7 @@ __all__ = [
 LAZY_NAMES = {
     "CTranslate2Engine": "translate.ctranslate2_engine",
     "to_ctranslate2": "convert",
+    "to_onnx": "convert",
     "AttentionMaps": "figures",
     "attention_maps": "figures",
     "attention_page": "figures",

@@ -56,7 +56,9 @@ def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> T
         width: T; beyond m a row repeats the source's last token.
     """
     counts = is_real.sum(1)  # (B,), n
-    order = is_real.long().argsort(dim=1, descending=True, stable=True)  # (B, S): indices of real rows, in order
+    size = memory.shape[1]
+    keys = is_real.long() * size - torch.arange(size, device=memory.device)  # (B, S), all different: ONNX sorts no ties
+    order = keys.argsort(dim=1, descending=True)  # (B, S): indices of real rows, in order
     by_source = lengths.clamp(min=1).view(memory.shape[0], -1, 1)  # (B, k, 1)
     ranks = torch.arange(width, device=memory.device) * counts[:, None, None] // by_source  # (B, k, T)
     ranks = torch.minimum(ranks, counts[:, None, None] - 1).flatten(1)  # (B, k T)
