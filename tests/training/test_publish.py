@@ -160,7 +160,7 @@ def test_a_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
     assert not {"attention-is-all-you-need", "vaswani_transformer"} & set(card.data.tags)
     for fact in (
         f"| Model | {variant.upper()} in the shape of the paper's base with d_model 256; encoder and embeddings began",
-        "| Data | multi30k; training targets replaced by a teacher's translations |",
+        "| Data | multi30k; training targets replaced by a teacher's outputs |",
         "| step | loss | validation loss | BLEU |",
         "| 300 | 1.667 | 1.333 | 30.00 |",
         f"`generation_config.json`: {search}",

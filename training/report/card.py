@@ -17,7 +17,7 @@ from training.tasks import Metric, make_task, selection_metric
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
-AT_ONCE = "which predicts all words of a translation at once"
+AT_ONCE = "which predicts all words of an output at once"
 INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
     "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
     "nat": f"A non-autoregressive Transformer (NAT, [Gu et al. 2018](https://arxiv.org/abs/1711.02281)), {AT_ONCE}",
@@ -99,9 +99,7 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
     """Return the head of the card, which the Hub reads."""
     data, task = results["recipe"]["data"], make_task(results["recipe"])
     return ModelCardData(
-        language=list(
-            dict.fromkeys((data["source"], data["target"]) if data["kind"] != "trees" else (data["source"],))
-        ),
+        language=list(dict.fromkeys(task.languages)) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=cast(Any, task.hub_name),
@@ -143,7 +141,7 @@ def data_name(data: dict[str, Any]) -> str:
 
 def describe_data(data: dict[str, Any]) -> str:
     """Return the data in text, with what replaced its training targets."""
-    distilled = "; training targets replaced by a teacher's translations" if data.get("distilled") else ""
+    distilled = "; training targets replaced by a teacher's outputs" if data.get("distilled") else ""
     return f"{data_name(data)}{distilled}"
 
 

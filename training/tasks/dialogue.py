@@ -27,6 +27,17 @@ class DialogueTask(Task):
     def title(self) -> str:
         return "Dialogue"
 
+    @property
+    def card_words(self) -> dict[str, str]:
+        return {
+            "purpose": "answer prompts with replies",
+            "languages": "those of the data's prompts and replies",
+            "use": "`vaswani-translate` of vaswani-transformer answers a file of prompts, a line each.",
+            "limits": "It answers a single prompt and knows nothing of the turns before it.",
+            "errors": "It may answer anything with the same few phrases, contradict itself or invent facts.",
+            "measure": "BLEU-1 and BLEU-2 compare words with one reply of the many that would do.",
+        }
+
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         found = bleu(predictions, references, self.tokenize, 2)
         return {"bleu_2": found["bleu"], "bleu_2_signature": found["signature"]}

@@ -40,6 +40,10 @@ class ParsingTask(Task):
         return f"Constituency parsing {self.language}"
 
     @property
+    def languages(self) -> list[str]:
+        return [self.language]
+
+    @property
     def card_words(self) -> dict[str, str]:
         return {
             "purpose": f"parse `{self.language}` into constituency trees",

@@ -58,6 +58,11 @@ class Task(ABC):
         return text
 
     @property
+    def languages(self) -> list[str]:
+        """The codes of the languages that the texts are in, as far as the recipe names them."""
+        return []
+
+    @property
     def card_words(self) -> dict[str, str]:
         """The words of a model card that are not translation's, by their names in its template."""
         return {}

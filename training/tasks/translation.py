@@ -29,6 +29,10 @@ class TranslationTask(Task):
     def title(self) -> str:
         return f"Translation {self.source}-{self.target}"
 
+    @property
+    def languages(self) -> list[str]:
+        return [self.source, self.target]
+
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         score = bleu(predictions, references, self.tokenize)
         return {"bleu": score["bleu"], "signature": score["signature"]}

@@ -1,12 +1,16 @@
 """Dialogue: which scores a recipe of prompts and replies has, and how the command names its texts."""
 
 import dataclasses
+import json
 import logging
+import re
 
 import pytest
 
 from tests.helpers import ROOT
+from tests.hub_server import metadata_errors
 from training.recipe import Recipe, load_recipe, to_dict
+from training.report.card import make_card
 from training.tasks import DialogueTask, make_task
 from training.tasks.metrics import bleu
 from training.train import opening_line, report
@@ -67,3 +71,18 @@ def test_command_calls_a_reply_no_translation(capsys, caplog):
     assert "Next, answer what you type" in caplog.text
     assert "then answers the test set" in opening_line(recipe)
     assert "translat" not in (output + opening_line(recipe)).lower()
+
+
+def test_card_of_a_dialogue_model_names_no_translation():
+    results = json.loads((ROOT / "training" / "recipes" / "results" / "multi30k.json").read_text(encoding="utf-8"))
+    recipe = to_dict(load_recipe(RECIPES[0], ["--data.path=self-dialogue"]))
+    scores = {"bleu_1": 9.0, "bleu_1_signature": "s", "bleu_2": 3.0, "bleu_2_signature": "s"}
+    curve = [{"step": 3, "loss": 1.0, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu_2": 3.0}]
+    shown = {"name": "dialogue", "recipe": recipe, "curve": curve, "validation": scores}
+    card = make_card(results | shown | {"test": results["test"] | scores}, "somebody/dialogue")
+    assert card.data.language is None
+    assert card.data.pipeline_tag == "text-generation"
+    assert "trained with\nvaswani-transformer to answer prompts with replies." in card.text
+    assert "BLEU-2 3.00" in card.text
+    assert metadata_errors(str(card)) == []
+    assert not re.search("translation|translates", card.text)
