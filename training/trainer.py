@@ -106,6 +106,7 @@ class RecipeTrainer(EvaluatingTrainer):
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
         self.add_callback(LogEveryCallback(recipe.training.log_steps))
         if recipe.training.minutes is not None:
+            self.monitor.time_limit = 60 * recipe.training.minutes
             self.add_callback(TimeLimitCallback(recipe.training.minutes, self.monitor))
         self.add_callback(
             PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)

@@ -32,6 +32,7 @@ class TrainingMonitor(TrainerCallback):
 
     Attributes:
         peak: the data sheet's TFLOP/s of the device; None if it is not known, as on every CPU.
+        time_limit: the seconds of training after which the run ends.
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:
@@ -41,6 +42,7 @@ class TrainingMonitor(TrainerCallback):
         self.stopwatch = CudaStopwatch() if device.type == "cuda" else Stopwatch()
         self.created = time.perf_counter()
         self.trained_before, self.train_start = 0.0, self.created
+        self.time_limit = math.inf
         self.reset(0.0)
 
     @property

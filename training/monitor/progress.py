@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from training.monitor.monitor import TrainingMonitor
 from training.tasks import Metric
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ def format_time_left(seconds: float) -> str:
 class LogLineCallback(TrainerCallback):
     """The same metrics and the time that is left as lines of the log, for output that goes to a file."""
 
-    def __init__(self, format_metrics: MetricFormat) -> None:
-        self.format_metrics = format_metrics
+    def __init__(self, format_metrics: MetricFormat, monitor: TrainingMonitor) -> None:
+        self.format_metrics, self.monitor = format_metrics, monitor
         self.begin = (0.0, 0)  # moment and step at which this process began to train
 
     def on_train_begin(
@@ -75,5 +76,6 @@ class LogLineCallback(TrainerCallback):
             (moment, step), remaining = self.begin, state.max_steps - state.global_step
             if remaining and "loss" in logs:
                 seconds = (time.perf_counter() - moment) / (state.global_step - step) * remaining
+                seconds = min(seconds, max(0.0, self.monitor.time_limit - self.monitor.trained))
                 text += f", at most {format_time_left(seconds)} left"
             logger.info("Step %d of %d: %s", state.global_step, state.max_steps, text)

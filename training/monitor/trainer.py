@@ -50,8 +50,9 @@ class MonitoredTrainer(Seq2SeqTrainer):
         self.monitor = TrainingMonitor(self.args.device, precision)
         self.add_callback(self.monitor)
         if self.pop_callback(ProgressCallback) is not None:
-            progress = ProgressBarCallback if sys.stderr.isatty() else LogLineCallback
-            self.add_callback(progress(MetricFormat(best_metric)))
+            metrics = MetricFormat(best_metric)
+            is_terminal = sys.stderr.isatty()
+            self.add_callback(ProgressBarCallback(metrics) if is_terminal else LogLineCallback(metrics, self.monitor))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Return the batches of a step and its target tokens on all processes."""
