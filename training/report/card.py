@@ -17,6 +17,13 @@ from training.tasks import Metric, make_task, selection_metric
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
+OTHER_MODELS = {  # what a recipe takes from other models, and its placeholder in a command
+    "data.distilled": "DISTILLED",
+    "data.teacher": "TEACHER",
+    "training.encoder_from": "TEACHER",
+    "training.start_from": "MODEL",
+    "training.energy_from": "TEACHER",
+}
 AT_ONCE = "which predicts all words of an output at once"
 INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind nat with glancing
     "autoregressive": 'The original Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762)',
@@ -311,6 +318,10 @@ def training_command(recipe: dict[str, Any], repository: str) -> str:
         parts.append("--data.path=FOLDER")
     if recipe["tokenizer"]["path"] is not None:
         parts.append(f"--tokenizer.path={repository}")
+    for name, placeholder in OTHER_MODELS.items():
+        group, _, field = name.partition(".")
+        if recipe[group].get(field) is not None:
+            parts.append(f"--{name}={placeholder}")
     return " ".join(parts)
 
 

@@ -3,11 +3,14 @@
 import json
 import re
 
+import pytest
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from tests.helpers import ROOT
 from tests.hub_server import metadata_errors
-from training.report.card import main
+from training.recipe import load_recipe, to_dict
+from training.report.card import main, training_command
+from training.report.results import strip_local_paths
 
 CARD = ROOT / "model_card.md"
 RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
@@ -60,3 +63,24 @@ def test_the_card_s_metadata_are_valid():
     found = {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
     assert found == {("validation", "bleu"): 36.25, ("test", "bleu"): 36.71, ("test", "chrf"): 60.4}
     assert ModelCardData(**card.data.__dict__).to_dict() == card.data.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ([], ""),
+        (["--training.encoder_from=/a/teacher"], " --training.encoder_from=TEACHER"),
+        (
+            ["--data.distilled=/a/pairs", "--data.teacher=/a/teacher"],
+            " --data.distilled=DISTILLED --data.teacher=TEACHER",
+        ),
+    ],
+)
+def test_the_command_of_a_card_has_a_placeholder_for_each_local_model(tmp_path, arguments, more):
+    (tmp_path / "own.yaml").write_text("data: {kind: json, path: /a/data}\ntokenizer: {path: /a/tokenizer}")
+    recipe = strip_local_paths(to_dict(load_recipe(tmp_path / "own.yaml", arguments)))
+    assert "/a/" not in str(recipe)
+    assert training_command(recipe, "owner/name") == (
+        "python -m training.train recipe.yaml --output_dir=runs/again --data.path=FOLDER --tokenizer.path=owner/name"
+        + more
+    )
