@@ -1,6 +1,5 @@
 """The ways of decoding told apart on the dialect language: what mixes two right answers, and what settles on one."""
 
-import copy
 import functools
 import random
 
@@ -13,6 +12,7 @@ from tests.dialects import (
     HELD_OUT,
     MASK,
     SIZES,
+    STEPS,
     answers_by_layer,
     draw_sources,
     encode,
@@ -39,19 +39,15 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def trained_autoregressive() -> VaswaniTransformerForConditionalGeneration:
-    """An autoregressive model of the language; change it not."""
+    """An autoregressive model of the language, which several tests share."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return train(VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**SIZES)))
 
 
-@functools.cache
-def trained_cmlm() -> VaswaniCmlmForConditionalGeneration:
-    """A CMLM of the language; change it not."""
+def train_cmlm(steps: int) -> VaswaniCmlmForConditionalGeneration:
     config = VaswaniCmlmConfig(**SIZES, mask_token_id=MASK, max_target_length=30)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return train(VaswaniCmlmForConditionalGeneration(config))
+    return train(VaswaniCmlmForConditionalGeneration(config), steps)
 
 
 def test_an_autoregressive_model_answers_in_one_dialect() -> None:
@@ -80,14 +76,14 @@ def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
 
 
 def test_cmlm_answers_in_one_dialect_after_four_iterations() -> None:
-    model = trained_cmlm()
+    model = train_cmlm(STEPS)
     assert share_right(model, num_iterations=4) > 0.9
     assert share_right(model) < share_right(model, num_iterations=4)
 
 
-def test_engine_lowers_the_energy_of_the_likeliest_words() -> None:
-    """A CMLM of one pass learns from an autoregressive teacher, and never sees a word of a target."""
-    energy, student = Energy(trained_autoregressive()), copy.deepcopy(trained_cmlm())
+def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialect() -> None:
+    """A CMLM that has learned a little, from an autoregressive teacher and from no word of a target."""
+    energy, student = Energy(trained_autoregressive()), train_cmlm(300)
     optimizer, coins = torch.optim.Adam(student.parameters(), lr=5e-4), random.Random(5)
 
     def draw_batch(coins: random.Random, count: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -114,4 +110,6 @@ def test_engine_lowers_the_energy_of_the_likeliest_words() -> None:
         optimizer.zero_grad()
     after = held_out()
     print(f"energy {before:.3f} to {after:.3f}, share right {right:.3f} to {share_right(student):.3f}")
-    assert after < 0.5 * before
+    assert after < 0.3 * before
+    assert right < 0.2
+    assert share_right(student) > 0.6
