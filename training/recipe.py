@@ -16,7 +16,7 @@ from vaswani_transformer.errors import UserError, one_line
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Which sentence pairs, and which of them to use.
+    """The sentence pairs, and those of them that a run uses.
 
     kind: "grammar", the shipped task; "json", JSON Lines in the schema of Hugging Face translation data sets; "text",
         a file a language, line by line; "hub", a data set of the Hugging Face Hub in that schema; "trees", bracketed
@@ -170,7 +170,7 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class DecodingRecipe:
-    """How the trained model decodes (6.1); also what its generation_config.json says.
+    """The search of the trained model (6.1), which its generation_config.json holds too.
 
     The first four are of autoregressive models, the others of the kinds that predict all words at once.
 

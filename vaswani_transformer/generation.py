@@ -1,4 +1,4 @@
-"""The paper's decoding inside `generate()` (6.1): the door by which `search.py` enters.
+"""The paper's decoding inside `generate()` (6.1): the entry point of `search.py`.
 
 B sources, k beams or n samples of a source, T tokens of a target so far, V vocabulary. `generate()` prepares a call as
 for every model of Transformers and then calls `_beam_search` or `_sample`, which are overridden here. Length limits

@@ -50,7 +50,7 @@ class CallSettings:
         kwargs: the call's further arguments.
 
     Attributes:
-        config: the call's settings alone, to hand on to Transformers.
+        config: only the call's settings, for Transformers.
         kwargs: what is left for the model, and settings that are given as None against a saved one.
     """
 
@@ -69,7 +69,7 @@ class CallSettings:
                     setattr(self.config, name, self.kwargs.pop(name))
         if hasattr(self.config, "max_source_relative_length"):
             self.given.setdefault("max_source_relative_length", None)
-        if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would say so of saved ones
+        if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
             self.config.length_penalty, self.config.early_stopping = 1.0, False
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -79,12 +79,12 @@ class CallSettings:
 
     @property
     def has_own_limit(self) -> bool:
-        """Whether the call says how long a target may become."""
+        """True if the call limits the length of a target."""
         return any(self.given.get(name) is not None for name in ("max_new_tokens", "max_length"))
 
     @property
     def max_source_relative_length(self) -> int | None:
-        """How much longer than its source a target may become; a limit of the call switches a saved one off."""
+        """The tokens that a target may have beyond its source; a limit of the call switches a saved one off."""
         if "max_source_relative_length" in self.given:
             return self.given["max_source_relative_length"]
         return None if self.has_own_limit else getattr(self.saved, "max_source_relative_length", None)
@@ -100,7 +100,7 @@ class CallSettings:
         if penalty_type not in LENGTH_PENALTY_TYPES:
             raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
-            raise ValueError(f"num_beams: no such beam; got {beams!r}, expected a whole number of at least 1.")
+            raise ValueError(f"num_beams: not a number of beams; got {beams!r}, expected a whole number of at least 1.")
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
         if relative is not None and (isinstance(relative, bool) or not isinstance(relative, int)):
@@ -132,7 +132,7 @@ class CallSettings:
         return None if source is None else torch.full((len(source),), source.shape[1] + relative, device=source.device)
 
     def apply_limit(self, longest: int) -> None:
-        """Limit every target of the call to `longest` new tokens, or fewer where the call says so."""
+        """Limit every target of the call to `longest` new tokens, or fewer where the call gives fewer."""
         if (max_new_tokens := self.get("max_new_tokens")) is not None:
             self.config.max_new_tokens = min(max_new_tokens, longest)
             return

@@ -26,7 +26,7 @@ def gumbel_noise(scores: Tensor) -> Tensor:
 
 @dataclass
 class LatentTokens:
-    """What a latent step says about each of n tokens.
+    """The results of a latent step for each of n tokens.
 
     Attributes:
         losses: (n,), the cross-entropy of the words under the distribution that the step began with.

@@ -1,4 +1,4 @@
-"""Which words of a target a conditional masked language model predicts in training (Ghazvininejad et al. 2019, 3.1).
+"""The words of a target that a conditional masked language model predicts in training (Ghazvininejad et al. 2019, 3.1).
 
 B batch, T target. With m real tokens, `</s>` among them, k is uniform on 1..m and k of the m positions are masked. The
 authors' code draws 1..m-1, and so never trains the all-masked start of decoding.

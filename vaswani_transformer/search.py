@@ -75,7 +75,7 @@ class SearchSettings:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing reads the rows of all sources by number, or draws a random number for each."""
+        """True if nothing reads the rows of all sources by number or draws a random number for each."""
         return self.process is None and not self.do_sample
 
     def is_end(self, tokens: Tensor) -> Tensor:

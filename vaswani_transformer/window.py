@@ -157,7 +157,7 @@ class Window:
             )
 
     def is_banded(self, attention_mask: Tensor | None) -> bool:
-        """Return whether to compute attention block by block, on a CPU where a text is long beside its blocks."""
+        """Return whether to compute attention block by block, on a CPU where a text has at least four blocks."""
         length, block = self.queries.shape[1], max(self.reach, MIN_BLOCK)
         return (
             self.queries.device.type == "cpu"

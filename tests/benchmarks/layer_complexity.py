@@ -13,7 +13,7 @@ Markdown to standard output. Ctrl-C ends it with what is measured. The layers ha
 Seconds are medians over rounds: CPU time of the process on one thread, else by the clock. Memory is the peak of a
 forward pass above what the process holds before it; on a CPU only Linux tells it. Operations are counted by formula,
 two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
-need more than `--memory` GiB is skipped, and the table says so.
+need more than `--memory` GiB is skipped, and the table marks it.
 """
 
 import argparse

@@ -531,7 +531,7 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
         (["--beam=1"], "unrecognized arguments: --beam=1"),
-        (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam are of NAT and CMLM; CTranslate2"),
+        (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],
 )

@@ -78,7 +78,7 @@ class Distillation:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What the translations depend on; a folder's name is no part of it."""
+        """The teacher, sources and settings that the translations depend on, without a folder's name."""
         names = {name: self.record[name] for name in ("data", "search", "settings")}
         return {"teacher": self.record["teacher"]["digest"]} | names
 

@@ -1,4 +1,4 @@
-"""Constituency parsing (6.3): a sentence in, its linear tree out, scored by labelled brackets as by EVALB."""
+"""Constituency parsing (6.3): a sentence in, its linear tree out, scored by labeled brackets as by EVALB."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,6 +1,6 @@
 """Export a model that predicts all words at once to ONNX, as two graphs. Needs the extra `onnx`.
 
-B batch, S source, T target, C length classes, V vocabulary. The target's length hangs on the first graph's output, so
+B batch, S source, T target, C length classes, V vocabulary. The target's length depends on the first graph's output, so
 one graph cannot hold both stacks. Transformers' own exporter takes the models that write from left to right.
 """
 
@@ -66,7 +66,7 @@ class DecoderGraph(nn.Module):
 def example_inputs() -> dict[str, Tensor]:
     """Return two sources of five tokens and two targets of four: torch would take a length of one as constant.
 
-    Each is a tensor of its own, since a graph has one input for one tensor.
+    Each is a separate tensor, since a graph has one input for one tensor.
     """
     source, target = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
     return {

@@ -1,4 +1,4 @@
-"""Which positions may attend to which (3.2.3).
+"""Figures of masks: the positions that each position may attend to (3.2.3).
 
 Q queries, K keys.
 """

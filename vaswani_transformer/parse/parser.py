@@ -39,8 +39,8 @@ def parse(
 ) -> Iterator[ParsedSentence]:
     """Yield the tree of each sentence, in order, by the model's own generation config.
 
-    The leaves of a tree are always the sentence's words; malformed output is repaired, and the result says so. The tree
-    of a sentence without words has no leaves.
+    The leaves of a tree are always the sentence's words; `is_repaired` is true if the output was malformed. The
+    tree of a sentence without words has no leaves.
 
     Args:
         model: a model that was trained for parsing.

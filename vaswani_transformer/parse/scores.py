@@ -1,4 +1,4 @@
-"""Labelled precision, recall and F1 of brackets by the conventions of EVALB (Sekine and Collins) with COLLINS.prm."""
+"""Labeled precision, recall and F1 of brackets by the conventions of EVALB (Sekine and Collins) with COLLINS.prm."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -147,7 +147,7 @@ def translate_lines(
 
 
 def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
-    """Return whether the output is finished, and say so; `settings` are empty for an output without a record.
+    """Return whether the output is finished, and log it if so; `settings` are empty for an output without a record.
 
     Raises:
         UserError: as `is_finished`.

@@ -109,8 +109,8 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
         for option in ("iterations", "length_beam"):
             if getattr(options, option) is not None:
                 raise UserError(
-                    f"--{option}: {name} writes one token after the other; only NAT and CMLM have it. Leave it out, or "
-                    "give --beams."
+                    f"--{option}: {name} writes one token after the other; it is an option of models that "
+                    "predict all words at once. Leave it out, or give --beams."
                 )
         return
     for option in ("beams", "length_penalty"):

@@ -46,7 +46,7 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scores",
         action="store_true",
-        help="log P(Y|X) / lp(Y), or of NAT and CMLM the mean log-probability, and a tab before each translation",
+        help="log P(Y|X) / lp(Y), or without beams the mean log-probability, and a tab before each translation",
     )
     group.add_argument(
         "--nbest", type=positive_int, metavar="N", help="the N best, each after its line's number and a tab"
@@ -61,7 +61,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
     group.add_argument("--iterations", type=positive_int, metavar="N", help="passes over a translation, for a CMLM")
     group.add_argument(
-        "--length_beam", type=positive_int, metavar="L", help="lengths that a NAT or CMLM tries for each line"
+        "--length_beam",
+        type=positive_int,
+        metavar="L",
+        help="lengths that a NAT, CMLM or IterativeVAE tries for each line",
     )
     group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of a translation, </s> included")
     group.add_argument(
@@ -103,7 +106,7 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
     if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
         parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
     if options.engine == "ctranslate2" and (options.iterations or options.length_beam):
-        parser.error("--iterations and --length_beam are of NAT and CMLM; CTranslate2 runs neither. Leave them out.")
+        parser.error("--iterations and --length_beam: CTranslate2 runs no NAT, CMLM or IterativeVAE. Leave them out.")
     if options.length_penalty is not None and abs(options.length_penalty) > MAX_ALPHA:
         parser.error(
             f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
