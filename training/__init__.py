@@ -1,1 +1,1 @@
-"""How the weights come to be: recipes, data, training and scoring, run from a clone."""
+"""Training of the weights: recipes, data, training and scoring, run from a clone."""

@@ -192,7 +192,7 @@ class DecodingRecipe:
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """How translations are scored, and what is printed.
+    """The scoring of translations, and the examples that are printed.
 
     tokenize: sacreBLEU's tokenizer; "none" for files that are tokenized.
     examples: test sentences that are printed with their translations.

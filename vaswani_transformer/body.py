@@ -1,4 +1,4 @@
-"""What every model family shares: encoder and decoder over one embedding matrix, the output projection and its loss.
+"""The base of every model family: encoder and decoder over one embedding matrix, the output projection and its loss.
 
 B batch, S source, T target, k target rows of one source row, V vocabulary. No way of decoding is in this file.
 """

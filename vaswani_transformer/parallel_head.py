@@ -1,4 +1,4 @@
-"""What the heads of all parallel models share: the encoded source, the canvas, the way through the decoder, the losses.
+"""The base of all parallel models' heads: the encoded source, the canvas, the way through the decoder, the losses.
 
 B batch, S source, T target, k target rows of one source row, C length classes, l lengths of a length beam, V
 vocabulary. n and m are a sentence's real source and target tokens.

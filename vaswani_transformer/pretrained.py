@@ -1,4 +1,4 @@
-"""What every model of the package shares: initialization, distribution plans, and saving with its code."""
+"""The base class of every model: initialization, distribution plans, and saving with its code."""
 
 import copy
 import os

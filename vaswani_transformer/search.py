@@ -20,7 +20,7 @@ SOFTMAX_ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memor
 
 
 class Decoder(Protocol):
-    """What a search needs of a model."""
+    """The three calls by which a search knows a model."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
@@ -37,7 +37,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How to search.
+    """The settings of a search.
 
     Attributes:
         limits: (B,) the number of new tokens that each target may have.
@@ -79,13 +79,13 @@ class SearchSettings:
         return self.process is None and not self.do_sample
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """Whether each of `tokens` is an end token."""
+        """Return whether each of `tokens` is an end token."""
         return tokens == self.end_tokens if len(self.end_tokens) == 1 else torch.isin(tokens, self.end_tokens)
 
 
 @dataclass
 class SearchState:
-    """What a beam search keeps between steps.
+    """The state of a beam search between its steps.
 
     Attributes:
         beams: (2, k A, T) the open beams' tokens, and for each new token the row among k B whose beam it continued.
@@ -278,7 +278,7 @@ def drop_finished(state: SearchState, decoder: Decoder) -> None:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """What a beam search found, n for each source.
+    """The n hypotheses of each source that a beam search found.
 
     Attributes:
         tokens: (n B, T), prompts included, padded after their end.

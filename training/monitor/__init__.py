@@ -1,1 +1,1 @@
-"""What a run does while it trains: speed, padding, floating-point operations, and where the time goes."""
+"""Measurements of a run while it trains: speed, padding, floating-point operations, and the time of each phase."""

@@ -1,4 +1,4 @@
-"""How long each phase of a run takes, by the host's clock or the device's."""
+"""The time of each phase of a run, by the host's clock or the device's."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""What a prepared encoder and decoder have in common: fused projections, and modules as plain functions.
+"""The common base of a prepared encoder and decoder: fused projections, and modules as plain functions.
 
 B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v the widths of a head's keys and values.
 """
@@ -108,7 +108,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: f
 
 
 class UnwrappedLayer:
-    """What the layers of a prepared encoder and decoder have in common, their modules as functions."""
+    """The modules that the layers of a prepared encoder and decoder have in common, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
         attention, inner = cast(Any, layer.self_attn), layer.feed_forward

@@ -24,7 +24,7 @@ class DecodingEngine(Protocol):
     num_translations: int
     """n, the translations of each text."""
     scores: bool
-    """Whether hypotheses have scores."""
+    """True if hypotheses have scores."""
 
     def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         """Return, for each text of a batch of token lists, the new tokens and scores of its n best hypotheses."""

@@ -46,7 +46,7 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scores",
         action="store_true",
-        help="log P(Y|X) / lp(Y), or without beams the mean log-probability, and a tab before each translation",
+        help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
     )
     group.add_argument(
         "--nbest", type=positive_int, metavar="N", help="the N best, each after its line's number and a tab"

@@ -1,4 +1,4 @@
-"""Where results go: a stream, or a file that a later command can resume."""
+"""The output of results: a stream, or a file that a later command can resume."""
 
 import contextlib
 import json

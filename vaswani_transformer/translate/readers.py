@@ -117,7 +117,7 @@ class DigestedInput:
 
     @property
     def count(self) -> int:
-        """How many texts were read."""
+        """The number of texts that were read."""
         return self._digest.count
 
     @property
