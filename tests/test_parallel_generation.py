@@ -152,6 +152,27 @@ def test_a_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family:
     assert model.generate(source, GenerationConfig(max_length=4), **settings).shape[1] == 4
 
 
+@pytest.mark.parametrize("family", FAMILY)
+def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
+    """Against the lengths without a limit: by the call, its configuration and the saved one."""
+    model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
+    if family != "cmlm":  # which predicts more tokens than two of the sources have
+        model.length_difference.proj.bias.data[-1] = 1e4
+    call = {"attention_mask": mask, "return_dict_in_generate": True}
+    free = model.generate(source, **call).lengths
+    expected = torch.minimum(free, mask.sum(1) + 1)
+    assert (expected < free).sum() >= 2
+    limit = {"max_source_relative_length": 1}
+    for given in (limit, {"generation_config": GenerationConfig(**limit)}):
+        assert torch.equal(model.generate(source, **given, **call).lengths, expected)
+    model.generation_config.max_source_relative_length = 1
+    assert torch.equal(model.generate(source, **call).lengths, expected)
+    assert torch.equal(model.generate(source, max_source_relative_length=None, **call).lengths, free)
+    assert torch.equal(model.generate(source, max_new_tokens=99, **call).lengths, free)
+    both = model.generate(source, max_new_tokens=5, max_source_relative_length=1, **call).lengths
+    assert torch.equal(both, expected.clamp(max=5))
+
+
 def test_settings_are_saved_and_overridden(tmp_path) -> None:
     model, source = tiny_cmlm(), random_tokens(3, 5)
     model.use_mask_predict(4, length_beam_size=3)
@@ -202,6 +223,9 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
         ("nat", {"do_sample": True}, "do_sample"),
         ("cmlm", {"length_penalty": 0.6}, "length_penalty: .* got 0.6"),
         ("cmlm", {"early_stopping": "never"}, "early_stopping: .* got 'never'"),
+        ("nat", {"length_penalty_type": "gnmt"}, "length_penalty_type: .* got 'gnmt'"),
+        ("nat", {"max_source_relative_length": -1}, "max_source_relative_length: got -1, expected a whole number"),
+        ("cmlm", {"max_source_relative_length": 2.5}, "max_source_relative_length: got 2.5, expected"),
         ("nat", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
         ("cmlm", {"num_iterations": 0}, "num_iterations: got 0, expected at least 1"),
         ("nat", {"length_beam_size": 42}, "length_beam_size: got 42, expected 1 to 41"),
@@ -229,7 +253,19 @@ def test_what_decoding_at_once_cannot_do_is_one_line(family: str, settings: dict
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"do_sample": False}, {"logits_processor": []}, {"top_k": 50}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1},
+        {"do_sample": False},
+        {"logits_processor": []},
+        {"top_k": 50},
+        {"length_penalty_type": "power"},
+        {"max_source_relative_length": None},
+        {"max_source_relative_length": 300},
+    ],
+    ids=str,
+)
 def test_a_setting_that_changes_nothing_is_taken(settings: dict[str, Any]) -> None:
     model, source = tiny_nat(), random_tokens(2, 5)
     assert torch.equal(model.generate(source, **settings), model.generate(source))

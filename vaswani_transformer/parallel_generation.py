@@ -23,12 +23,13 @@ CHUNK = 256  # positions whose logits are held at a time
 SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-# Settings of a search from left to right; None, False, 0 and 1 switch each of them off.
+# Settings of a search from left to right; None, False, 0 and 1 switch each of them off, and "power" the penalty's type.
 LEFT_TO_RIGHT = (
     "num_beams",
     "num_beam_groups",
     "diversity_penalty",
     "length_penalty",
+    "length_penalty_type",
     "early_stopping",
     "do_sample",
     "min_length",
@@ -54,6 +55,7 @@ LEFT_TO_RIGHT = (
     "prompt_lookup_num_tokens",
     "token_healing",
 )
+OWN_SETTINGS = {"num_iterations", "length_beam_size", "return_history", "max_source_relative_length"}
 
 
 @dataclass
@@ -92,12 +94,16 @@ class ParallelTargets:
 
 @dataclass
 class ParallelSettings:
-    """The settings of one call of `generate()`; `max_tokens` bounds m, None: no bound."""
+    """The settings of one call of `generate()`.
+
+    `max_tokens` bounds m, and `max_source_relative_length` m - n; None: no bound.
+    """
 
     num_iterations: int
     length_beam_size: int
     num_return_sequences: int
     max_tokens: int | None
+    max_source_relative_length: int | None
     suppressed: list[int]
     return_dict: bool
     return_history: bool
@@ -106,7 +112,7 @@ class ParallelSettings:
 
 def is_off(value: object) -> bool:
     """Return whether a setting of a search has a value that changes nothing."""
-    return value is None or value is False or (value is not True and value in (0, 1))
+    return value is None or value is False or (value is not True and value in (0, 1, "power"))
 
 
 def fail(subject: str, problem: str, fix: str) -> Never:
@@ -115,13 +121,15 @@ def fail(subject: str, problem: str, fix: str) -> Never:
 
 
 class ParallelGeneration(GenerationMixin):
-    """`generate()` with Transformers' signature, and three settings of a generation config or of the call.
+    """`generate()` with Transformers' signature, and four settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
     length_beam_size: l, the best lengths that are tried for each source; the target with the largest mean
         log-probability wins. Default 1.
     return_history: whether `return_dict_in_generate` also returns the tokens after each iteration, or after each layer
         of a model that refines from layer to layer (IterativeVAE). Default False.
+    max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
+        become, as in a search from left to right; None for no such limit. Default None.
 
     Of Transformers' own settings `max_length` and `max_new_tokens` bound the lengths where the call or its
     `generation_config` gives them, `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
@@ -205,9 +213,17 @@ class ParallelGeneration(GenerationMixin):
         states = cast(Tensor, self.encode(**source_inputs).last_hidden_state)
         source = self.read_source(states, source_inputs.get("attention_mask"))
         lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
-        lengths = lengths if settings.max_tokens is None else lengths.clamp(max=settings.max_tokens)
+        lengths = self.limit_lengths(lengths, source, settings)
         targets = self.decode_targets(source, lengths.flatten(), settings)
         return self.best_targets(targets, lengths, settings)
+
+    def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: ParallelSettings) -> Tensor:
+        """Return `lengths` (B, l) where they are within the limits of a call, else the limit."""
+        if settings.max_tokens is not None:
+            lengths = lengths.clamp(max=settings.max_tokens)
+        if settings.max_source_relative_length is not None:
+            lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
+        return lengths
 
     def check_arguments(self, given: dict[str, Any]) -> None:
         """Raise ValueError for an argument that needs a search from left to right."""
@@ -225,8 +241,7 @@ class ParallelGeneration(GenerationMixin):
         given = {} if generation_config is None else vars(generation_config)
         given = {name: value for name, value in given.items() if value is not None}
         given |= {name: value for name, value in call.items() if value is not None}
-        known = vars(GenerationConfig()).keys() | {"num_iterations", "length_beam_size", "return_history"}
-        for name in call.keys() - known:
+        for name in call.keys() - vars(GenerationConfig()).keys() - OWN_SETTINGS - set(LEFT_TO_RIGHT):
             fail(
                 name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."
             )
@@ -245,6 +260,7 @@ class ParallelGeneration(GenerationMixin):
             length_beam_size=values.get("length_beam_size", 1),
             num_return_sequences=values.get("num_return_sequences", 1),
             max_tokens=self.max_tokens(given),
+            max_source_relative_length=self.max_relative_length(generation_config, call, given),
             suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
@@ -279,6 +295,17 @@ class ParallelGeneration(GenerationMixin):
             )
         bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
         return min(bounds, default=None)
+
+    def max_relative_length(
+        self, generation_config: GenerationConfig | None, call: dict[str, Any], given: dict[str, Any]
+    ) -> int | None:
+        """Return the largest m - n; None: no bound. Another limit of the call switches a saved one off."""
+        name = "max_source_relative_length"
+        value = None if {"max_new_tokens", "max_length"} & given.keys() else getattr(self.generation_config, name, None)
+        value = call.get(name, getattr(generation_config, name, value))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            fail(name, f"got {value!r}, expected a whole number of at least 0", "Give one such as 50, or None.")
+        return value
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
         """Return the ids that stand nowhere but where they must: start, padding, end, `<mask>` and `extra` ones."""
