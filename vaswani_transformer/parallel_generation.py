@@ -55,6 +55,8 @@ LEFT_TO_RIGHT = (
     "prompt_lookup_num_tokens",
     "token_healing",
 )
+# Settings of draws from the logits, which no model makes.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 OWN_SETTINGS = {"num_iterations", "length_beam_size", "return_history", "max_source_relative_length"}
 
 
@@ -246,12 +248,7 @@ class ParallelGeneration(GenerationMixin):
                 name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."
             )
         values = saved | given
-        for name in LEFT_TO_RIGHT:
-            if name == "do_sample" and self.samples:
-                continue
-            if not is_off(value := values.get(name)):
-                problem = f"{type(self).__name__} predicts all tokens at once; got {value!r}"
-                fail(name, problem, "Leave it out, or set it to None in the generation config.")
+        self.check_search(values)
         for name in TOKEN_IDS:
             if name in given and given[name] != (own := getattr(self.config, name)):
                 fail(name, f"got {given[name]!r}, the model's configuration has {own!r}", "Set it there.")
@@ -269,9 +266,24 @@ class ParallelGeneration(GenerationMixin):
         self.check_settings(settings)
         return settings
 
+    def check_search(self, values: dict[str, Any]) -> None:
+        """Raise ValueError for a setting of a search from left to right, or of draws from the logits."""
+        name_of_class = type(self).__name__
+        for name in LEFT_TO_RIGHT:
+            if not is_off(value := values.get(name)) and not (name == "do_sample" and self.samples):
+                problem = f"{name_of_class} predicts all tokens at once; got {value!r}"
+                fail(name, problem, "Leave it out, or set it to None in the generation config.")
+        for name in SAMPLING if values.get("do_sample") else ():
+            if not is_off(value := values.get(name)):
+                problem = f"{name_of_class} draws latents and no words; got {value!r}"
+                fail(name, problem, "Leave it out; the configuration's gumbel_temperature is that of the latents.")
+
     def check_settings(self, settings: ParallelSettings) -> None:
-        """Raise ValueError where counts lie outside their range."""
+        """Raise ValueError where counts are no whole numbers, or lie outside their range."""
         name, iterations, beam = type(self).__name__, settings.num_iterations, settings.length_beam_size
+        for count in ("num_iterations", "length_beam_size", "num_return_sequences"):
+            if isinstance(value := getattr(settings, count), bool) or not isinstance(value, int):
+                fail(count, f"got {value!r}, expected a whole number", "Give 1 or more.")
         if iterations < 1:
             fail("num_iterations", f"got {iterations}, expected at least 1", "Give 1 for a single pass.")
         if iterations > 1 and not self.refines:
