@@ -104,6 +104,17 @@ def test_output_file_is_resumed_and_a_finished_one_stays(run, tmp_path) -> None:
     assert output[2] == 2
 
 
+def test_drawings_of_a_finished_file_are_an_error_of_one_line(run, tmp_path) -> None:
+    """Which would stay missing without a word."""
+    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
+    source.write_text(lines(SENTENCES[:1]), encoding="utf-8")
+    arguments = ("--tokenized", "--input", source, "--output", target)
+    assert run(*arguments) == ("", "", 0)
+    _, errors, status = run(*arguments, "--svg", tmp_path / "svg")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"without --svg, not with --svg={tmp_path / 'svg'}" in errors
+
+
 def test_trees_are_drawn_as_text_and_as_svg(run, tmp_path) -> None:
     output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
     assert (output, errors, status) == (lines(map(draw_text, TREES[:2])), "", 0)

@@ -48,12 +48,14 @@ def read_sentences(options: argparse.Namespace, source: BinaryIO, name: str) -> 
 
 
 def resume_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the trees depend on, besides the sentences.
+    """Return what the trees depend on, besides the sentences, and the folder of their drawings.
 
     Raises:
         UserError: as `model_digest`.
     """
-    return {"model": model_digest(options)} | {name: getattr(options, name) for name in RESUME_KEYS}
+    drawings = None if options.svg is None else str(options.svg)  # a resumed command would draw no earlier tree
+    settings = {name: getattr(options, name) for name in RESUME_KEYS}
+    return {"model": model_digest(options), "svg": drawings} | settings
 
 
 def format_tree(sentence: ParsedSentence, number: int, options: argparse.Namespace) -> str:
