@@ -13,6 +13,7 @@ import torch
 from tests.helpers import padded_batch, tiny_model
 from tests.parallel_models import END, FAMILY, MASK
 from vaswani_transformer import to_onnx
+from vaswani_transformer.convert import onnx_exporter
 from vaswani_transformer.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -80,4 +81,13 @@ def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
 def test_a_model_that_writes_from_left_to_right_is_exported_by_transformers(tmp_path) -> None:
     with pytest.raises(UserError, match=r"writes one token after the other; .* transformers\.exporters\.OnnxExporter"):
         to_onnx(tiny_model(), tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_a_model_on_another_device_and_a_missing_package_are_errors_of_one_line(tmp_path, monkeypatch) -> None:
+    with pytest.raises(UserError, match=r"is on meta, expected cpu\. Move it by \.to\('cpu'\)\.$"):
+        to_onnx(FAMILY["nat"]().to("meta"), tmp_path / "onnx")
+    monkeypatch.setattr(onnx_exporter, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs onnx and onnxscript, .* pip install \"vaswani-transformer\[onnx\]"):
+        to_onnx(FAMILY["nat"](), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

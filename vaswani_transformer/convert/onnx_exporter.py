@@ -6,6 +6,7 @@ one graph cannot hold both stacks. Transformers' own exporter takes the models t
 
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,6 +96,27 @@ def export_graph(graph: EncoderGraph | DecoderGraph, inputs: dict[str, Tensor], 
         )
 
 
+def check_model(model: PreTrainedModel) -> None:
+    """Check that a model can be exported here.
+
+    Raises:
+        UserError: a model of another family, or on another device than the CPU.
+        ImportError: ONNX is not installed.
+    """
+    name = type(model).__name__
+    if not hasattr(model, "num_length_classes"):
+        raise UserError(
+            f"{name}: writes one token after the other; to_onnx takes models that predict all words at once. Export it "
+            "with transformers.exporters.OnnxExporter."
+        )
+    if model.device.type != "cpu":
+        raise UserError(f"{name}: is on {model.device}, expected cpu. Move it by .to('cpu').")
+    if missing := [package for package in ("onnx", "onnxscript") if find_spec(package) is None]:
+        raise ImportError(
+            f'to_onnx: needs {" and ".join(missing)}, not installed here. Run pip install "vaswani-transformer[onnx]".'
+        )
+
+
 def to_onnx(model: PreTrainedModel, output_dir: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a model that predicts all words at once as `encoder.onnx` and `decoder.onnx`, with its config.json.
 
@@ -111,13 +133,10 @@ def to_onnx(model: PreTrainedModel, output_dir: str | os.PathLike[str], *, force
         The folder.
 
     Raises:
-        UserError: a model of another family, or the folder is in use.
+        UserError: a model of another family or on another device, or the folder is in use.
+        ImportError: ONNX is not installed.
     """
-    if not hasattr(model, "num_length_classes"):
-        raise UserError(
-            f"{type(model).__name__}: writes one token after the other; to_onnx takes models that predict all words at "
-            "once. Export it with transformers.exporters.OnnxExporter."
-        )
+    check_model(model)
     with atomic_folder(output_dir, force) as folder, eval_mode(model), torch.no_grad():
         encoder, inputs = EncoderGraph(model), example_inputs()
         export_graph(encoder, inputs, folder / "encoder.onnx")
