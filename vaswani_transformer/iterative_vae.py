@@ -245,25 +245,18 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
         """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
-        is_real = canvas(lengths).bool()  # (l B, T)
-        width = is_real.shape[1]
+        mask = canvas(lengths)  # (l B, T)
         outputs = self.run_decoder(
             source,
-            is_real.long(),
-            inputs_embeds=soft_copy(source.memory, source.is_real, lengths, width),
-            latent=self.latent_pass(is_real, has_noise=settings.do_sample),
+            mask,
+            inputs_embeds=soft_copy(source.memory, source.is_real, lengths, mask.shape[1]),
+            latent=self.latent_pass(mask, has_noise=settings.do_sample),
             output_hidden_states=settings.return_history,
         )
-        is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-
-        def read(states: Tensor) -> tuple[Tensor, Tensor]:
-            chosen, log_probs = self.choose_tokens(states[is_real], is_last[is_real], settings.suppressed)
-            tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
-            return tokens, log_probs.new_zeros(is_real.shape).masked_scatter(is_real, log_probs)
-
-        tokens, log_probs = read(cast(Tensor, outputs.last_hidden_state))
+        tokens, log_probs = self.read_words(cast(Tensor, outputs.last_hidden_state), lengths, settings)
         earlier = cast(tuple[Tensor, ...], outputs.hidden_states)[1:-1] if settings.return_history else ()
-        return ParallelTargets(tokens, log_probs, [read(states)[0] for states in earlier] + [tokens])
+        history = [self.read_words(states, lengths, settings)[0] for states in earlier]
+        return ParallelTargets(tokens, log_probs, [*history, tokens])
 
 
 __all__ = [

@@ -113,6 +113,17 @@ class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
         classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]  # (B, l)
         return self.length_difference.lengths(classes, source.lengths)
 
+    def read_words(self, states: Tensor, lengths: Tensor, settings: ParallelSettings) -> tuple[Tensor, Tensor]:
+        """Return the likeliest words (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
+
+        Both are 0 at padding, from `lengths` (l B,) on.
+        """
+        is_real = canvas(lengths, states.shape[1]).bool()  # (l B, T)
+        is_last = is_real & ~canvas(lengths - 1, states.shape[1]).bool()  # (l B, T)
+        chosen, log_probs = self.choose_tokens(states[is_real], is_last[is_real], settings.suppressed)  # (N,) each
+        tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
+        return tokens, log_probs.new_zeros(is_real.shape).masked_scatter(is_real, log_probs)
+
 
 class VaswaniNatForConditionalGeneration(PositionalHead):
     """NAT, with `generate()` in one pass. `glancing_ratio` above 0 makes `forward` train it as GLAT.
@@ -215,15 +226,10 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
         """Predict a target for each of `lengths` (l B,) in one pass."""
-        is_real = canvas(lengths).bool()  # (l B, T)
-        width = is_real.shape[1]
-        inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)
-        outputs = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)
-        states = cast(Tensor, outputs.last_hidden_state)[is_real]  # (N, d_model)
-        is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_real], settings.suppressed)
-        tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
-        log_probs = chosen_log_probs.new_zeros(is_real.shape).masked_scatter(is_real, chosen_log_probs)
+        mask = canvas(lengths)  # (l B, T)
+        inputs_embeds = soft_copy(source.memory, source.is_real, lengths, mask.shape[1])
+        outputs = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)
+        tokens, log_probs = self.read_words(cast(Tensor, outputs.last_hidden_state), lengths, settings)
         return ParallelTargets(tokens, log_probs, [tokens])
 
 
