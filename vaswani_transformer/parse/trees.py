@@ -84,7 +84,7 @@ def close_node(node: OpenNode, where: str) -> Tree | Leaf:
     if len(node.words) == 1 and not node.children:
         return Leaf(label, node.words[0])
     got = f"the words {', '.join(node.words[:3])}" if node.words else "nothing"
-    got += " beside brackets" if node.children else ""
+    got += " and brackets" if node.children else ""
     raise UserError(f"{where}: the bracket {label!r} holds {got}, expected one word or brackets. Correct the tree.")
 
 
