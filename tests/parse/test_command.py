@@ -147,6 +147,9 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser) -> Non
     assert found == [(TREES[0], False), (TREES[1], False)]
     with pytest.raises(TypeError, match="give a list of sentences"):
         next(parse(*parser, "The dog slept."))
+    for word in ("New York", ""):
+        with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):
+            next(parse(*parser, [["The", word]]))
 
 
 def test_drawing_has_a_line_a_node() -> None:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..translate.translator import translate
 from .linear import ParsedSentence, delinearize
-from .words import escape_brackets, split_plain
+from .words import escape_brackets, split_plain, split_tokenized
 
 
 class SourceTexts:
@@ -31,6 +31,23 @@ class SourceTexts:
         return delinearize(text, self.words.pop(number))
 
 
+def words_of(sentence: str | Sequence[str]) -> list[str]:
+    """Return the words of a plain text, or those given, with round brackets as treebanks write them.
+
+    Raises:
+        ValueError: a given word is empty or has white space in it, so that its tree could not be read again.
+    """
+    if isinstance(sentence, str):
+        return split_plain(sentence)
+    for word in sentence:
+        if split_tokenized(word) != [escape_brackets(word)]:
+            raise ValueError(
+                f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or give "
+                "the sentence as one text."
+            )
+    return [escape_brackets(word) for word in sentence]
+
+
 def parse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -50,15 +67,11 @@ def parse(
 
     Raises:
         TypeError: `sentences` is a single text.
-        ValueError: as `translate`.
+        ValueError: as `translate`; a word is empty or has white space in it.
     """
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
-    words = (
-        split_plain(sentence) if isinstance(sentence, str) else [escape_brackets(word) for word in sentence]
-        for sentence in sentences
-    )
-    texts = SourceTexts(words)
+    texts = SourceTexts(map(words_of, sentences))
     for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
         yield texts.tree(number, translation.text)
 
