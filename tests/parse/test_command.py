@@ -12,6 +12,7 @@ from tests.trees import GOLD
 from vaswani_transformer import VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
 from vaswani_transformer.parse import command, linearize
 from vaswani_transformer.parse.linear import linear_tokens
+from vaswani_transformer.parse.parser import SourceTexts
 
 TREES = [tree for _, tree in read_trees(enumerate(GOLD.splitlines(), start=1), "text")][:4]
 SENTENCES = [" ".join(tree.words) for tree in TREES]
@@ -150,6 +151,13 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser) -> Non
     for word in ("New York", ""):
         with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):
             next(parse(*parser, [["The", word]]))
+
+
+def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
+    texts = SourceTexts([["a"], ["b"], ["c", "d"]])
+    texts.first = 2
+    assert list(texts) == ["a", "b", "c d"]
+    assert texts.words == {2: ["c", "d"]}
 
 
 def test_drawing_has_a_line_a_node() -> None:

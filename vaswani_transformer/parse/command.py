@@ -88,7 +88,7 @@ def parse_lines(
     Raises:
         UserError: a line is invalid, or too long under `--too_long=error`.
     """
-    repaired = 0
+    repaired, texts.first = 0, output.done
     with progress_bar(options, output.done) as bar:
         try:
             results = translations(digested, skip=output.done, progress=bar.update)

@@ -15,15 +15,19 @@ class SourceTexts:
 
     Args:
         sentences: the words of each.
+
+    Attributes:
+        first: the number of the first sentence whose tree is made; the words of earlier ones are not kept.
     """
 
     def __init__(self, sentences: Iterable[list[str]]) -> None:
-        self.sentences = sentences
+        self.sentences, self.first = sentences, 0
         self.words: dict[int, list[str]] = {}
 
     def __iter__(self) -> Iterator[str]:
         for number, words in enumerate(self.sentences):
-            self.words[number] = words
+            if number >= self.first:
+                self.words[number] = words
             yield " ".join(words)
 
     def tree(self, number: int, text: str) -> ParsedSentence:
