@@ -28,6 +28,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from training.average import last_checkpoints, mean_weights
+from training.base_models import check_same_energy, record_models, recorded_models
 from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     CHECKPOINTS,
@@ -232,6 +233,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         check_encoder_tokenizer(recipe, folder, tokenizer)
         check_start_tokenizer(recipe, folder, tokenizer)
         check_energy_tokenizer(recipe, tokenizer)
+        check_same_energy(recipe, folder)
         check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
     except UserError:
@@ -243,6 +245,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         with run_lock(folder):
             if changed_fields(folder, recipe):
                 extend_run(recipe, folder)
+            record_models(recipe, folder)
     return pairs, encoded, tokenizer
 
 
@@ -304,6 +307,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
         train_or_resume(trainer, recipe, folder)
         data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
         results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
+        if models := recorded_models(folder):
+            results["models"] = models
         results |= trainer.results()
         results["validation"] = validation_scores(trainer)
         if "test" in encoded:

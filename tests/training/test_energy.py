@@ -17,6 +17,8 @@ from tests.training import gradients
 from tests.training.runs import cut_back, same_course
 from training import energy as energy_module
 from training import train
+from training.base_models import check_same_energy, record_models, recorded_models
+from training.data.distilled import digest_teacher
 from training.energy import OPERATORS, Energy
 from training.recipe import Operator, load_recipe
 from training.run_folder import prepare_folder
@@ -189,6 +191,10 @@ def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, t
     start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "cmlm")
     assert model.state_dict().keys() == start.state_dict().keys()
     assert found["recipe"]["training"]["energy_from"] == "teacher"
+    assert found["models"] == {
+        "training.start_from": digest_teacher(str(tmp_path / "cmlm")),
+        "training.energy_from": digest_teacher(str(tmp_path / "teacher")),
+    }
     run(recipes[1])
     cut_back(runs[1], 3)
     assert run(recipes[1])["steps"] == 12
@@ -246,6 +252,33 @@ def test_a_run_that_resumes_needs_no_start(arguments, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "trainer_state.json").write_text("{}")
     check_start(recipe, tmp_path / "run")
+
+
+def test_a_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_path):
+    """Until its first checkpoint a run takes the present models. Afterwards the record stays as it is."""
+    digests = {}
+    for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
+        tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)
+        digests[name] = digest_teacher(str(tmp_path / name))
+
+    def recipe_of(teacher, student):
+        models = [f"--training.energy_from={tmp_path / teacher}", f"--training.start_from={tmp_path / student}"]
+        return load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", *models])
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    record_models(recipe_of("other", "other"), folder)
+    check_same_energy(recipe_of("teacher", "cmlm"), folder)
+    record_models(recipe_of("teacher", "cmlm"), folder)
+    (folder / "trainer_state.json").write_text("{}")
+    check_same_energy(recipe_of("teacher", "other"), folder)
+    message = rf"^training\.energy_from: .*other is not the teacher .*, expected {digests['teacher'][:12]}\. Restore it"
+    with pytest.raises(UserError, match=message) as refusal:
+        check_same_energy(recipe_of("other", "cmlm"), folder)
+    assert "\n" not in str(refusal.value)
+    record_models(recipe_of("other", "other"), folder)
+    expected = {"training.start_from": digests["cmlm"], "training.energy_from": digests["teacher"]}
+    assert recorded_models(folder) == expected
 
 
 def test_fields_of_engine_are_of_cmlm_only(arguments):
