@@ -187,6 +187,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
         what = "is there already" if options.output.exists() else "lies in no folder"
         raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
+    if options.lm_score and recipe.data.kind == "trees":
+        raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     sources, references = load_split(recipe, options.split)
     training_targets = load_training_targets(recipe) if options.lm_score else None
     model, tokenizer = load(options)

@@ -249,6 +249,10 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
         (["--nothing=1"], "nothing: no such key; a recipe has"),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
+        (
+            ["--lm_score", "--data.kind=trees"],
+            "--lm_score: a linear tree has brackets and labels instead of words; leave",
+        ),
     ],
 )
 def test_what_cannot_be_scored_ends_the_command_with_one_line(run, arguments, message):
