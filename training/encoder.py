@@ -17,6 +17,7 @@ from vaswani_transformer.errors import UserError
 SHAPE = (
     *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "encoder_layers", "activation_function"),
     *("position_embedding", "max_position_embeddings", "attention_bias", "scale_embedding"),
+    *("attention_window", "layer_norm_eps"),
 )
 
 

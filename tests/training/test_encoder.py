@@ -86,8 +86,9 @@ def test_a_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
 
 
 def test_a_teacher_of_another_kind_or_shape_is_refused_in_one_line(make_recipe, teacher, tmp_path):
-    other = tmp_path / "nat"
+    other, window = tmp_path / "nat", tmp_path / "window"
     tiny_nat().save_pretrained(other)
+    tiny_model(attention_window=3).save_pretrained(window)
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for name, arguments, message in (
@@ -95,6 +96,11 @@ def test_a_teacher_of_another_kind_or_shape_is_refused_in_one_line(make_recipe, 
         (tmp_path / "bart", [], r"^training\.encoder_from: .* of type bart, expected an autoregressive vaswani_trans"),
         (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
         (teacher, ["--model.encoder_layers=3"], r"^training\.encoder_from: .* has encoder_layers 2, and the recipe 3"),
+        (
+            window,
+            [],
+            r"^training\.encoder_from: .* has attention_window 3, and the recipe None; set model\.att",
+        ),
         (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
     ):
         recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
