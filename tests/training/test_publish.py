@@ -170,6 +170,18 @@ def test_a_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
     assert "The original Transformer" not in card.text
 
 
+def test_the_card_of_engine_names_the_start_the_loss_and_the_rate():
+    models = {"energy_from": "runs/teacher", "start_from": "runs/cmlm"}
+    training = TrainingRecipe(optimizer="radam", learning_rate=0.0005, learning_rate_decay=1.0, **models)
+    recipe = to_dict(Recipe(model={"kind": "cmlm"}, data=DataRecipe(path="multi30k"), training=training))
+    text = make_card(results_of() | {"recipe": recipe}, REPOSITORY).text
+    assert "| Model | CMLM in the shape of the paper's base; all weights began as another trained model's |" in text
+    assert "RAdam, constant learning rate 0.0005; the loss is the energy under a teacher, ENGINE" in text
+    recipe["training"] |= {"energy_from": None, "learning_rate_decay": 0.8}
+    text = make_card(results_of() | {"recipe": recipe}, REPOSITORY).text
+    assert "learning rate 0.0005 decaying exponentially; fp32" in text
+
+
 def test_every_kind_of_model_has_a_first_sentence():
     assert set(KINDS) <= set(card_module.INTRODUCTIONS)
     assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}

@@ -153,13 +153,17 @@ def describe_data(data: dict[str, Any]) -> str:
 
 
 def describe_model(recipe: dict[str, Any]) -> str:
-    """Return the recipe's model: the paper's, the fields that differ from it, and where its encoder comes from."""
+    """Return the recipe's model: the paper's, the fields that differ from it, and whose weights it began with."""
     fields = recipe["model"]
     changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in ("paper", "kind"))
     shape = f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
     if kind_of_recipe(recipe).is_parallel:
         shape = f"{NAMES[variant(recipe)]} in the shape of {shape}"
-    return shape + ("; encoder and embeddings began as a teacher's" if recipe["training"].get("encoder_from") else "")
+    origins = {
+        "encoder_from": "; encoder and embeddings began as a teacher's",
+        "start_from": "; all weights began as another trained model's",
+    }
+    return shape + "".join(text for name, text in origins.items() if recipe["training"].get(name))
 
 
 def describe_training(results: dict[str, Any]) -> str:
@@ -168,7 +172,11 @@ def describe_training(results: dict[str, Any]) -> str:
     scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
     schedule = f"the paper's Adam and learning rate with {recipe['warmup_steps']:,} steps of warm-up{scale}"
     if recipe.get("optimizer") == "radam":
-        schedule = f"RAdam, learning rate {recipe['learning_rate']} decaying exponentially"
+        rate = f"learning rate {recipe['learning_rate']}"
+        is_constant = recipe["learning_rate_decay"] == 1
+        schedule = f"RAdam, constant {rate}" if is_constant else f"RAdam, {rate} decaying exponentially"
+    if recipe.get("energy_from"):
+        schedule += "; the loss is the energy under a teacher, ENGINE (Tu et al. 2020)"
     return (
         f"{results['steps']:,} steps of about {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} "
         f"target tokens, {results['flops']:.2g} floating-point operations; {schedule}; {recipe['precision']}"
