@@ -39,7 +39,7 @@ from training.train import run as train
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error
 from vaswani_transformer.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -272,6 +272,10 @@ def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) 
     """Train what is missing, write the table after every run and return it.
 
     A run that fails, for example because it diverges, is in `errors`, and the next one begins.
+
+    Raises:
+        UserError: the rows cannot be trained.
+        OutputError: a run cannot be written, as no other could.
     """
     init_distributed()
     runs, errors = unfinished_runs(recipe, folder, rows, seeds), {}
@@ -279,6 +283,8 @@ def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) 
         logger.info("Row %s, seed %d: run %d of %d.", run.row, run.seed, number, len(runs))
         try:
             train(run.recipe)
+        except OutputError:  # of one process, for which the others wait
+            raise
         except UserError as error:
             logger.warning("%s", error)
             errors[f"{run.row}, seed {run.seed}"] = str(error)

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from tests.training.runs import cut_back, make_arguments, same_course, weights
+from training import table3
 from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, orderings, to_markdown
 from training.table3 import check_models, main, make_run
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.errors import OutputError, UserError
 
 SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_layers=3", "--training.steps=4"]
 
@@ -138,6 +139,20 @@ def test_row_that_does_not_fit_the_data_is_an_error_before_any_training(argument
         run_table(arguments, tmp_path / "table", "--rows=base,E", "--model.max_position_embeddings=8")
     assert "row E: model.max_position_embeddings: split" in capsys.readouterr().err
     assert not list((tmp_path / "table").rglob("*.*"))
+
+
+def test_full_disk_ends_the_table_and_begins_no_other_row(arguments, tmp_path, capsys, monkeypatch):
+    begun = []
+
+    def full(recipe):
+        begun.append(recipe.name)
+        raise OutputError("checkpoint-2: cannot be written: No space left on device; make room.")
+
+    monkeypatch.setattr(table3, "train", full)
+    with pytest.raises(SystemExit, match="2"):
+        run_table(arguments, tmp_path / "table", "--rows=base,A-h1")
+    assert begun == ["own-base"]
+    assert capsys.readouterr().err.endswith("checkpoint-2: cannot be written: No space left on device; make room.\n")
 
 
 @pytest.mark.slow
