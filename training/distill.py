@@ -37,7 +37,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
 from vaswani_transformer.errors import UserError, one_line
 from vaswani_transformer.files import PARTIAL, lock, write_atomically, write_errors
-from vaswani_transformer.translate.engine import TransformersEngine
+from vaswani_transformer.translate.engine import TransformersEngine, is_parallel
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import Translation, Translator
@@ -137,7 +137,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
     """Return the teacher's translator and the settings of its search.
 
     Raises:
-        UserError: the model cannot be loaded, or has no padding token.
+        UserError: the model cannot be loaded, has no padding token, or lacks the search that is given.
     """
     model, tokenizer = load(options)
     if tokenizer.pad_token_id is None:
@@ -148,6 +148,10 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
         model.use_paper_decoding()
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings = {name: value for name, value in given.items() if value is not None}
+    if settings and is_parallel(model):
+        raise UserError(
+            f"--beams, --length_penalty: {options.model} predicts all words at once and has no beams; leave them out."
+        )
     engine = TransformersEngine(model, tokenizer.pad_token_id, **settings)
     limit = min(max_length, engine.max_source_tokens())
     saved = model.generation_config.to_diff_dict()

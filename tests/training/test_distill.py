@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.helpers import PAIRS, model_of_pairs, tiny_model
+from tests.parallel_models import tiny_nat
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
 from training.data import distilled
@@ -176,6 +177,18 @@ def test_search_is_the_models_unless_it_is_given(distill, tmp_path):
         assert (search["num_beams"], search["length_penalty"]) == expected
 
 
+@pytest.mark.parametrize("option", ["--beams=2", "--length_penalty=1"])
+def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(distill, tmp_path, capsys, option):
+    tokenizer = model_of_pairs()[1]
+    tiny_nat(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "nat")
+    tokenizer.save_pretrained(tmp_path / "nat")
+    capsys.readouterr()  # the bar of the saved model
+    output, errors, status = distill(option, model=tmp_path / "nat")
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert "nat predicts all words at once and has no beams; leave them out." in errors
+    assert not (tmp_path / "distilled").exists()
+
+
 def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher, recipe, tmp_path):
     distill()
     whole = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
@@ -283,11 +296,11 @@ def test_folder_or_model_that_is_none_ends_the_command_with_one_line(distill, re
 
 
 @pytest.mark.slow
-def test_killed_distillation_and_two_processes_write_the_bytes_of_one(teacher, recipe, tmp_path):
+def test_killed_distillation_and_two_processes_write_the_bytes_of_one(distill, teacher, recipe, tmp_path):
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     arguments, more = [str(teacher), str(recipe)], {"module": "training.distill"}
-    finish(start(arguments, tmp_path / "whole", "--window=9", **more))
+    distill("--window=9", folder=tmp_path / "whole")
     killed = start(arguments, tmp_path / "killed", "--window=9", **more)
     while not (tmp_path / "killed" / "00003.json").exists() and killed.poll() is None:
         time.sleep(0.005)
