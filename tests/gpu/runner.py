@@ -28,6 +28,7 @@ START_LIMIT = 180.0  # seconds for a process to import everything
 CPU_PATIENCE = 5  # times a part's limit, where a CPU does other work too
 LEAST_TIME = 1.0  # seconds, below which no part starts
 NO_TIME = "the minutes were over; the same command with the same --out continues here"
+OWN_PACKAGES = ("tests", "training", "vaswani_transformer")
 
 
 class SkipPart(Exception):  # noqa: N818 - it is no error
@@ -102,6 +103,12 @@ def is_within(row: Row) -> bool:
     return "bound" not in row or row["difference"] <= row["bound"]
 
 
+def is_missing_here(error: Exception) -> bool:
+    """Return whether a part lacks what this machine may lack: a package, but no module of the project's own."""
+    is_own = isinstance(error, ImportError) and (error.name or "").partition(".")[0] in OWN_PACKAGES
+    return isinstance(error, SkipPart | ImportError) and not is_own
+
+
 def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[str, str | None]:
     """Run a part in this process; return its status and the reason for it."""
     try:
@@ -112,11 +119,11 @@ def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[
             tell(row)
             if not is_within(row):
                 outside.append(row)
-    except (SkipPart, ImportError) as error:
-        return SKIPPED, " ".join(str(error).split())
     except torch.OutOfMemoryError as error:
         return SKIPPED, f"out of memory: {str(error).splitlines()[0]}"
     except Exception as error:
+        if is_missing_here(error):
+            return SKIPPED, " ".join(str(error).split())
         traceback.print_exc()
         return FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if outside:

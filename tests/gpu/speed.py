@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig
 
-import vaswani_transformer
 from tests.gpu.models import (
     MEAN_LENGTH,
+    TINY,
     Pairs,
     collate,
     collate_for_marian,
@@ -30,6 +30,11 @@ from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
 from training.monitor.flops import peak_teraflops, training_flops  # the one line that needs the training package
+from vaswani_transformer import (
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+)
 from vaswani_transformer import loss as loss_module
 from vaswani_transformer.schedule import paper_adam
 
@@ -303,7 +308,8 @@ def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Ca
     if importlib.util.find_spec("ctranslate2") is None:
         raise SkipPart("ctranslate2 is not installed")
     import ctranslate2
-    from vaswani_transformer.ctranslate2_engine import to_ctranslate2
+
+    from vaswani_transformer.convert import to_ctranslate2
 
     if setting.device.type not in ("cpu", "cuda") or (setting.is_cuda and not ctranslate2.get_cuda_device_count()):
         raise SkipPart(f"this ctranslate2 has no {setting.device.type}")
@@ -345,22 +351,17 @@ def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Ro
         }
 
 
-PARALLEL = ("VaswaniNatForConditionalGeneration", "VaswaniCmlmForConditionalGeneration")
-
-
-def needs_parallel(setting: Setting) -> str | None:
-    has_one = any(hasattr(vaswani_transformer, name) for name in PARALLEL)
-    return None if has_one else "the package has no non-autoregressive model"
+PARALLEL = (
+    VaswaniNatForConditionalGeneration,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+)
 
 
 @torch.inference_mode()
 def parallel_part(setting: Setting) -> Iterator[Row]:
     """Measure the sentences a second of the models that decode in parallel."""
-    from tests.gpu.models import TINY
-
-    for name in PARALLEL:
-        if (kind := getattr(vaswani_transformer, name, None)) is None:
-            continue
+    for kind in PARALLEL:
         masks = {"mask_token_id": 3} if "mask_token_id" in kind.config_class.__annotations__ else {}
         config = kind.config_class(**masks, **(TINY if setting.is_tiny else {}))
         model = kind(config).eval().to(setting.device)
@@ -369,7 +370,7 @@ def parallel_part(setting: Setting) -> Iterator[Row]:
             seconds = seconds_of(
                 setting, lambda batch=batch, model=model: model.generate(**batch), 1 if setting.is_tiny else 3
             )
-            yield {"model": name, "batch": count, "precision": "fp32", "sentences/s": count / seconds}
+            yield {"model": kind.__name__, "batch": count, "precision": "fp32", "sentences/s": count / seconds}
 
 
 def needs_inductor(setting: Setting) -> str | None:
@@ -398,5 +399,5 @@ def parts() -> list[Part]:
     for arm, dtype in itertools.product(arms, (torch.float32, torch.bfloat16)):
         run = functools.partial(decoding_part, arm=arm, dtype=dtype)
         made.append(Part(f"speed: decode, {arm}, {'fp32' if dtype == torch.float32 else 'bf16'}", DECODING, run, 90))
-    made.append(Part("speed: decode in parallel", DECODING, parallel_part, 90, needs_parallel))
+    made.append(Part("speed: decode in parallel", DECODING, parallel_part, 90))
     return made

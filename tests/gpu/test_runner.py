@@ -1,6 +1,8 @@
 """Parts that raise, hang, crash or lack something leave the others and their own rows as they are."""
 
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.gpu.runner import (
     Part,
     Report,
     Result,
+    Row,
     Setting,
     perform,
     render,
@@ -51,6 +54,21 @@ def test_a_part_ends_with_a_status_and_one_line_of_reason(
     setting = Setting(torch.device("cpu"), True, tmp_path)
     assert perform(SAMPLES[name], setting, found.append) == (status, reason)
     assert len(found) == rows
+
+
+@pytest.mark.parametrize(("module", "status"), [("no_such_package", SKIPPED), ("vaswani_transformer.gone", FAILED)])
+def test_a_part_without_a_package_is_skipped_and_one_without_a_module_of_the_project_fails(
+    module: str, status: str, tmp_path: Path
+) -> None:
+    def importing(setting: Setting) -> Iterator[Row]:
+        importlib.import_module(module)
+        yield {}
+
+    part = Part("importing", "Speed", importing)
+    found, reason = perform(part, Setting(torch.device("cpu"), True, tmp_path), lambda _: None)
+    assert found == status
+    assert reason is not None
+    assert f"No module named '{module}'" in reason
 
 
 class FakeWorker:
