@@ -42,7 +42,8 @@ class EnergyTrainer(RecipeTrainer):
         """Return the energy and the length's loss in place of the model's own."""
         _, outputs = super().compute_loss(model, inputs | {"skip_logits": False}, True, num_items_in_batch)
         is_real, tokens = inputs["labels"].ne(-100), torch.as_tensor(num_items_in_batch).max()
-        energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
+        with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
+            energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
         self.monitor.add_part("energy", energy, self.learned_tokens)
         loss = energy / tokens + cast(Any, self.model).config.length_loss_weight * outputs.length_loss
         loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.parallel_models import END, targets, tiny_cmlm
 from tests.training import gradients
-from tests.training.runs import cut_back, same_course
+from tests.training.runs import TINY, cut_back, make_arguments, same_course
 from training import energy as energy_module
 from training import train
 from training.base_models import check_same_energy, record_models, recorded_models
@@ -156,23 +156,29 @@ def test_a_batch_is_the_sum_of_its_halves():
 # Runs
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
+    folder = tmp_path_factory.mktemp("models")
+    recipe, *more = make_arguments(folder)
+    run(load_recipe(recipe, [*more, "--training.steps=3", f"--output_dir={folder / 'teacher'}"]))
+    run(load_recipe(recipe, [*more, *kind_of(folder), "--training.steps=3", f"--output_dir={folder / 'cmlm'}"]))
+    return folder
+
+
+def kind_of(folder):
+    return ["--model.kind=cmlm", f"--tokenizer.path={folder / 'teacher'}", "--training.evaluation_iterations=1"]
+
+
 @pytest.fixture
-def trained(arguments, tmp_path):
-    """The arguments of a run, with a teacher and a CMLM of its vocabulary that were trained for three steps."""
-    steps = "--training.steps=3"
-    run(load_recipe(arguments[0], [*arguments[1:], steps, f"--output_dir={tmp_path / 'teacher'}"]))
-    kind = ["--model.kind=cmlm", f"--tokenizer.path={tmp_path / 'teacher'}", "--training.evaluation_iterations=1"]
-    run(load_recipe(arguments[0], [*arguments[1:], *kind, steps, f"--output_dir={tmp_path / 'cmlm'}"]))
-    return [
-        *arguments,
-        *kind,
-        f"--training.start_from={tmp_path / 'cmlm'}",
-        f"--training.energy_from={tmp_path / 'teacher'}",
-    ]
+def trained(models):
+    """The arguments of a run of ENGINE."""
+    both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
+    return [str(models / "own.yaml"), *TINY, *kind_of(models), *both]
 
 
 @pytest.mark.slow
-def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, tmp_path):
+def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, models, tmp_path):
     """It begins with the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
     more = [
         "--training.steps=12",
@@ -188,12 +194,12 @@ def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, t
     entry = next(entry for entry in found["curve"] if "loss" in entry)
     assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
     model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
-    start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "cmlm")
+    start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
     assert model.state_dict().keys() == start.state_dict().keys()
     assert found["recipe"]["training"]["energy_from"] == "teacher"
     assert found["models"] == {
-        "training.start_from": digest_teacher(str(tmp_path / "cmlm")),
-        "training.energy_from": digest_teacher(str(tmp_path / "teacher")),
+        "training.start_from": digest_teacher(str(models / "cmlm")),
+        "training.energy_from": digest_teacher(str(models / "teacher")),
     }
     run(recipes[1])
     cut_back(runs[1], 3)
@@ -217,22 +223,37 @@ def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_wrong_teacher_or_start_is_one_line_before_any_training(trained, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
+def test_the_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
+    """In training and in evaluations."""
+    found, energies = [], Energy.energies
+
+    def watched(self, *inputs):
+        found.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return energies(self, *inputs)
+
+    monkeypatch.setattr(Energy, "energies", watched)
+    more = ["--training.steps=1", "--training.precision=bf16", f"--output_dir={tmp_path / 'run'}"]
+    run(load_recipe(trained[0], [*trained[1:], *more]))
+    assert set(found) == {(True, True), (False, True)}
+
+
+@pytest.mark.slow
+def test_a_wrong_teacher_or_start_is_one_line_before_any_training(trained, models, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(models / "teacher")
     tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     teacher = tmp_path / "stranger"
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(teacher)
-    tokens = json.loads((tmp_path / "teacher" / "tokenizer.json").read_text())
+    tokens = json.loads((models / "teacher" / "tokenizer.json").read_text())
     vocabulary = tokens["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     tokenizer.save_pretrained(teacher)
     (teacher / "tokenizer.json").write_text(json.dumps(tokens))
     cases = {
-        f"--training.energy_from={tmp_path / 'cmlm'}": r"^training\.energy_from: .* type vaswani_cmlm, expected",
+        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* type vaswani_cmlm, expected",
         f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
         f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
-        f"--training.start_from={tmp_path / 'teacher'}": r"^training\.start_from: .* type vaswani_transformer, exp",
+        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* type vaswani_transformer, exp",
         f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
     }
     for number, (argument, message) in enumerate(cases.items()):
