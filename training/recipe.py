@@ -120,8 +120,8 @@ class TrainingRecipe:
     evaluation_iterations: passes over each of those translations, of kind cmlm.
     evaluation_batch_size: pairs that an evaluation translates at once on each device.
     log_steps: steps between lines of the log.
-    patience: evaluations without a better BLEU, or the same at a lower loss, after which a run ends early; None for no
-        limit.
+    patience: evaluations without a better score of the task (of ENGINE: a lower energy), or the same at a lower loss,
+        after which a run ends early; None for no limit.
     checkpoint_steps, checkpoint_minutes: steps or minutes between further checkpoints ("written at 10-minute
         intervals", 6.1); None for none.
     keep_checkpoints: checkpoints kept, including the best.

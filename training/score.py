@@ -30,7 +30,7 @@ from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
 from vaswani_transformer.modes import eval_mode
@@ -59,7 +59,9 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument(
         "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"
     )
-    parser.add_argument("--batch_tokens", type=int, default=2048, metavar="N", help="source tokens at once (2048)")
+    parser.add_argument(
+        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
     parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")

@@ -249,6 +249,7 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
         (["--nothing=1"], "nothing: no such key; a recipe has"),
         (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
+        (["--batch_tokens=0"], "argument --batch_tokens: got '0', expected an integer of at least 1"),
         (
             ["--lm_score", "--data.kind=trees"],
             "--lm_score: a linear tree has brackets and labels instead of words; leave",
