@@ -138,7 +138,8 @@ def test_results_tell_everything_but_whose_they_are(arguments, tmp_path):
     assert (found["recipe"]["data"]["path"], found["recipe"]["tokenizer"]["path"]) == ("data", "vocabulary")
     assert found["data"]["train"] == fingerprint(dataset([(text, text[::-1]) for text in LANGUAGE]))
     assert set(found["data"]) == {"train", "validation", "test"}
-    assert {name for name in found["test"] if "signature" in name} == {"signature", "chrf_signature"}
+    signatures = {"signature", "chrf_signature", "bleu_1_signature", "bleu_2_signature"}
+    assert {name for name in found["test"] if "signature" in name} == signatures
     assert found["validation"].keys() == {"loss", "perplexity", "bleu", "signature"}
     names = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
     for text in texts(found):
