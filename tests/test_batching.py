@@ -27,7 +27,7 @@ def sampler(pairs, rank=0, **options):
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 5))
-def test_no_pair_is_lost_or_seen_twice_on_any_number_of_ranks(pairs, num_processes, accumulation, epoch):
+def test_ranks_together_get_every_pair_exactly_once(pairs, num_processes, accumulation, epoch):
     seen = []
     for rank in range(num_processes):
         own = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
@@ -40,13 +40,13 @@ def test_no_pair_is_lost_or_seen_twice_on_any_number_of_ranks(pairs, num_process
 
 
 @given(LENGTHS)
-def test_every_batch_keeps_to_both_budgets(pairs):
+def test_batch_keeps_to_both_budgets(pairs):
     for batch in sampler(pairs):
         assert len(batch) * max(pairs[index][0] for index in batch) <= 60
         assert len(batch) * max(pairs[index][1] for index in batch) <= 60
 
 
-def test_a_step_is_the_same_on_any_number_of_processes_and_in_any_number_of_parts():
+def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
     """Where it has a pair for every part, as each of these has."""
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
@@ -65,7 +65,7 @@ def test_a_step_is_the_same_on_any_number_of_processes_and_in_any_number_of_part
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
-def test_every_epoch_and_every_rank_has_the_same_number_of_batches(pairs, num_processes, accumulation):
+def test_number_of_batches_is_the_same_in_every_epoch_and_on_every_rank(pairs, num_processes, accumulation):
     counts = set()
     for rank in range(num_processes):
         own = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
@@ -75,7 +75,7 @@ def test_every_epoch_and_every_rank_has_the_same_number_of_batches(pairs, num_pr
     assert len(counts) == 1
 
 
-def test_epochs_differ_and_the_seed_settles_each():
+def test_epochs_differ_and_the_seed_determines_each():
     generator = random.Random(0)
     pairs = [(generator.randint(3, 12), generator.randint(3, 12)) for _ in range(500)]
     own, other = sampler(pairs, seed=1), sampler(pairs, seed=1)
@@ -87,7 +87,7 @@ def test_epochs_differ_and_the_seed_settles_each():
     assert sorted(map(sorted, own)) != sorted(map(sorted, first))  # pairs meet other pairs, not only in another order
 
 
-def test_the_epoch_can_be_read_from_elsewhere():
+def test_epoch_can_come_from_a_function():
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
     now = 0
     told, asked = sampler(pairs), sampler(pairs, epoch=lambda: now)
@@ -96,19 +96,19 @@ def test_the_epoch_can_be_read_from_elsewhere():
         assert list(asked) == list(told)
 
 
-def test_padding_is_below_three_percent_where_the_set_is_large():
+def test_padding_share_of_a_large_set_is_below_three_percent():
     generator = random.Random(0)
     sources = [max(2, round(generator.lognormvariate(math.log(25), 0.5))) for _ in range(60_000)]
     targets = [max(2, round(length * generator.uniform(0.9, 1.2))) for length in sources]
     assert TokenBudgetBatchSampler(sources, targets, 4096, 4096).padding_share < 0.03
 
 
-def test_a_pair_beyond_the_budget_is_refused():
+def test_pair_beyond_the_budget_is_an_error():
     with pytest.raises(ValueError, match=r"Pair 1 has 3 source and 61 target tokens.*60.*raise the budget"):
         sampler([(3, 3), (3, 61)])
 
 
-def test_too_few_pairs_for_the_parts_of_a_step_are_refused():
+def test_too_few_pairs_for_the_micro_batches_of_a_step_are_an_error():
     with pytest.raises(ValueError, match=r"2 pairs cannot be split over the 4 micro-batches"):
         sampler([(3, 3), (3, 3)], num_processes=2, accumulation=2)
 
@@ -139,9 +139,7 @@ def ranks_of(pairs, num_processes, accumulation, epoch=0):
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 5))
-def test_no_streamed_pair_is_lost_or_seen_twice_and_every_rank_has_the_same_number_of_batches(
-    pairs, num_processes, accumulation, epoch
-):
+def test_streamed_ranks_get_every_pair_once_and_the_same_number_of_batches(pairs, num_processes, accumulation, epoch):
     ranks = ranks_of(pairs, num_processes, accumulation, epoch)
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(len(pairs)))
     assert len({len(rank) for rank in ranks}) == 1
@@ -150,7 +148,7 @@ def test_no_streamed_pair_is_lost_or_seen_twice_and_every_rank_has_the_same_numb
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
-def test_every_streamed_step_keeps_to_both_budgets_and_a_part_to_its_share_but_for_one_pair(
+def test_streamed_step_keeps_to_both_budgets_and_a_micro_batch_to_its_share_plus_one_pair(
     pairs, num_processes, accumulation
 ):
     for rank in ranks_of(pairs, num_processes, accumulation):
@@ -162,7 +160,7 @@ def test_every_streamed_step_keeps_to_both_budgets_and_a_part_to_its_share_but_f
 
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=72, max_size=300), st.integers(0, 3))
-def test_a_streamed_step_is_the_same_on_any_number_of_processes_and_in_any_number_of_parts(pairs, epoch):
+def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches(pairs, epoch):
     """Where it has a pair for every part; but for the last of a buffer, every step of such short pairs has."""
     (whole,) = ranks_of(pairs, 1, 1, epoch)
     assume(min(map(len, whole)) >= 6)
@@ -175,7 +173,7 @@ def test_a_streamed_step_is_the_same_on_any_number_of_processes_and_in_any_numbe
         assert steps == [sorted(batch) for batch in whole]
 
 
-def test_a_set_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
+def test_stream_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
     lengths = [sorted(pairs[number] for number in batch) for batch in sampler(pairs)]
@@ -183,7 +181,7 @@ def test_a_set_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
     assert sorted(lengths) == sorted(sorted(pairs[number] for number in batch) for batch in own)
 
 
-def test_streamed_epochs_differ_and_the_seed_settles_each():
+def test_streamed_epochs_differ_and_the_seed_determines_each():
     generator = random.Random(0)
     pairs = [(generator.randint(3, 12), generator.randint(3, 12)) for _ in range(500)]
     first, second = (numbers(streamed(pairs, seed=1).batches_of(epoch)) for epoch in (0, 1))
@@ -193,7 +191,7 @@ def test_streamed_epochs_differ_and_the_seed_settles_each():
     assert numbers(streamed(pairs, seed=2).batches_of(0)) != first
 
 
-def test_a_stream_goes_on_from_epoch_to_epoch():
+def test_stream_continues_from_epoch_to_epoch():
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
     own = streamed(pairs)
     epochs = [numbers(own.batches_of(epoch)) for epoch in range(3)]
@@ -202,7 +200,7 @@ def test_a_stream_goes_on_from_epoch_to_epoch():
     assert own.epoch == 2
 
 
-def test_a_source_is_told_each_epoch_before_it_is_read():
+def test_stream_sets_the_epoch_of_its_source_before_reading_it():
     told = []
     own = streamed([(3, 3)] * 20)
     own.source.set_epoch = told.append
@@ -230,7 +228,7 @@ class CountedStream(Stream):
 
 
 @pytest.mark.parametrize("buffer_size", [50, 200])
-def test_no_more_pairs_are_held_than_a_buffer_and_the_tenth_that_is_read_ahead(buffer_size):
+def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_size):
     Counted.most = 0
     generator = random.Random(0)
     pairs = [(generator.randint(1, 30), generator.randint(1, 30)) for _ in range(2000)]
@@ -240,7 +238,7 @@ def test_no_more_pairs_are_held_than_a_buffer_and_the_tenth_that_is_read_ahead(b
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(0, 200))
-def test_a_stream_goes_on_from_where_it_was_left(pairs, accumulation, steps):
+def test_stream_resumes_from_its_saved_position(pairs, accumulation, steps):
     """Bit for bit, also in a later epoch, and on another number of processes from the same step."""
     pairs = [(9, 40), *pairs]  # which is dropped
     options = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"}
@@ -255,7 +253,7 @@ def test_a_stream_goes_on_from_where_it_was_left(pairs, accumulation, steps):
     assert left.state_dict() == resumed.state_dict()
 
 
-def test_a_step_that_was_not_whole_is_given_again():
+def test_resumed_stream_repeats_an_incomplete_step():
     own = streamed([(3, 3)] * 100, accumulation=2)
     first = numbers(itertools.islice(own, 5))
     again = streamed([(3, 3)] * 100, accumulation=2)
@@ -263,7 +261,7 @@ def test_a_step_that_was_not_whole_is_given_again():
     assert numbers([next(iter(again))]) == first[4:]
 
 
-def test_what_was_had_is_not_encoded_again():
+def test_resumed_stream_encodes_only_the_buffer_of_its_position():
     encoded = []
 
     def encode(items):
@@ -285,7 +283,7 @@ def test_what_was_had_is_not_encoded_again():
         next(iter(streamed(pairs, encode=lambda items: items[:2])))
 
 
-def test_a_sharded_data_set_is_shuffled_upstream_and_still_goes_on_exactly():
+def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly():
     rows = [{"number": number, "input_ids": [5] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
     shards = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=6)
     own, other = (TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, buffer_size=60) for _ in range(2))
@@ -298,7 +296,7 @@ def test_a_sharded_data_set_is_shuffled_upstream_and_still_goes_on_exactly():
     assert numbers(itertools.islice(other, len(second) - 11)) == second[11:]
 
 
-def test_overlong_streamed_pairs_are_refused_or_dropped_with_a_count():
+def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count():
     pairs = [(3, 3), (3, 61), (3, 3), (31, 3)]
     with pytest.raises(ValueError, match=r"Pair 1 has 3 source and 61 target tokens, more than 60 and 60; .*drop"):
         next(iter(streamed(pairs)))
@@ -312,7 +310,7 @@ def test_overlong_streamed_pairs_are_refused_or_dropped_with_a_count():
     assert not captured.out  # one rank says it for all
 
 
-def test_the_count_of_dropped_pairs_goes_on_with_the_stream():
+def test_count_of_dropped_pairs_continues_in_a_resumed_stream():
     pairs = [(3, 61 if number % 10 == 0 else 3) for number in range(300)]
     own, resumed = (streamed(pairs, too_long="drop") for _ in range(2))
     list(itertools.islice(own, 7))
@@ -324,7 +322,7 @@ def test_the_count_of_dropped_pairs_goes_on_with_the_stream():
     assert "dropped 30 of 300 pairs" in captured.out
 
 
-def test_a_stream_that_cannot_be_dealt_is_refused():
+def test_stream_that_cannot_be_batched_is_an_error():
     with pytest.raises(ValueError, match=r"an iterator \(generator\), which ends with the first epoch"):
         TokenBudgetBatches(iter(Stream([(3, 3)])))
     with pytest.raises(ValueError, match=r"buffer_size \(30\) is too small for the 4 micro-batches .* at least 40"):
@@ -339,7 +337,7 @@ def first_batches(own, workers):
 
 
 @pytest.mark.slow
-def test_one_worker_process_gives_the_same_batches_and_several_are_refused():
+def test_one_worker_process_gives_the_same_batches_and_several_are_an_error():
     own = streamed([(length % 9 + 1, 5) for length in range(200)])
     assert first_batches(own, 1) == first_batches(own, 0)
     with pytest.raises(ValueError, match=r"2 worker processes would each yield all batches; .*num_workers=1"):
@@ -360,7 +358,7 @@ def padding_share(batches):
 @pytest.mark.parametrize(
     ("buffer_size", "tokens", "share"), [(20_000, 4_096, 0.04), (20_000, 25_000, 0.12), (100_000, 25_000, 0.05)]
 )
-def test_padding_falls_with_the_buffer_and_rises_with_the_step(buffer_size, tokens, share):
+def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buffer_size, tokens, share):
     """Bounds are just above the measured share; a buffer of 20,000 makes only 28 steps of 25,000 tokens, each of which
     has a twenty-eighth of all lengths.
     """
@@ -396,7 +394,7 @@ class TextStream:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path, accumulation):
+def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path, accumulation):
     """Dropout and batches are as if it had gone on."""
     _, tokenizer = model_of_pairs()
 

@@ -31,7 +31,7 @@ def seen(kept, mask, targets):
 
 @settings(max_examples=40)
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
-def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, steps):
+def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(seed, sources, targets, steps):
     torch.manual_seed(seed)
     plain, cache = DynamicCache(), BeamCache(LAYERS, sources, HEADS, targets, *WIDTHS)
     for _ in range(steps):
@@ -63,7 +63,7 @@ def test_each_target_sees_what_a_cache_of_rows_holds(seed, sources, targets, ste
         [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True}, {"num_beams": 2}]
     ),
 )
-def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way):
+def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, lengths, way):
     """Over more tokens than there is room for at first, with sources that end early and leave."""
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
@@ -88,7 +88,7 @@ def test_a_prepared_model_finds_the_same_tokens_with_it(seed, kind, lengths, way
     ],
     ids=str,
 )
-def test_the_fast_path_is_taken_where_nothing_asks_for_more(options, steps, monkeypatch):
+def test_fast_path_is_taken_unless_the_call_needs_more(options, steps, monkeypatch):
     taken, step = [], DecoderStep.__call__
     monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()

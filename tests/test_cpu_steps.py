@@ -28,7 +28,7 @@ def sources_of(attention, count, tokens, targets):
 @pytest.mark.parametrize("has_padding", [True, False])
 @pytest.mark.parametrize(("count", "tokens"), [(1, 8), (2, 4), (1, 9), (3, 5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_cross_attention_attends_as_its_module(kind, count, tokens, has_padding):
+def test_cached_cross_attention_equals_its_module(kind, count, tokens, has_padding):
     """The products with the weights come first for 32 columns of scores at most, as wide as the model."""
     attention = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
     assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
@@ -59,7 +59,7 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
 
 
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="no packed layers in bfloat16 here")
-def test_products_in_bfloat16_stay_those_of_the_layers():
+def test_cross_attention_in_bfloat16_absorbs_no_weights():
     attention = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
     assert CachedCrossAttention(attention).weights is None
 
@@ -68,7 +68,7 @@ def test_products_in_bfloat16_stay_those_of_the_layers():
 @pytest.mark.parametrize("lengths", [[3], [8, 5, 1]])
 @pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_has_the_logits_of_the_whole_decoder(kind, prompt, lengths):
+def test_decoder_step_has_the_logits_of_the_complete_decoder(kind, prompt, lengths):
     """Token by token, or the first three at once."""
     prepared = prepare_for_inference(random_model(**KINDS[kind]))
     ids, mask = padded_batch(lengths)
@@ -89,7 +89,7 @@ class Halved(nn.LayerNorm):
 
 
 @needs_float32
-def test_a_norm_of_another_kind_does_what_it_does():
+def test_norm_with_another_forward_is_called():
     model = random_model()
     for layer in model.model.decoder.layers:
         layer.cross_attn_add_norm.norm.__class__ = Halved
@@ -106,13 +106,13 @@ class HalvedEmbedding(ScaledEmbedding):
 
 
 @pytest.mark.parametrize("kind", [ScaledEmbedding, HalvedEmbedding])
-def test_embeddings_get_their_positions(kind):
+def test_embed_fn_adds_positions_to_embeddings(kind):
     embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
     torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
 
 @needs_float32
-def test_other_weights_of_the_embeddings_are_those_of_the_next_search():
+def test_next_search_uses_changed_embedding_weights():
     model = random_model(tie_word_embeddings=False)
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
@@ -130,7 +130,7 @@ def test_other_weights_of_the_embeddings_are_those_of_the_next_search():
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_same(beams):
+def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams):
     """Autocast would make the attention's products bfloat16, which a packed layer cannot take; so its modules run."""
     model = random_model()
     prepared = prepare_for_inference(model)
@@ -148,7 +148,7 @@ def test_under_autocast_and_another_default_dtype_a_prepared_model_finds_the_sam
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_subclass_with_a_forward_of_its_own_takes_every_step_of_a_search(beams):
+def test_subclass_with_another_forward_takes_every_step_of_a_search(beams):
     class Halving(VaswaniTransformerForConditionalGeneration):
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)
@@ -176,7 +176,7 @@ class Asking(StoppingCriteria):
 
 @needs_float32
 @pytest.mark.parametrize("has_cache", [True, False])
-def test_a_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
+def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
     model = random_model()
     ids, mask = padded_batch([4])
     found = []
@@ -197,7 +197,7 @@ def test_a_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
 @pytest.mark.parametrize("lengths", [[4], [6, 1, 3], [2, 2]])
 @pytest.mark.parametrize("side", ["left", "right", None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_source_has_the_states_of_the_whole_encoder(kind, side, lengths, monkeypatch):
+def test_encoder_pass_has_the_states_of_the_complete_encoder(kind, side, lengths, monkeypatch):
     encoder = prepare_for_inference(random_model(**KINDS[kind])).get_encoder()
     ids, mask = padded_batch(lengths)
     ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
@@ -217,7 +217,7 @@ def test_a_source_has_the_states_of_the_whole_encoder(kind, side, lengths, monke
 @pytest.mark.parametrize(
     "options", [{}, {"return_dict_in_generate": True, "output_attentions": True}], ids=["", "attentions"]
 )
-def test_a_search_encodes_by_the_short_way_unless_it_gives_attentions(options):
+def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options):
     prepared = prepare_for_inference(random_model())
     hooked = []
     prepared.model.encoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
@@ -230,7 +230,7 @@ def test_a_search_encodes_by_the_short_way_unless_it_gives_attentions(options):
 
 
 @needs_float32
-def test_a_source_beyond_learned_positions_is_refused_in_words():
+def test_source_beyond_the_learned_positions_of_a_prepared_model_is_an_error():
     prepared = prepare_for_inference(random_model(position_embedding="learned", max_position_embeddings=6))
     ids, mask = padded_batch([7])
     with pytest.raises(ValueError, match=r"A text of 7 tokens is longer than the table of 6 learned positions"):

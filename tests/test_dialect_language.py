@@ -50,7 +50,7 @@ def train_cmlm(steps: int) -> VaswaniCmlmForConditionalGeneration:
     return train(VaswaniCmlmForConditionalGeneration(config), steps)
 
 
-def test_an_autoregressive_model_answers_in_one_dialect() -> None:
+def test_autoregressive_model_answers_in_one_dialect() -> None:
     assert share_right(trained_autoregressive(), max_new_tokens=20) > 0.9
 
 

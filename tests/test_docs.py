@@ -107,7 +107,7 @@ def test_every_python_block_runs(page, page_outputs):
 
 
 @pytest.mark.slow
-def test_the_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs):
+def test_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs):
     assert output_with(page_outputs, "Seq2SeqTrainer").splitlines()[-1] == "['hola mundo', 'te amo', 'buenos dias']"
 
 
@@ -119,14 +119,14 @@ def test_another_way_of_running_the_model_gives_its_translations(text, page_outp
 
 
 @pytest.mark.slow
-def test_the_exported_model_decodes_greedily(page_outputs, quickstart):
+def test_exported_model_decodes_greedily(page_outputs, quickstart):
     texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
     expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
     assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
 
 
 @pytest.mark.slow
-def test_an_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
+def test_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
     _, folder = page_outputs(page_with("LoraConfig")[0])
     assert (folder / "runs" / "adapter" / "adapter_model.safetensors").exists()
     merged = VaswaniTransformerForConditionalGeneration.from_pretrained(folder / "runs" / "adapted").state_dict()
@@ -137,7 +137,7 @@ def test_an_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
 
 
 @pytest.mark.slow
-def test_the_search_of_the_parsing_experiments_is_saved(page_outputs):
+def test_search_of_the_parsing_experiments_is_saved(page_outputs):
     _, folder = page_outputs(page_with("runs/wide-search")[0])
     search = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
     assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
@@ -338,7 +338,7 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])
-def test_a_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch, tmp_path):
+def test_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch, tmp_path):
     for name in ("source.txt", "test.jsonl"):  # what a reader is told to have
         (tmp_path / name).touch()
     (tmp_path / "training").symlink_to(ROOT / "training")
@@ -348,7 +348,7 @@ def test_a_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatc
 
 
 @pytest.mark.parametrize("command", ["vaswani-translate m --no-such", "python -m training.publish run --private"])
-def test_a_wrong_command_is_not_accepted(command):
+def test_wrong_command_is_not_accepted(command):
     program, *arguments = shlex.split(command)
     with pytest.raises(SystemExit, match="2"):
         PROGRAMS[program](arguments)
@@ -365,7 +365,7 @@ def heading_anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_a_link_leads_to_a_file_and_a_heading_that_exist(page):
+def test_link_leads_to_a_file_and_a_heading_that_exist(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\((.*?)\)", prose):
         target, _, anchor = link.removeprefix(PUBLIC_URL).partition("#")
@@ -377,7 +377,7 @@ def test_a_link_leads_to_a_file_and_a_heading_that_exist(page):
         assert not anchor or anchor in heading_anchors(path), link
 
 
-def test_the_readme_is_a_first_visit():
+def test_readme_is_short_and_two_commands_do_the_set_up():
     """Two commands do the set-up, CI runs the second one, and the page is short."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 200
@@ -404,7 +404,7 @@ def test_every_public_name_is_on_the_api_page():
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -27,7 +27,7 @@ def test_every_example_is_run_here_and_listed():
 
 
 @pytest.mark.slow
-def test_the_trainer_script_learns_its_task(tmp_path):
+def test_trainer_script_learns_its_task(tmp_path):
     output = run_example("trainer_script.py", tmp_path, "--output_dir=model")
     assert output[-1] == "['42', '90']"
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -41,7 +41,7 @@ def test_own_data_becomes_a_run_that_translates(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_adapter_learns_and_merges(tmp_path):
+def test_adapter_learns_and_merges(tmp_path):
     for saved in model_of_pairs():
         saved.save_pretrained(tmp_path / "plain")
     output = run_example("adapters.py", tmp_path, "--model=plain", "--output_dir=adapted")

@@ -36,7 +36,7 @@ def folders(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("family", "other"), OTHERS)
 @pytest.mark.parametrize("part", ["ForConditionalGeneration", "Model"])
-def test_a_checkpoint_of_another_family_ends_in_one_line(folders, family: str, other: str, part: str) -> None:
+def test_checkpoint_of_another_family_ends_in_one_line(folders, family: str, other: str, part: str) -> None:
     model_class = getattr(vaswani_transformer, CLASS_NAMES[family] + part)
     auto_class = "AutoModel" if part == "Model" else "AutoModelForSeq2SeqLM"
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_another_family_ends_in_one_line(folders, family: str, o
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders, family: str) -> None:
+def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders, family: str) -> None:
     model_class, folder = type(MODELS[family]()), folders[family]
     expected = MODELS[family]().state_dict()
     for found in (
@@ -63,20 +63,20 @@ def test_a_class_loads_its_own_family_and_the_auto_classes_load_every_one(folder
     assert type(AutoModel.from_pretrained(folder)) is model_class.body_class
 
 
-def test_a_subfolder_of_another_family_ends_in_one_line_too(folders) -> None:
+def test_subfolder_of_another_family_ends_in_one_line_too(folders) -> None:
     with pytest.raises(ValueError, match="got vaswani_cmlm, expected vaswani_nat"):
         VaswaniNatForConditionalGeneration.from_pretrained(folders["cmlm"].parent, subfolder="cmlm")
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_encoder_of_any_family_loads_by_itself(family: str, tmp_path) -> None:
+def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path) -> None:
     encoder, source = MODELS[family]().get_encoder(), random_tokens(2, 5)
     encoder.save_pretrained(tmp_path)
     again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
     assert torch.equal(again(source).last_hidden_state, encoder(source).last_hidden_state)
 
 
-def test_a_subclass_with_a_model_type_of_its_own_starts_from_a_family(folders) -> None:
+def test_subclass_with_another_model_type_loads_a_checkpoint_of_its_family(folders) -> None:
     class OwnConfig(VaswaniNatConfig):
         model_type = "my_nat"
 
@@ -92,7 +92,7 @@ def tokenizer_of_pairs() -> VaswaniTransformerTokenizer:
 
 
 @pytest.mark.parametrize("tokens_before", [None, 0, 1])
-def test_a_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int | None) -> None:
+def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int | None) -> None:
     tokenizer = tokenizer_of_pairs()
     model = tiny_cmlm(vocab_size=len(tokenizer) + 2, mask_token_id=len(tokenizer))
     if tokens_before is not None:
@@ -107,7 +107,7 @@ def test_a_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int
         check_tokenizer_fits(model, tokenizer, "m")
 
 
-def test_a_collator_without_a_mask_or_with_targets_padded_on_the_left_ends_in_one_line() -> None:
+def test_collator_without_a_mask_or_with_targets_padded_on_the_left_ends_in_one_line() -> None:
     tokenizer = tokenizer_of_pairs()
     collator = DataCollatorForSeq2Seq(tokenizer)
     with pytest.raises(ValueError, match=r"^mask_token_id, pad_token_id: got None and 1, expected two ids\. Add the"):

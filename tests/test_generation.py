@@ -33,7 +33,7 @@ def in_dtype(dtype: torch.dtype) -> VaswaniTransformerForConditionalGeneration:
     side=st.sampled_from(["left", "right"]),
     way=st.sampled_from(list(WAYS)),
 )
-def test_a_batch_gives_what_each_source_gives_alone(lengths: list[int], side: str, way: str) -> None:
+def test_batch_gives_what_each_source_gives_by_itself(lengths: list[int], side: str, way: str) -> None:
     source, mask = padded_batch(lengths, side)
     together = MODEL.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
     for row, kept in enumerate(mask.bool()):
@@ -43,7 +43,7 @@ def test_a_batch_gives_what_each_source_gives_alone(lengths: list[int], side: st
 
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=3), way=st.sampled_from(list(WAYS)))
-def test_a_cache_changes_nothing(lengths: list[int], way: str) -> None:
+def test_cache_changes_nothing(lengths: list[int], way: str) -> None:
     source, mask = padded_batch(lengths)
     inputs = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 8, **WAYS[way]}
     cached = MODEL.generate(**inputs)
@@ -53,7 +53,7 @@ def test_a_cache_changes_nothing(lengths: list[int], way: str) -> None:
 
 @settings(max_examples=15)
 @given(prefix=st.integers(1, 7), source=st.integers(1, 8))
-def test_a_text_begun_is_gone_on_with(prefix: int, source: int) -> None:
+def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source: int) -> None:
     tokens = random_tokens(2, source)
     whole = MODEL.generate(tokens, max_new_tokens=8)
     again = MODEL.generate(tokens, decoder_input_ids=whole[:, :prefix], max_new_tokens=9 - prefix)
@@ -61,7 +61,7 @@ def test_a_text_begun_is_gone_on_with(prefix: int, source: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_beginning_stays_as_it_is(way: str) -> None:
+def test_prefix_of_a_target_is_kept(way: str) -> None:
     prefix = torch.tensor([[0, 50, 60], [0, 70, 80]])
     found = MODEL.generate(random_tokens(2, 5), decoder_input_ids=prefix, max_new_tokens=4, **WAYS[way])
     assert torch.equal(found[:, :3], prefix)
@@ -70,7 +70,7 @@ def test_a_beginning_stays_as_it_is(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sentences_come_out_together_as_one_by_one_in_either_precision(dtype: torch.dtype, way: str) -> None:
+def test_batch_equals_single_sentences_in_either_precision(dtype: torch.dtype, way: str) -> None:
     """With a model that is sure of itself, since bfloat16 sees no difference between tokens nearly as good."""
     model, tokenizer = in_dtype(dtype), model_of_pairs()[1]
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
@@ -82,7 +82,7 @@ def test_sentences_come_out_together_as_one_by_one_in_either_precision(dtype: to
     assert torch.equal(model.generate(**batch, max_new_tokens=20, use_cache=False, **WAYS[way]), together)
 
 
-def test_a_text_begins_with_the_start_ends_with_the_end_and_is_padded_behind() -> None:
+def test_target_begins_with_the_start_and_has_only_padding_after_its_end() -> None:
     model, tokenizer = model_of_pairs()
     found = model.generate(**tokenizer(list(PAIRS), padding=True, return_tensors="pt"), max_new_tokens=20).tolist()
     assert len({len(row) for row in found}) == 1
@@ -93,7 +93,7 @@ def test_a_text_begins_with_the_start_ends_with_the_end_and_is_padded_behind() -
         assert not {0, 1, 2} & set(row[1:end])
 
 
-def test_greedy_search_takes_the_most_probable_token_each_time() -> None:
+def test_greedy_search_takes_the_most_probable_token_at_each_step() -> None:
     source = random_tokens(3, 6)
     tokens = torch.zeros(3, 1, dtype=torch.long)
     for _ in range(8):
@@ -104,7 +104,7 @@ def test_greedy_search_takes_the_most_probable_token_each_time() -> None:
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_text_of_a_small_language(length_penalty: float) -> None:
+def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: float) -> None:
     """Beside every text of up to four of four words, one of which ends it; score: log P / |Y|^length_penalty."""
     model = tiny_model(vocab_size=4, tie_word_embeddings=False).requires_grad_(False)
     source, best, best_score = torch.tensor([[3, 1, 0, 3]]), [], -math.inf
@@ -142,7 +142,7 @@ def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
         assert torch.equal(sample(top_k=1), MODEL.generate(source, max_new_tokens=8))
 
 
-def test_a_sampled_token_is_as_frequent_as_it_is_probable() -> None:
+def test_sampled_token_is_as_frequent_as_it_is_probable() -> None:
     model = tiny_model(vocab_size=6, tie_word_embeddings=False).requires_grad_(False)
     source = torch.tensor([[3, 4, 5]])
     found = model.generate(source, do_sample=True, top_k=0, num_return_sequences=4000, max_new_tokens=1)[:, 1]
@@ -151,7 +151,7 @@ def test_a_sampled_token_is_as_frequent_as_it_is_probable() -> None:
     torch.testing.assert_close(found.bincount(minlength=6) / 4000, probabilities, rtol=0, atol=0.03)
 
 
-def test_as_many_texts_are_returned_as_asked_for_the_best_first() -> None:
+def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
     source, mask = padded_batch([5, 3])
     found = MODEL.generate(
         source,
@@ -172,7 +172,7 @@ def test_as_many_texts_are_returned_as_asked_for_the_best_first() -> None:
     assert len(sampled) == 6
 
 
-def test_a_cache_handed_back_has_a_row_for_each_text() -> None:
+def test_returned_cache_has_a_row_for_each_target() -> None:
     source, mask = padded_batch([5, 3])
     found = MODEL.generate(source, attention_mask=mask, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
     cache = found.past_key_values
@@ -181,7 +181,7 @@ def test_a_cache_handed_back_has_a_row_for_each_text() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_encoded_source_may_be_given(way: str) -> None:
+def test_encoder_outputs_replace_the_source(way: str) -> None:
     source, mask = padded_batch([5, 3])
     encoded = MODEL.get_encoder()(source, attention_mask=mask)
     found = MODEL.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=6, **WAYS[way])
@@ -195,7 +195,7 @@ def swapped(tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_padding_with_id_0_works_as_any_other(dtype: torch.dtype, way: str) -> None:
+def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
     """The same model with the embeddings of `<s>` and `<pad>` in each other's place says the same."""
     model, tokenizer = model_of_pairs()
     other = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128, pad_token_id=0, bos_token_id=1).requires_grad_(
@@ -215,7 +215,7 @@ def test_padding_with_id_0_works_as_any_other(dtype: torch.dtype, way: str) -> N
     assert other.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 2]]
 
 
-def test_a_model_made_by_hand_decodes_greedily() -> None:
+def test_model_without_saved_settings_decodes_greedily() -> None:
     config = tiny_model().generation_config
     assert config.num_beams in (None, 1)
     assert not config.do_sample

@@ -50,7 +50,7 @@ def test_every_dtype_of_this_cpu_has_packed_layers():
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypatch):
+def test_float32_copy_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypatch):
     """By layers too narrow to be packed, and by packed ones."""
     if is_packed:
         monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
@@ -72,7 +72,7 @@ def test_float32_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypa
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from(list(KINDS)), st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_float32_computes_the_same(seed, kind, lengths):
+def test_float32_copy_computes_the_same(seed, kind, lengths):
     model = random_model(seed, **KINDS[kind])
     source, mask = padded_batch(lengths)
     targets = random_batch(len(lengths))["decoder_input_ids"]
@@ -86,7 +86,7 @@ def test_float32_computes_the_same(seed, kind, lengths):
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", EVERY_LAYER)
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine(dtype, bias, rows):
+def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bias, rows):
     """A product of 48 pairs of numbers, each near 1.
 
     bfloat16 has 8 bits, so each number is off by 2^-9 of itself at most, and so is what comes out; int8 splits the
@@ -116,7 +116,7 @@ def test_a_packed_layer_is_near_the_plain_one_by_as_much_as_its_numbers_are_fine
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", EVERY_LAYER)
-def test_a_packed_layer_applies_the_relu_behind_it(dtype, bias, rows):
+def test_packed_layer_applies_the_relu_after_it(dtype, bias, rows):
     layer, hidden_states = EVERY_LAYER[dtype](nn.Linear(16, 8, bias).requires_grad_(False)), torch.randn(rows, 16)
     plain = layer(hidden_states)
     layer.has_relu = True
@@ -125,7 +125,7 @@ def test_a_packed_layer_applies_the_relu_behind_it(dtype, bias, rows):
 
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="this CPU or torch has no int8")
-def test_a_row_of_weights_that_are_all_zero_gives_its_bias():
+def test_packed_row_of_zero_weights_gives_its_bias():
     linear = nn.Linear(8, 4).requires_grad_(False)
     linear.weight[1] = 0
     found = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
@@ -134,7 +134,7 @@ def test_a_row_of_weights_that_are_all_zero_gives_its_bias():
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_a_model_that_is_sure_of_itself_says_the_same_in_every_dtype(dtype):
+def test_confident_model_decodes_the_same_in_every_dtype(dtype):
     model, tokenizer = model_of_pairs()
     prepared = prepare_for_inference(model, dtype)
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
@@ -153,7 +153,7 @@ def test_a_model_that_is_sure_of_itself_says_the_same_in_every_dtype(dtype):
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("kind", ["plain", "own projection"])
-def test_the_original_stays_as_it_is_and_the_copy_follows_it_nowhere(kind, dtype):
+def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind, dtype):
     model = random_model(**KINDS[kind]).train()
     model.model.encoder.layers[0].self_attn.q_proj.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -176,14 +176,14 @@ def test_the_original_stays_as_it_is_and_the_copy_follows_it_nowhere(kind, dtype
     assert torch.equal(prepared(**inputs).logits, logits)
 
 
-def test_the_copy_draws_none_of_the_callers_random_numbers():
+def test_preparing_draws_no_random_number_of_the_caller():
     state = torch.get_rng_state()
     prepare_for_inference(tiny_model(), DTYPES[-1])
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
+def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype, tmp_path):
     prepared = prepare_for_inference(tiny_model(), dtype)
     assert prepared.eval() is prepared
     assert prepared.train(False) is prepared
@@ -207,7 +207,7 @@ def test_the_copy_refuses_what_it_cannot_do(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_inputs_that_want_gradients_are_refused_unless_nobody_computes_them(dtype):
+def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dtype):
     prepared = prepare_for_inference(tiny_model(), dtype)
     inputs = {"inputs_embeds": torch.randn(2, 3, 32, requires_grad=True), "decoder_input_ids": torch.zeros(2, 1).long()}
     with pytest.raises(RuntimeError, match=r"passes no gradients back; call it under torch\.no_grad"):
@@ -217,7 +217,7 @@ def test_inputs_that_want_gradients_are_refused_unless_nobody_computes_them(dtyp
             assert not prepared(**inputs).logits.requires_grad
 
 
-def test_every_mode_without_gradients_gives_the_same():
+def test_prepared_model_gives_the_same_in_every_mode_without_gradients():
     prepared, inputs = prepare_for_inference(random_model()), random_batch()
     found = []
     for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
@@ -236,14 +236,14 @@ def test_every_mode_without_gradients_gives_the_same():
         (lambda model: model.to("meta"), "float32", r"weights of torch\.float32 on meta; move it by"),
     ],
 )
-def test_what_cannot_be_prepared_is_refused(change, dtype, message):
+def test_object_that_cannot_be_prepared_is_an_error(change, dtype, message):
     with pytest.raises(ValueError, match=message):
         prepare_for_inference(change(tiny_model()), dtype)
 
 
 @pytest.mark.parametrize("missing", ["functions", "results"])
 @pytest.mark.parametrize("dtype", LINEAR_FACTORIES)
-def test_where_torch_lacks_a_layer_the_copy_has_plain_ones_and_says_so(dtype, missing, monkeypatch, caplog):
+def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_ones(dtype, missing, monkeypatch, caplog):
     def lack(linear):
         if missing == "functions":
             return torch.ops.mkldnn.no_such_function(linear.weight)
@@ -263,7 +263,7 @@ def test_where_torch_lacks_a_layer_the_copy_has_plain_ones_and_says_so(dtype, mi
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
+def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype):
     model = tiny_model()
     prepared = prepare_for_inference(model, dtype)
     assert isinstance(prepared, type(model))
@@ -279,13 +279,13 @@ def test_it_is_still_a_model_of_its_class_with_a_dtype_and_a_device(dtype):
 
 
 @pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
-def test_its_functions_are_called_as_those_of_the_model(name):
+def test_prepared_model_has_the_signatures_of_the_model(name):
     models = tiny_model(), prepare_for_inference(tiny_model())
     functions = [model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models]
     assert len({str(inspect.signature(function)) for function in functions}) == 1
 
 
-def test_the_attention_can_be_chosen_again():
+def test_attention_of_a_prepared_model_can_be_changed():
     prepared, inputs = prepare_for_inference(random_model()), random_batch()
     assert prepared.config._attn_implementation == "eager"
     logits = prepared(**inputs).logits
@@ -293,7 +293,7 @@ def test_the_attention_can_be_chosen_again():
     torch.testing.assert_close(prepared(**inputs).logits, logits, **FLOAT32)
 
 
-def test_a_model_without_projection_and_a_stack_alone_are_prepared_too():
+def test_body_and_a_single_stack_can_be_prepared():
     model, inputs = VaswaniTransformerModel(tiny_model().config).eval(), random_batch()
     torch.testing.assert_close(
         prepare_for_inference(model)(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **FLOAT32
@@ -304,7 +304,7 @@ def test_a_model_without_projection_and_a_stack_alone_are_prepared_too():
 
 @pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
-def test_every_part_gives_the_outputs_that_it_can_record(part, wanted):
+def test_prepared_modules_return_the_outputs_that_they_can_record(part, wanted):
     model = random_model()
     model.set_attn_implementation("eager")
     model = model.get_submodule(part).eval()
@@ -320,7 +320,7 @@ def test_every_part_gives_the_outputs_that_it_can_record(part, wanted):
         torch.testing.assert_close(found[name], output, **FLOAT32)
 
 
-def test_a_model_that_was_used_is_prepared_as_a_new_one():
+def test_used_model_is_prepared_like_a_new_one():
     """With hooks for attentions, a cache of a search, and a gradient."""
     model, inputs = random_model(), random_batch()
     model(**inputs, output_attentions=True)
@@ -351,7 +351,7 @@ print(int8_sum_overflows(), float(error))
     or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
     reason="oneDNN's older instructions are those of x86",
 )
-def test_where_sums_of_8_bits_overflow_one_bit_less_is_used():
+def test_int8_layer_uses_one_bit_less_if_its_sums_overflow():
     """oneDNN told to use instructions without sums of four products, as older CPUs lack them."""
     is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
     assert is_over == "True"

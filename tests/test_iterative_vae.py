@@ -38,7 +38,7 @@ def make_step(temperature: float = 1.0, dropout: float = 0.0) -> LatentStep:
     ],
     ids=str,
 )
-def test_a_bad_field_is_an_error_that_names_it(fields: dict[str, Any], message: str) -> None:
+def test_bad_field_is_an_error_that_names_it(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         VaswaniIterativeVaeConfig(**{**TINY, **fields})
 
@@ -52,7 +52,7 @@ def test_kl_weights_are_the_squares_that_fall_to_one_or_those_given() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_step_equals_loops(temperature: float) -> None:
+def test_step_equals_loops(temperature: float) -> None:
     """Its states, its divergence and its cross-entropy, over three tokens and a vocabulary of five."""
     step = make_step(temperature).double()
     states, table = torch.randn(3, 4).double(), torch.randn(5, 4).double()
@@ -75,7 +75,7 @@ def test_a_step_equals_loops(temperature: float) -> None:
             assert math.isclose(float(getattr(tokens, name)[i].detach()), value, rel_tol=1e-9), name
 
 
-def test_the_gradient_of_a_step_equals_finite_differences() -> None:
+def test_gradient_of_a_step_equals_finite_differences() -> None:
     """In float64, with the noise fixed; through states, projection, embeddings and the weights of the mixture."""
     step, words, noise = make_step(0.8).double(), torch.tensor([0, 3, 4]), torch.randn(3, 5).double()
 
@@ -90,7 +90,7 @@ def test_the_gradient_of_a_step_equals_finite_differences() -> None:
     assert torch.autograd.gradcheck(run, inputs)
 
 
-def test_no_hint_gives_a_divergence_of_exactly_zero() -> None:
+def test_divergence_without_a_hint_is_exactly_zero() -> None:
     """By the formula with b = 0, and by a step that sees no words; a hint gives more than 0."""
     step, states, table = make_step(), torch.randn(7, 4), torch.randn(9, 4)
     words = torch.arange(7)
@@ -142,7 +142,7 @@ def test_chunks_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("no_noise")
-def test_the_training_loss_equals_loops_over_layers_and_tokens() -> None:
+def test_training_loss_equals_loops_over_layers_and_tokens() -> None:
     """Cross-entropy after each layer, divergences with their weights, the length: over the hidden states."""
     model = tiny_iterative_vae(**STILL, decoder_layers=3, length_loss_weight=0.5, kl_weights=[3.0, 0.5]).train()
     model.kl_scale = 0.25
@@ -191,7 +191,7 @@ def test_padding_of_the_target_changes_no_training_loss() -> None:
         torch.testing.assert_close(wide_outputs[name], narrow_outputs[name], **FLOAT32)
 
 
-def test_the_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -> None:
+def test_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -> None:
     model, source, labels = tiny_iterative_vae(**STILL).train(), random_tokens(3, 6), targets(5, 1, 4)
     losses = {}
     for scale in (0.0, 1.0):
@@ -203,7 +203,7 @@ def test_the_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -
     assert float(losses[0.0].kl_loss.detach()) > 0
 
 
-def test_the_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the size of tokens times vocabulary is kept for it, and the gradient is that without recomputation."""
     source, labels = random_tokens(3, 6), targets(5, 1, 4)
 
@@ -229,7 +229,7 @@ def test_the_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.Monke
         torch.testing.assert_close(found, value, **FLOAT32)
 
 
-def test_an_output_projection_of_its_own_and_the_embeddings_both_shape_the_latent() -> None:
+def test_untied_projection_and_embeddings_both_shape_the_latent() -> None:
     model = tiny_iterative_vae(tie_word_embeddings=False, **STILL).train()
     model(input_ids=random_tokens(3, 6), labels=targets(5, 1, 4)).layer_losses[-1].backward()
     assert model.lm_head.weight is not model.model.decoder.embed_tokens.weight
@@ -237,7 +237,7 @@ def test_an_output_projection_of_its_own_and_the_embeddings_both_shape_the_laten
     assert float(words_only.abs().sum()) > 0
 
 
-def test_an_embedding_with_a_hook_gives_the_same_states() -> None:
+def test_embedding_with_a_hook_gives_the_same_states() -> None:
     """Adapters and offloading wrap the embeddings, so that the latent reads them through the module."""
     model, inputs = tiny_iterative_vae(), {"input_ids": random_tokens(3, 6), "labels": targets(5, 1, 4)}
     expected, calls = model(**inputs).logits, []

@@ -30,7 +30,7 @@ def distributions(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_source_distribution_holds_docs_and_examples(distributions):
+def test_source_distribution_holds_docs_and_examples(distributions):
     with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for folder, pattern in (("docs", "*.md"), ("examples", "*.py"), ("training", "*.py"), ("tests", "*.py")):
@@ -39,7 +39,7 @@ def test_the_source_distribution_holds_docs_and_examples(distributions):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_works_where_it_is_installed(distributions, tmp_path):
+def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions, tmp_path):
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -55,7 +55,7 @@ def test_the_wheel_holds_the_package_and_works_where_it_is_installed(distributio
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / ".github" / "dependabot.yml"], ids=lambda path: path.name)
-def test_a_workflow_is_yaml_with_what_github_asks_for(path):
+def test_workflow_is_yaml_with_the_fields_that_github_needs(path):
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     if path.parent.name == "workflows":
         assert tree["permissions"] == {"contents": "read"}
@@ -74,12 +74,12 @@ def test_ci_runs_the_oldest_supported_transformers_that_the_docs_name():
     assert f"`transformers>={oldest},<6`" in (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
 
-def test_the_docs_workflow_installs_what_the_docs_extra_names():
+def test_docs_workflow_installs_what_the_docs_extra_names():
     workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
     assert all(f'"{requirement}"' in workflow for requirement in PROJECT["project"]["optional-dependencies"]["docs"])
 
 
-def test_a_release_needs_a_tag_and_stores_no_token():
+def test_release_needs_a_tag_and_stores_no_token():
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
     assert "secrets." not in text
@@ -96,7 +96,7 @@ def test_pre_commit_accepts_its_configuration():
     assert {"ruff-check", "ruff-format", "ty"} <= set(hooks)
 
 
-def test_the_changelog_keeps_its_format():
+def test_changelog_keeps_its_format():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)

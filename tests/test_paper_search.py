@@ -48,7 +48,7 @@ def best_of_all(model, input_ids, limit, alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha):
+def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha):
     model = small_model(seed)
     input_ids = source(3 + seed % 3)
     score, target = best_of_all(model, input_ids, limit=4, alpha=alpha)
@@ -69,7 +69,7 @@ PARSING = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length":
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed):
+def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed):
     """Five words and three new tokens: 4^2 open targets before the last step, and a beam of 21."""
     model = small_model(seed, vocab_size=5)
     score, target = best_of_all(model, source(3), limit=3, alpha=0.3)
@@ -80,7 +80,7 @@ def test_the_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_t
 
 
 @pytest.mark.slow
-def test_the_parsing_search_goes_on_to_source_length_plus_300_and_scores_what_is_cut_there():
+def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score():
     """Saved and loaded again; without an end token every target is cut."""
     model = small_model(0)
     model.generation_config.update(**PARSING)
@@ -97,7 +97,7 @@ def test_the_parsing_search_goes_on_to_source_length_plus_300_and_scores_what_is
         torch.testing.assert_close(score, total / ((5 + 303) / 6) ** 0.3, rtol=1e-4, atol=1e-3)  # a sum of 303
 
 
-def test_lp_is_that_of_wu_et_al():
+def test_length_penalty_is_lp_of_wu_et_al():
     assert length_penalty(1, 0.6) == 1.0
     assert length_penalty(7, 1.0) == 2.0
     assert length_penalty(19, 0.5) == 2.0
@@ -115,7 +115,7 @@ def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_beam_of_a_sentence_in_a_batch_equals_the_sentence_alone(seed):
+def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed):
     model = small_model(seed, vocab_size=12)
     input_ids, mask = padded_batch([4, 2, 6], pad=1)
     input_ids = input_ids % 9 + 3
@@ -132,7 +132,7 @@ def test_every_beam_of_a_sentence_in_a_batch_equals_the_sentence_alone(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_scores_recompute_from_the_logits(seed):
+def test_scores_equal_those_computed_from_the_logits(seed):
     model = small_model(seed, vocab_size=9)
     found = model.generate(
         source(4, 5),
@@ -167,7 +167,7 @@ class NeverStop:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
-def test_the_stop_never_costs_a_result(seed, alpha, num_beams, data):
+def test_stop_never_changes_the_result(seed, alpha, num_beams, data):
     """Twenty sources at a time: 3,000 searches."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
@@ -183,7 +183,7 @@ def test_the_stop_never_costs_a_result(seed, alpha, num_beams, data):
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
 @settings(max_examples=100)
-def test_power_is_transformers_own_search(seed, alpha, early_stopping):
+def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping):
     """Token for token and score for score; padded sources, and more returned than the best."""
     model = small_model(seed, vocab_size=12)
     plain = PlainSearch(model.config).eval()
@@ -211,7 +211,7 @@ def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed):
 
 
 @pytest.mark.parametrize("way", [{"prompt_lookup_num_tokens": 2}, {"encoder_outputs": True}])
-def test_the_limit_holds_in_other_ways_of_calling(way):
+def test_limit_holds_for_every_way_of_calling_generate(way):
     model = small_model(0)
     input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
     options = {"attention_mask": mask, "max_source_relative_length": 2, "suppress_tokens": [1, END], "num_beams": 1}
@@ -229,7 +229,7 @@ def limit_of(model, **arguments):
     return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
 
 
-def test_an_argument_of_the_call_wins_over_the_saved_limit():
+def test_argument_of_the_call_wins_over_the_saved_limit():
     model = small_model(0)
     model.generation_config = GenerationConfig(
         bos_token_id=0,
@@ -250,7 +250,7 @@ def test_an_argument_of_the_call_wins_over_the_saved_limit():
     assert limit_of(model, generation_config=GenerationConfig(num_beams=1)) == 8
 
 
-def test_a_max_length_in_the_models_own_config_never_shortens_the_limit():
+def test_max_length_in_the_models_own_config_never_shortens_the_limit():
     model = small_model(0)
     model.generation_config.max_length = 4  # as Seq2SeqTrainer leaves 20 there after an evaluation
     assert limit_of(model, max_source_relative_length=5) == 8
@@ -273,7 +273,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("place", ["call", "config", "model"])
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_a_setting_that_cannot_be_is_refused_in_one_line(settings, message, place):
+def test_invalid_setting_is_an_error_of_one_line(settings, message, place):
     model = small_model(0)
     if place == "model":
         vars(model.generation_config).update(settings)
@@ -293,7 +293,7 @@ def warnings_of(model, monkeypatch, **arguments):
     return [text for text in heard if "max_length" in text]
 
 
-def test_a_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
+def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
     model = small_model(0)
     assert not warnings_of(model, monkeypatch)
     model.generation_config.max_length = 4
@@ -303,7 +303,7 @@ def test_a_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
         assert not warnings_of(model, monkeypatch, **arguments)
 
 
-def test_a_beam_setting_that_is_saved_is_no_warning_of_a_greedy_search(caplog, monkeypatch):
+def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = small_model(0)
     with caplog.at_level("WARNING"):
@@ -312,14 +312,14 @@ def test_a_beam_setting_that_is_saved_is_no_warning_of_a_greedy_search(caplog, m
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_prompt_without_the_start_token_gets_it_and_counts_it(starts):
+def test_prompt_without_the_start_token_gets_it_and_counts_it(starts):
     """As Transformers puts it before such a prompt; the limit counts new tokens only."""
     model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
     found = model.generate(source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END])
     assert found.shape == (1, 3 + 2 + 1)
 
 
-def test_a_callers_encoder_outputs_stay_as_they_are():
+def test_encoder_outputs_of_the_caller_are_unchanged():
     model, ids = small_model(0), source(3, 4)
     encoded = model.get_encoder()(ids)
     before = encoded.last_hidden_state
@@ -327,14 +327,14 @@ def test_a_callers_encoder_outputs_stay_as_they_are():
     assert encoded.last_hidden_state is before
 
 
-def test_a_search_that_only_transformers_has_is_refused_under_lp():
+def test_search_that_only_transformers_has_is_an_error_under_gnmt():
     with pytest.raises(
         ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
     ):
         small_model(0).generate(source(3), prefill_chunk_size=2)
 
 
-def test_learned_positions_refuse_a_target_beyond_their_table_before_the_first_step():
+def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step():
     model = small_model(0, position_embedding="learned", max_position_embeddings=6)
     assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
     with pytest.raises(
@@ -345,21 +345,21 @@ def test_learned_positions_refuse_a_target_beyond_their_table_before_the_first_s
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
 
 
-def test_the_papers_settings_are_saved_with_the_model(tmp_path):
+def test_papers_settings_are_saved_with_the_model(tmp_path):
     small_model(0).save_pretrained(tmp_path)
     search = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config
     assert (search.num_beams, search.length_penalty) == (4, 0.6)
     assert (search.length_penalty_type, search.max_source_relative_length) == ("gnmt", 50)
 
 
-def test_a_model_made_by_hand_decodes_greedily():
+def test_model_without_saved_settings_decodes_greedily():
     model = tiny_model()
     inputs = torch.randint(3, 99, (1, 4))
     greedy = model.generate(inputs, num_beams=1, do_sample=False, max_new_tokens=5)
     assert torch.equal(model.generate(inputs, max_new_tokens=5), greedy)
 
 
-def test_padding_with_id_0_keeps_each_sentences_limit():
+def test_pad_id_0_keeps_the_limit_of_each_sentence():
     model = small_model(0, pad_token_id=0, bos_token_id=1)
     input_ids, mask = padded_batch([3, 1], pad=0)
     input_ids = (input_ids % 3 + 3) * mask

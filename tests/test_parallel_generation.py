@@ -131,7 +131,7 @@ def test_several_targets_of_a_source_come_best_first(family: str) -> None:
     assert torch.equal(best.lengths, all_five.lengths.view(3, 5)[:, 0])
 
 
-def test_suppressed_tokens_stand_nowhere() -> None:
+def test_suppressed_tokens_are_never_predicted() -> None:
     model, source = tiny_nat(), random_tokens(4, 9)
     plain = model.generate(source, length_beam_size=9)
     words = sorted(set(plain.flatten().tolist()) - BANNED)
@@ -140,7 +140,7 @@ def test_suppressed_tokens_stand_nowhere() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: str) -> None:
+def test_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(8, 9)
     plain = model.generate(source, length_beam_size=7, num_return_sequences=7)
     assert plain.shape[1] > 5
@@ -190,7 +190,7 @@ def test_settings_are_saved_and_overridden(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_whole_batch_of_a_trainer_is_taken(family: str) -> None:
+def test_generate_accepts_a_complete_batch_of_a_trainer(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)
     expected = model.generate(source)
     extra = {"labels": targets(4, 2, 3), "decoder_input_ids": random_tokens(3, 4), "target_lengths": torch.ones(3)}
@@ -255,7 +255,9 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
     ],
     ids=str,
 )
-def test_what_decoding_at_once_cannot_do_is_one_line(family: str, settings: dict[str, Any], message: str) -> None:
+def test_setting_that_parallel_decoding_lacks_is_an_error_of_one_line(
+    family: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{message}") as error:
         FAMILY[family]().generate(random_tokens(2, 5), **settings)
     assert "\n" not in str(error.value)
@@ -274,7 +276,7 @@ def test_what_decoding_at_once_cannot_do_is_one_line(family: str, settings: dict
     ],
     ids=str,
 )
-def test_a_setting_that_changes_nothing_is_taken(settings: dict[str, Any]) -> None:
+def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None:
     model, source = tiny_nat(), random_tokens(2, 5)
     assert torch.equal(model.generate(source, **settings), model.generate(source))
 

@@ -35,12 +35,12 @@ from vaswani_transformer.lengths import canvas
     ],
     ids=str,
 )
-def test_a_bad_field_is_an_error_that_names_it(config: Any, fields: dict[str, Any], message: str) -> None:
+def test_bad_field_is_an_error_that_names_it(config: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         config(**{**TINY, **fields})
 
 
-def test_a_cmlm_without_a_mask_token_is_an_error() -> None:
+def test_cmlm_without_a_mask_token_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"mask_token_id, pad_token_id: .*add_special_tokens"):
         VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**TINY))
 
@@ -63,7 +63,7 @@ def test_padding_on_either_side_of_the_source_changes_nothing(family: str, side:
 
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_sentence_alone_is_decoded_as_in_a_batch(family: str, side: str) -> None:
+def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> None:
     model = FAMILY[family]()
     settings = {"length_beam_size": 4, "num_iterations": 3 if family == "cmlm" else 1}
     tokens, mask = padded_batch([3, 9, 1, 5], side)
@@ -101,7 +101,7 @@ def test_every_output_depends_on_every_real_input(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_the_evaluation_loss_is_the_plain_negative_log_likelihood(family: str) -> None:
+def test_evaluation_loss_is_the_plain_negative_log_likelihood(family: str) -> None:
     """Tokens and lengths by loops over the logits, both over the number of target tokens."""
     model = FAMILY[family](length_loss_weight=0.5)
     tokens, mask = padded_batch([3, 7, 2], "right")
@@ -118,7 +118,7 @@ def test_the_evaluation_loss_is_the_plain_negative_log_likelihood(family: str) -
     torch.testing.assert_close(outputs.loss, (summed + 0.5 * length) / 10, **FLOAT32)
 
 
-def test_smoothing_is_for_training_only() -> None:
+def test_label_smoothing_applies_in_training_only() -> None:
     model, labels, source = tiny_nat(dropout=0.0), targets(5, 4), random_tokens(2, 6)
     plain = model(input_ids=source, labels=labels).token_loss
     smoothed = model.train()(input_ids=source, labels=labels, skip_logits=False)
@@ -128,7 +128,7 @@ def test_smoothing_is_for_training_only() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_two_half_batches_give_the_gradient_of_the_whole(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_half_batches_give_the_gradient_of_the_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sum obeys `num_items_in_batch`; a CMLM gets its masks from the collator, as a Trainer does."""
     monkeypatch.setattr(latent, "gumbel_noise", torch.zeros_like)
     model = FAMILY[family](dropout=0.0, **({"latent_dropout": 0.0} if family == "iterative_vae" else {})).train()
@@ -180,7 +180,7 @@ def test_nat_ignores_words_in_its_decoder() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_half_precision_stays_finite_and_near(family: str, dtype: torch.dtype, implementation: str) -> None:
+def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype, implementation: str) -> None:
     """m = 1 and padding included, whole and under autocast; bfloat16 has 8 bits, and logits here are below 4."""
     model = FAMILY[family](attn_implementation=implementation, dropout=0.0)
     tokens, mask = padded_batch([3, 7], "left")
@@ -207,7 +207,7 @@ def test_learned_positions_bound_the_predicted_length(family: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"relative_attention_clip": None}, {"mask_diagonal": False}], ids=str)
-def test_each_part_of_nat_can_be_left_out(settings: dict[str, Any]) -> None:
+def test_each_component_of_nat_can_be_turned_off(settings: dict[str, Any]) -> None:
     model = tiny_nat(**settings)
     names = [name for name, _ in model.named_parameters() if "relative" in name]
     assert bool(names) == ("mask_diagonal" in settings)
@@ -265,7 +265,7 @@ def test_glancing_learns_from_the_hidden_positions_only(monkeypatch: pytest.Monk
     assert source_states.lengths.tolist() == [6, 6]
 
 
-def test_the_first_pass_leaves_no_gradient_and_evaluation_does_not_glance() -> None:
+def test_first_pass_leaves_no_gradient_and_evaluation_does_not_glance() -> None:
     model, labels, source = tiny_nat(dropout=0.0).train(), targets(6, 4), random_tokens(2, 6)
     encoded = model.read_source(model.encode(source).last_hidden_state, None)
     seen, accuracy = model.glance(encoded, labels.ne(-100).sum(1), torch.randn(2, 6, 32, requires_grad=True), labels)
@@ -279,7 +279,7 @@ def test_the_first_pass_leaves_no_gradient_and_evaluation_does_not_glance() -> N
 # Masks
 
 
-def test_a_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None:
+def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None:
     model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
     batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
     plain = model(input_ids=source, labels=labels)
@@ -289,7 +289,7 @@ def test_a_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> No
     assert torch.equal(plain.logits, canvas_only.logits)
 
 
-def test_the_collator_masks_and_counts_exactly() -> None:
+def test_collator_masks_and_counts_exactly() -> None:
     labels = targets(5, 3, 1)
     collator = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
     batches = [collator([]) for _ in range(20)]
@@ -305,7 +305,7 @@ def test_the_collator_masks_and_counts_exactly() -> None:
     assert all(torch.equal(again([])["labels"], batch["labels"]) for batch in batches)
 
 
-def test_the_collators_masks_draw_no_number_of_anybody_else() -> None:
+def test_collator_draws_no_random_number_of_the_caller() -> None:
     state = torch.get_rng_state()
     MaskingCollator(lambda _: {"labels": targets(5, 3) * 0 + 7}, MASK, 1)
     collator = MaskingCollator(lambda _: {"labels": torch.full((2, 3), 7)}, MASK, 1)
@@ -313,7 +313,7 @@ def test_the_collators_masks_draw_no_number_of_anybody_else() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_cmlm_in_training_masks_whole_labels_itself_and_divides_by_the_masked() -> None:
+def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() -> None:
     model = tiny_cmlm(dropout=0.0, label_smoothing=0.0).train()
     source, labels = random_tokens(2, 6), targets(7, 5)
     torch.manual_seed(3)
@@ -333,7 +333,7 @@ def test_a_cmlm_in_training_masks_whole_labels_itself_and_divides_by_the_masked(
     torch.testing.assert_close(outputs.token_loss, nll, **FLOAT32)
 
 
-def test_the_length_token_leaves_the_words_their_positions() -> None:
+def test_length_token_leaves_the_words_their_positions() -> None:
     """With the token out of reach the words are encoded as an autoregressive encoder encodes them."""
     model, reference = tiny_cmlm(), tiny_model()
     reference.model.encoder.load_state_dict(model.model.encoder.state_dict())
@@ -347,7 +347,7 @@ def test_the_length_token_leaves_the_words_their_positions() -> None:
     assert torch.equal(hidden["cmlm"][:, 1:], hidden["ar"])
 
 
-def test_encoder_outputs_stand_for_the_source() -> None:
+def test_encoder_outputs_replace_the_source() -> None:
     for make in FAMILY.values():
         model, (tokens, mask) = make(), padded_batch([4, 6], "right")
         encoded = model.encode(tokens, mask)
@@ -361,6 +361,6 @@ def test_encoder_outputs_stand_for_the_source() -> None:
         )
 
 
-def test_the_seq2seq_collator_adds_no_shifted_targets() -> None:
+def test_seq2seq_collator_adds_no_shifted_targets() -> None:
     for make in FAMILY.values():
         assert not hasattr(make(), "prepare_decoder_input_ids_from_labels")

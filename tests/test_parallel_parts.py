@@ -66,7 +66,7 @@ def test_length_candidates_equal_lists() -> None:
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 
 
-def test_the_length_pools_real_rows_only() -> None:
+def test_length_pools_real_rows_only() -> None:
     head, memory = LengthDifference(8, -3, 3), torch.randn(2, 5, 8)
     is_real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     changed = memory.clone()
@@ -74,7 +74,7 @@ def test_the_length_pools_real_rows_only() -> None:
     assert torch.equal(head(memory, is_real), head(changed, is_real))
 
 
-def test_the_length_token_predicts_no_empty_target() -> None:
+def test_length_token_predicts_no_empty_target() -> None:
     head = LengthToken(8, 5, 1.0)
     logits = head.logits(torch.randn(3, 8))
     assert logits.shape == (3, 6)
@@ -82,7 +82,7 @@ def test_the_length_token_predicts_no_empty_target() -> None:
     assert head.classes(torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]
 
 
-def test_a_target_that_begins_late_is_an_error() -> None:
+def test_left_padded_target_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"^labels: .* row 1 .* Pad targets on the right\.$"):
         check_right_padded(torch.tensor([[1, 1, 0], [0, 1, 1]]).bool(), "labels")
 
@@ -145,7 +145,7 @@ def test_positional_weights_do_not_depend_on_the_words() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) -> None:
+def test_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) -> None:
     decoder = tiny_nat(attn_implementation=implementation).model.decoder
     states = torch.randn(3, 4, 32)
     keys = decoder.self_attention_mask(states, canvas(torch.tensor([1, 2, 4])), None)
@@ -159,7 +159,7 @@ def test_the_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str
     assert bool((alone if alone.dtype == torch.bool else alone == 0).all())
 
 
-def test_a_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
+def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
     is_candidate = torch.rand(200, 9) < 0.6
     counts = torch.minimum(torch.randint(0, 9, (200,)), is_candidate.sum(1))
     chosen = choose_positions(is_candidate, counts)
@@ -178,7 +178,7 @@ def test_masks_are_uniform_in_number_and_in_position() -> None:
     assert float(((singles - singles.mean()) ** 2 / singles.mean()).sum()) < 20.5
 
 
-def test_the_same_seed_draws_the_same_masks() -> None:
+def test_same_seed_draws_the_same_masks() -> None:
     is_real = canvas(torch.tensor([1, 3, 9])).bool()
     first, second = (draw_masks(is_real, torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(first, second)
@@ -186,7 +186,7 @@ def test_the_same_seed_draws_the_same_masks() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_source_without_any_token_gives_finite_numbers(side: str) -> None:
+def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
     """A source with no token at all counts whole, and gives finite numbers."""
     tokens, mask = padded_batch([3, 5], side)
     mask[0] = 0

@@ -40,7 +40,7 @@ def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: A
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_the_auto_classes_know_the_family(family: str, tmp_path) -> None:
+def test_auto_classes_know_the_family(family: str, tmp_path) -> None:
     model, name = FAMILY[family](), CLASS_NAMES[family]
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
@@ -57,7 +57,7 @@ def test_the_auto_classes_know_the_family(family: str, tmp_path) -> None:
     assert torch.equal(body(input_ids=source, decoder_inputs_embeds=states).last_hidden_state, expected)
 
 
-def test_a_mask_added_to_a_tokenizer_leaves_its_ids() -> None:
+def test_mask_added_to_a_tokenizer_leaves_its_ids() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=280)
     before = tokenizer("hello world").input_ids
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
@@ -85,7 +85,7 @@ print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_published_folder_carries_its_own_files_only(family: str, tmp_path) -> None:
+def test_published_folder_carries_its_own_files_only(family: str, tmp_path) -> None:
     FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
     name = CLASS_NAMES[family]
@@ -98,7 +98,7 @@ def test_a_published_folder_carries_its_own_files_only(family: str, tmp_path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_published_folder_loads_without_the_package(family: str, tmp_path) -> None:
+def test_published_folder_loads_without_the_package(family: str, tmp_path) -> None:
     folder, elsewhere, text = tmp_path / "published", tmp_path / "elsewhere", "hello world"
     elsewhere.mkdir()
     tokenizer = tokenizer_with_mask()
@@ -149,7 +149,7 @@ def trainer_for(family: str, folder: Path, collates_masks: bool = False, **setti
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
-def test_the_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path) -> None:
+def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path) -> None:
     """Six pairs are learnt by heart; the loss is over real tokens, or over those that the collator masks."""
     trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
     settings = {"num_iterations": 4} if family == "cmlm" else {}
@@ -162,7 +162,7 @@ def test_the_stock_trainer_trains_and_generates(family: str, collates_masks: boo
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_trainer_with_beams_is_told_at_once(family: str, tmp_path) -> None:
+def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path) -> None:
     trainer = trainer_for(family, tmp_path, generation_num_beams=4)
     with pytest.raises(ValueError, match=r"^num_beams: "):
         trainer.evaluate()
@@ -195,7 +195,7 @@ def test_lora_learns_merges_and_saves(family: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_prepared_copy_gives_the_same_tokens(family: str) -> None:
+def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 6)
     settings = {"length_beam_size": 3, "num_iterations": 3 if family == "cmlm" else 1}
     prepared = prepare_for_inference(model)
@@ -222,7 +222,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
 
 
-def test_the_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
+def test_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
     for model in (tiny_nat(), tiny_cmlm()):
         model.save_pretrained(tmp_path)
         tokenizer_with_mask().save_pretrained(tmp_path)
@@ -233,7 +233,7 @@ def test_the_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("page", "shape"), [("non-autoregressive", "torch.Size([4, 2, "), ("iterative-vae", "torch.Size([3, 2, ")]
 )
-def test_the_block_of_the_page_runs(page: str, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_block_of_the_page_runs(page: str, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     exec(block, {})

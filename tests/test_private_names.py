@@ -145,7 +145,7 @@ def test_every_private_name_is_listed_by_its_file():
 
 
 @pytest.mark.parametrize("name", sorted(OWNERS))
-def test_every_private_name_is_there_in_this_version(name):
+def test_private_name_exists_in_this_version(name):
     assert hasattr(OWNERS[name], name)
 
 
@@ -157,7 +157,7 @@ def rename(monkeypatch, owner, name):
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_search_without_its_door_says_which_versions_have_it(name, monkeypatch):
+def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(name, monkeypatch):
     model, (ids, mask) = tiny_model(), padded_batch([3, 2])
     model.use_paper_decoding()
     monkeypatch.delattr(GenerationMixin, name)
@@ -166,14 +166,14 @@ def test_a_search_without_its_door_says_which_versions_have_it(name, monkeypatch
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_door_with_other_arguments_is_none(name, monkeypatch):
+def test_entry_point_with_other_arguments_is_an_error(name, monkeypatch):
     monkeypatch.setattr(GenerationMixin, name, lambda self, input_ids, **kwargs: input_ids)
     with pytest.raises(RuntimeError, match=rf"{name} of this Transformers does not take .*generation_config"):
         tiny_model().generate(torch.tensor([[5, 2]]))
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names])
-def test_a_model_without_a_name_that_it_needs_says_which_versions_have_it(owner, name, monkeypatch):
+def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(owner, name, monkeypatch):
     config = tiny_config()
     rename(monkeypatch, owner, name)
     with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.23"):
@@ -190,9 +190,7 @@ def test_a_model_without_a_name_that_it_needs_says_which_versions_have_it(owner,
         ("linear_unpack", "int8"),
     ],
 )
-def test_without_a_function_of_torch_a_prepared_model_has_plain_layers_and_the_same_result(
-    function, dtype, monkeypatch
-):
+def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_same_result(function, dtype, monkeypatch):
     namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
 
     class Missing:
@@ -209,7 +207,7 @@ def test_without_a_function_of_torch_a_prepared_model_has_plain_layers_and_the_s
     assert torch.equal(prepared.generate(ids, **options), model.generate(ids, **options))
 
 
-def test_the_fast_paths_are_on(monkeypatch):
+def test_fast_paths_are_on(monkeypatch):
     """In the tested versions float32 and int8 are packed on x86, and encoder and decoder take the fast path."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
@@ -225,7 +223,7 @@ def test_the_fast_paths_are_on(monkeypatch):
     assert len(taken) == 1 + 3
 
 
-def test_published_code_names_nothing_of_the_cpus_fast_path(tmp_path):
+def test_published_code_imports_nothing_of_the_cpu_folder(tmp_path):
     model = tiny_model()
     model.with_remote_code().save_pretrained(tmp_path)
     published = {path.name for path in tmp_path.glob("*.py")}

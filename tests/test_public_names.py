@@ -16,7 +16,7 @@ OPTIONAL = (
 
 
 @pytest.mark.parametrize("name", sorted(set(vaswani_transformer.__all__) - {"translate"}))
-def test_a_public_name_is_importable_and_documented(name):
+def test_public_name_is_importable_and_documented(name):
     assert inspect.getdoc(getattr(vaswani_transformer, name))
 
 
@@ -27,11 +27,11 @@ def test_importing_the_package_loads_no_optional_dependency():
 
 
 @pytest.mark.slow
-def test_a_fresh_process_gets_every_public_name_by_a_star_import():
+def test_fresh_process_gets_every_public_name_by_a_star_import():
     code = "from vaswani_transformer import *; print(translate.__name__, draw_loss.__name__, to_ctranslate2.__name__)"
     assert run_python(code) == "translate draw_loss to_ctranslate2\n"
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     assert not hasattr(vaswani_transformer, "no_such_name")
     assert set(vaswani_transformer.__all__) <= set(dir(vaswani_transformer))

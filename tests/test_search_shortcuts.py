@@ -108,7 +108,7 @@ def begun(draw, rows):
 
 @settings(max_examples=300)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 400), st.integers(1, 30), st.booleans(), st.booleans())
-def test_the_likeliest_are_the_largest(seed, rows, width, count, has_ties, has_holes):
+def test_grouped_topk_equals_topk(seed, rows, width, count, has_ties, has_holes):
     torch.manual_seed(seed)
     logits, count = torch.randn(rows, width), min(count, width)
     logits = logits.round() if has_ties else logits
@@ -128,7 +128,7 @@ def test_the_likeliest_are_the_largest(seed, rows, width, count, has_ties, has_h
     st.sampled_from([0.1, 3.0, 1000.0]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
-def test_the_best_continuations_are_those_of_the_whole_vocabulary_in_float32(seed, num_sources, k, width, scale, dtype):
+def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, num_sources, k, width, scale, dtype):
     """However many sources are looked at together: the loop takes logits to float32 before their log-softmax."""
     torch.manual_seed(seed)
     logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
@@ -144,7 +144,7 @@ def test_the_best_continuations_are_those_of_the_whole_vocabulary_in_float32(see
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]))
-def test_the_own_choice_finds_what_the_loops_finds(data, seed, options, lengths, vocab_size):
+def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(data, seed, options, lengths, vocab_size):
     model = ending_model(seed, vocab_size)
     options = options | sources(lengths, vocab_size)
     options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
@@ -155,7 +155,7 @@ def test_the_own_choice_finds_what_the_loops_finds(data, seed, options, lengths,
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
-def test_more_continuations_of_a_beam_than_tokens_are_never_asked_for(vocab_size):
+def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_size):
     """A beam search may take (1 + end tokens) x beams tokens of one beam, more than there are."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
@@ -167,7 +167,7 @@ def test_more_continuations_of_a_beam_than_tokens_are_never_asked_for(vocab_size
 
 
 @pytest.mark.parametrize("kind", ["nan", "-inf", "peaked"])
-def test_strange_logits_end_as_they_do_with_the_whole_vocabulary(kind):
+def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(kind):
     model = ending_model(0, 60)
 
     def change(module, arguments, logits):
@@ -190,7 +190,7 @@ def test_strange_logits_end_as_they_do_with_the_whole_vocabulary(kind):
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([1.0, 3.0, 5.0]))
-def test_sources_that_leave_change_nothing_in_a_beam_search(data, seed, options, lengths, eagerness):
+def test_dropping_finished_sources_changes_nothing_in_beam_search(data, seed, options, lengths, eagerness):
     model = ending_model(seed, eagerness=eagerness)
     options = options | sources(lengths) | (begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
     with search(chooses=False, leaves=False), rows_seen(model) as all_rows:
@@ -204,7 +204,9 @@ def test_sources_that_leave_change_nothing_in_a_beam_search(data, seed, options,
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data(), SEEDS, LENGTHS, st.integers(1, 3), st.booleans(), st.sampled_from([END, [END, 7, 8], None]))
-def test_sources_that_leave_change_nothing_in_greedy_search_and_sampling(data, seed, lengths, returned, samples, ends):
+def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling(
+    data, seed, lengths, returned, samples, ends
+):
     model = ending_model(seed)
     options = sources(lengths) | {"max_new_tokens": 10, "num_beams": 1, "eos_token_id": ends}
     options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
@@ -223,7 +225,7 @@ def test_sources_that_leave_change_nothing_in_greedy_search_and_sampling(data, s
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(SEEDS, LENGTHS, st.integers(2, 3), st.integers(1, 2))
-def test_sources_that_leave_change_nothing_in_beam_sampling(seed, lengths, num_beams, returned):
+def test_dropping_finished_sources_changes_nothing_in_beam_sampling(seed, lengths, num_beams, returned):
     model = ending_model(seed)
     options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": returned, "max_new_tokens": 8}
     options |= sources(lengths) | {"max_source_relative_length": None}
@@ -252,7 +254,7 @@ def ways_of(way, **more):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_of_sources_that_are_done_are_decoded_no_more(way):
+def test_finished_sources_are_not_decoded(way):
     model, falls = ending_model(1), 0
     for seed in range(4):
         model = ending_model(seed)
@@ -277,7 +279,7 @@ def test_rows_of_sources_that_are_done_are_decoded_no_more(way):
     ],
     ids=str,
 )
-def test_however_it_is_called_the_same_is_found(way, more):
+def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, more):
     for seed in range(3):
         model = ending_model(seed)
         with search(leaves=False):
@@ -292,7 +294,7 @@ def test_however_it_is_called_the_same_is_found(way, more):
         assert torch.equal(found.sequences if "return_dict_in_generate" in given else found, expected)
 
 
-def test_without_an_end_token_nobody_leaves_a_greedy_search():
+def test_greedy_search_without_an_end_token_drops_no_row():
     """Transformers' loop then goes on writing behind a row's own limit, and not padding."""
     model = ending_model(0)
     options = ways_of("greedy", eos_token_id=None)
@@ -303,7 +305,7 @@ def test_without_an_end_token_nobody_leaves_a_greedy_search():
     assert set(rows) == {len(BATCH)}
 
 
-def test_sources_leave_where_the_stacks_have_different_depths():
+def test_finished_sources_are_dropped_with_stacks_of_different_depths():
     """Transformers makes a cache of as many layers as the encoder has."""
     model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
     norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
@@ -316,7 +318,7 @@ def test_sources_leave_where_the_stacks_have_different_depths():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_cache_that_the_caller_sees_has_every_row_and_every_token(way):
+def test_returned_cache_has_every_row_and_every_token(way):
     k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
     rows = k * len(BATCH)
     model, own = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -332,7 +334,9 @@ def test_a_cache_that_the_caller_sees_has_every_row_and_every_token(way):
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(SEEDS, SETTINGS["length_penalty"], SETTINGS["early_stopping"], LENGTHS, st.integers(2, 5), st.data())
-def test_power_with_both_shortcuts_is_transformers_own_search(seed, alpha, early_stopping, lengths, num_beams, data):
+def test_search_under_power_with_both_shortcuts_equals_transformers_own(
+    seed, alpha, early_stopping, lengths, num_beams, data
+):
     model = ending_model(seed, 97)
     plain = PlainSearch(model.config).eval().double()
     plain.load_state_dict(model.state_dict())
@@ -363,7 +367,7 @@ PROCESSORS = [
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: next(iter(processor)))
 @pytest.mark.parametrize("way", ["greedy", "sampling", "many", "power"])
-def test_logits_processors_do_the_same_where_sources_leave(way, processor):
+def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way, processor):
     for seed in range(2):
         model = ending_model(seed)
         with search(chooses=False, leaves=False):
@@ -405,7 +409,7 @@ CRITERIA = {
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_a_search_ends_rows_where_its_criteria_do(name):
+def test_search_ends_the_rows_that_its_criteria_end(name):
     """Twenty beams of two sources, by the settings that are made of the criteria."""
     criteria = StoppingCriteriaList(CRITERIA[name]())
     config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
@@ -422,7 +426,7 @@ def test_a_search_ends_rows_where_its_criteria_do(name):
         state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
-def test_a_longest_length_is_asked_where_it_has_something_to_say():
+def test_max_length_criterion_is_called_only_if_it_can_warn_of_positions():
     """It warns of targets beyond a table of positions."""
     prompt = torch.zeros(1, 1, dtype=torch.long)
     config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=6, pad_token_id=1)
@@ -432,7 +436,7 @@ def test_a_longest_length_is_asked_where_it_has_something_to_say():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_search_ends_targets_by_all_its_criteria(way):
+def test_search_ends_targets_by_all_its_criteria(way):
     """A criterion that says what an end token says finds what that finds."""
     model, ends = ending_model(1), Doing(lambda _: None)
     expected = model.generate(**ways_of(way))
@@ -449,7 +453,7 @@ def doing(do):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_that_fails_leaves_nothing_behind(way):
+def test_failed_call_leaves_no_state_in_the_model(way):
     model = ending_model(1)
     expected = model.generate(**ways_of(way))
 
@@ -467,7 +471,7 @@ INNER_WAYS = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2
 
 @pytest.mark.parametrize("inner_way", INNER_WAYS)
 @pytest.mark.parametrize("way", ["greedy", "beam"])
-def test_a_search_within_a_search_meets_it_nowhere(way, inner_way):
+def test_nested_searches_are_independent(way, inner_way):
     outer, inner = ending_model(1), ending_model(2, 97)
     options = sources([4] if inner_way == "assisted" else [4, 2], 97) | INNER_WAYS[inner_way]
     options |= {"max_source_relative_length": 8}
@@ -483,7 +487,7 @@ def test_a_search_within_a_search_meets_it_nowhere(way, inner_way):
     assert all(torch.equal(each, expected_within) for each in found_within)
 
 
-def test_searches_on_several_threads_meet_nowhere():
+def test_searches_on_several_threads_are_independent():
     """Each waits within its search until all others are within theirs."""
     ways = ["greedy", "beam", "many", "power"]
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
@@ -506,7 +510,7 @@ def test_searches_on_several_threads_meet_nowhere():
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_the_scores_of_a_search_with_the_whole_vocabulary_are_those_of_its_logits():
+def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
     """Where scores are asked for, the loop sees the whole vocabulary, and gives back as wide a row for each beam."""
     model = ending_model(1, 97)
     options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}

@@ -86,13 +86,13 @@ class TestTransformersSuite(*(base for base in bases if base is not None)):
 
 
 @needs_generation_tests
-def test_the_tests_of_generate_are_among_them() -> None:
+def test_suite_has_the_tests_of_generate() -> None:
     names = {name for name in dir(suite.GenerationTesterMixin) if name.startswith("test_")}
     assert "test_beam_search_generate" in names
     assert names <= set(dir(TestTransformersSuite))
 
 
-def test_a_suite_that_cannot_be_fetched_is_skipped_with_its_reason(tmp_path, monkeypatch) -> None:
+def test_suite_that_cannot_be_fetched_is_skipped_with_its_reason(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("TRANSFORMERS_SOURCE", raising=False)
     monkeypatch.setattr(transformers_suite, "UNPACKED", tmp_path / "transformers-0")
     monkeypatch.setattr(transformers_suite, "VERSION", "0.0.0.dev0")

@@ -141,7 +141,7 @@ def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("implementation", MODELS)
-def test_texts_side_by_side_get_the_window_in_addition_to_their_mask(implementation: str) -> None:
+def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: str) -> None:
     """A caller's mask (B, 1, Q, K) keeps two packed texts apart; each has the states that it has alone."""
     model, lengths = MODELS[implementation], [6, 9]
     first, second = (random_tokens(1, length) for length in lengths)
@@ -222,7 +222,7 @@ def test_other_ways_of_decoding_give_the_same_tokens() -> None:
         assert torch.equal(model.generate(source, **options, **way), expected), way
 
 
-def test_generation_goes_on_from_a_cache_of_r_keys() -> None:
+def test_generation_continues_from_a_cache_of_r_keys() -> None:
     model, source = MODELS["sdpa"], random_tokens(2, 7)
     whole = model.generate(source, max_new_tokens=10, min_new_tokens=10)
     begun = model.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)

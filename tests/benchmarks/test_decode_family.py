@@ -52,7 +52,7 @@ def run(folder, capsys, monkeypatch):
     return run
 
 
-def test_the_table_has_a_row_for_each_search(run, tmp_path):
+def test_table_has_a_row_for_each_search(run, tmp_path):
     settings = ["--threads=1", "--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
     output, errors, status = run(["ar", "nat", "cmlm"], *settings, "--distilled", "NAT")
     assert (errors, status) == ("", 0)
@@ -112,7 +112,7 @@ def test_sentences_are_shown_after_each_iteration(run):
     ],
     ids=str,
 )
-def test_what_cannot_be_compared_ends_the_command_with_one_line(run, names, options, message):
+def test_models_that_cannot_be_compared_end_the_command_with_one_line(run, names, options, message):
     output, errors, status = run(names, "--threads=1", *options)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert message in errors

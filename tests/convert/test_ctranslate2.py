@@ -81,14 +81,14 @@ def assert_same_probabilities(model, folder, **tolerance):
     ],
     ids=str,
 )
-def test_every_model_has_the_same_probabilities(overrides, tmp_path):
+def test_converted_model_has_the_same_probabilities(overrides, tmp_path):
     model = lively(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_activation_is_the_same(name, tmp_path):
+def test_converted_activation_is_the_same(name, tmp_path):
     """gelu_fast and its kind are one formula rounded otherwise: far nearer to each other than GELUs of two kinds."""
     model = lively(activation_function=name)
     to_ctranslate2(model, None, tmp_path / "converted")
@@ -129,7 +129,9 @@ def assert_same_search(model, folder, sources, is_early=True, **settings):
     every=st.booleans(),
     is_early=st.booleans(),
 )
-def test_power_is_our_own_beam_search(tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early):
+def test_beam_search_under_power_equals_generate(
+    tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early
+):
     """Token for token and score for score, with sources of unequal length together."""
     model, folder = lively(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
     to_ctranslate2(model, None, folder)
@@ -140,7 +142,7 @@ def test_power_is_our_own_beam_search(tmp_path_factory, seed, num_beams, alpha, 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_one_beam_is_our_greedy_search(seed, tmp_path):
+def test_search_with_one_beam_equals_greedy_generate(seed, tmp_path):
     model = lively(seed, vocab_size=12)
     to_ctranslate2(model, None, tmp_path / "converted")
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
@@ -162,7 +164,7 @@ def pairs_folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "float32", "int8", "bfloat16", "float16", "int16"])
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_trained_model_translates_alike_however_it_is_stored(quantization, num_beams, tmp_path):
+def test_trained_model_translates_the_same_in_every_stored_dtype(quantization, num_beams, tmp_path):
     model, tokenizer = model_of_pairs()
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
     found = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
@@ -172,7 +174,7 @@ def test_a_trained_model_translates_alike_however_it_is_stored(quantization, num
 @pytest.mark.slow
 @pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("num_beams", [2, 4])
-def test_a_trained_models_search_is_our_own(num_beams, is_early, pairs_folder):
+def test_search_of_a_trained_model_equals_generate(num_beams, is_early, pairs_folder):
     model, tokenizer = model_of_pairs()
     sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
     settings = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
@@ -181,7 +183,7 @@ def test_a_trained_models_search_is_our_own(num_beams, is_early, pairs_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "tolerance"), [("bfloat16", 0.03), ("float16", 0.004), ("int8", 0.1)])
-def test_probabilities_in_fewer_bits_stay_near(quantization, tolerance, tmp_path):
+def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path):
     """In log P of a token, a mean over sentences that the model knows and does not.
 
     A weight of 8 bits, of -127 to 127, is off by up to 1/254 of its row's largest; bfloat16 keeps 8 binary digits of
@@ -214,7 +216,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
-def test_the_model_is_left_as_it_is(quantization, tmp_path):
+def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
     """CTranslate2 quantises in place."""
     model = lively()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -223,13 +225,13 @@ def test_the_model_is_left_as_it_is(quantization, tmp_path):
         assert torch.equal(weight, before[name])
 
 
-def test_a_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path):
+def test_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path):
     model = lively().bfloat16()
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model.float(), tmp_path / "converted")
 
 
-def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_room(tmp_path):
+def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path):
     model = lively(vocab_size=2000)
     sizes = {}
     for quantization in (None, "bfloat16", "int8"):
@@ -241,7 +243,7 @@ def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_room(tmp_path)
     assert 3.3 < sizes[None] / sizes["int8"] < 4
 
 
-def test_a_tokens_string_is_the_tokenizers_and_entries_without_one_get_a_name(tmp_path):
+def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one(tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
     size = len(tokenizer)
     model = tiny_model(vocab_size=size + 3)
@@ -257,13 +259,13 @@ def test_a_tokens_string_is_the_tokenizers_and_entries_without_one_get_a_name(tm
     assert AutoTokenizer.from_pretrained(folder)(text).input_ids == tokenizer(text).input_ids
 
 
-def test_a_word_piece_tokenizers_unknown_token_is_named(tmp_path):
+def test_vocabulary_of_word_pieces_names_its_unknown_token(tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=20, algorithm="wordpiece")
     folder = to_ctranslate2(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "converted")
     assert json.loads((folder / "config.json").read_text())["unk_token"] == "<unk>"
 
 
-def test_the_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
+def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
     model = lively()
     model.use_paper_decoding()
     folder = to_ctranslate2(model, None, tmp_path / "converted", positions=100)
@@ -278,7 +280,7 @@ def test_the_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
         saved([[3] * 101])
 
 
-def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
+def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
     model = lively(vocab_size=12)
     model.generation_config.bad_words_ids = [[word] for word in range(4, 12) if word != 7] + [
         [END],
@@ -292,7 +294,7 @@ def test_what_the_saved_config_suppresses_is_never_written(tmp_path):
         assert tokens == [7, 7, 7, 7]
 
 
-def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeypatch):
+def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: told.append(text % parts))
     model = lively()
@@ -305,7 +307,7 @@ def test_saved_settings_that_the_engine_does_without_are_named(tmp_path, monkeyp
     ]
 
 
-def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_source(tmp_path):
+def test_default_limit_is_fifty_tokens_more_than_the_source(tmp_path):
     folder = to_ctranslate2(lively(), None, tmp_path / "converted")
     assert CTranslate2Engine(folder).limit(7) == 57
     with pytest.raises(ValueError, match="converted without its tokenizer"):
@@ -322,13 +324,13 @@ def test_without_saved_limits_a_translation_may_be_fifty_tokens_longer_than_its_
         ({"max_new_tokens": 2000}, r"max_new_tokens \(2000\) is not from 1 to the table of 1024 positions"),
     ],
 )
-def test_a_setting_out_of_range_is_refused(settings, message, tmp_path):
+def test_setting_out_of_range_is_an_error(settings, message, tmp_path):
     folder = to_ctranslate2(tiny_model(), None, tmp_path / "converted")
     with pytest.raises(ValueError, match=message):
         CTranslate2Engine(folder, **settings)
 
 
-def test_a_folder_without_a_converted_model_is_refused(tmp_path):
+def test_folder_without_a_converted_model_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r'no model that "vaswani-convert ctranslate2" wrote'):
         CTranslate2Engine(tmp_path)
 
@@ -359,13 +361,13 @@ def prepared():
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-def test_what_cannot_be_represented_is_refused_by_name_and_leaves_nothing(make, options, message, tmp_path):
+def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file(make, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         to_ctranslate2(make(), None, tmp_path / "converted", **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_models_tokenizer_is_refused_and_leaves_nothing(tmp_path):
+def test_tokenizer_of_another_model_is_an_error_that_leaves_no_file(tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
     with pytest.raises(ValueError, match=r"has ids up to \d+ and the model a vocabulary of 99 entries"):
         to_ctranslate2(tiny_model(), tokenizer, tmp_path / "converted")
@@ -373,7 +375,7 @@ def test_another_models_tokenizer_is_refused_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_lora_is_refused_until_it_is_merged(tmp_path):
+def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path):
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(lively(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
     for name, weight in adapted.named_parameters():
@@ -388,7 +390,7 @@ def test_lora_is_refused_until_it_is_merged(tmp_path):
     assert_same_probabilities(merged, tmp_path / "converted")
 
 
-def test_the_command_converts_a_folder_and_refuses_one_in_use(tmp_path, capsys):
+def test_command_converts_a_folder_and_never_overwrites_one_without_force(tmp_path, capsys):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=300)
     model = lively(vocab_size=len(tokenizer))
     model.use_paper_decoding()
@@ -410,7 +412,7 @@ def test_the_command_converts_a_folder_and_refuses_one_in_use(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "model"]
 
 
-def test_the_command_refuses_other_models_in_one_line(tmp_path, capsys):
+def test_command_ends_with_one_line_for_models_of_other_types(tmp_path, capsys):
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for model, message in [
@@ -425,7 +427,7 @@ def test_the_command_refuses_other_models_in_one_line(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
-def test_without_ctranslate2_the_command_says_how_to_install_it(tmp_path, monkeypatch):
+def test_command_without_ctranslate2_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match='CTranslate2 is not installed; install it with "pip install ctranslate2"'):
         to_ctranslate2(tiny_model(), None, tmp_path / "converted")
@@ -433,5 +435,5 @@ def test_without_ctranslate2_the_command_says_how_to_install_it(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_importing_the_package_does_not_import_ctranslate2():
+def test_convert_command_does_not_import_ctranslate2():
     run_python("import sys, vaswani_transformer.convert.command; assert 'ctranslate2' not in sys.modules")

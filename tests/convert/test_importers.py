@@ -71,7 +71,7 @@ def assert_alike(ours, theirs, pad):
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
-def test_a_marian_model_computes_the_same(activation, scale, tmp_path):
+def test_marian_model_computes_the_same(activation, scale, tmp_path):
     original = marian(activation_function=activation, scale_embedding=scale)
     original.save_pretrained(tmp_path)
     found = from_marian(str(tmp_path), with_tokenizer=False)
@@ -84,7 +84,7 @@ def test_a_marian_model_computes_the_same(activation, scale, tmp_path):
     assert torch.equal(found.model.generate(sources, **beams), original.generate(sources, **beams))
 
 
-def test_marians_positions_are_halves_of_the_papers_frequencies(tmp_path):
+def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path):
     marian().save_pretrained(tmp_path)
     table = from_marian(str(tmp_path), with_tokenizer=False).model.model.decoder.input_embedding.positions.table.weight
     for position in (0, 1, 31):
@@ -94,7 +94,7 @@ def test_marians_positions_are_halves_of_the_papers_frequencies(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_marians_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path):
+def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path):
     """The very logits, not only the same probabilities, with the last norm's gains as uneven as trained ones."""
     torch.manual_seed(seed)
     original = marian()
@@ -109,7 +109,7 @@ def test_marians_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path
     assert_alike(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), original, PAD)
 
 
-def test_a_bias_that_would_be_lost_in_rounding_is_refused(tmp_path):
+def test_bias_that_rounding_would_lose_is_an_error(tmp_path):
     original = marian()
     original.final_logits_bias.normal_()
     original.model.decoder.layers[-1].final_layer_norm.weight.data[3] = 0
@@ -119,7 +119,7 @@ def test_a_bias_that_would_be_lost_in_rounding_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_a_fsmt_model_computes_the_same(scale, tmp_path):
+def test_fsmt_model_computes_the_same(scale, tmp_path):
     original = fsmt(scale_embedding=scale)
     original.save_pretrained(tmp_path)
     found = from_fsmt(str(tmp_path), with_tokenizer=False)
@@ -145,7 +145,7 @@ def test_a_fsmt_model_computes_the_same(scale, tmp_path):
         (lambda: fsmt(tie_word_embeddings=False, src_vocab_size=V + 1), "has separate embeddings of source and target"),
     ],
 )
-def test_what_has_no_place_here_is_refused_by_name(make, message, tmp_path):
+def test_setting_without_a_counterpart_is_an_error_that_names_it(make, message, tmp_path):
     original = make()
     original.save_pretrained(tmp_path)
     read = from_marian if isinstance(original, MarianMTModel) else from_fsmt
@@ -245,7 +245,7 @@ def save_checkpoint(path, state, newer=True, **arguments):
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("newer", [True, False])
-def test_a_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_path):
+def test_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_path):
     original = FairseqTransformer(scale)
     path = save_checkpoint(tmp_path / "c.pt", original.state_dict(), newer, no_scale_embedding=not scale)
     found = from_fairseq(path)
@@ -255,7 +255,7 @@ def test_a_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_p
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)
 
 
-def test_fairseqs_learned_positions_begin_behind_the_padding(tmp_path):
+def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path):
     original = FairseqTransformer()
     tables = {f"{stack}.embed_positions.weight": torch.randn(30 + PAD + 1, D) for stack in ("encoder", "decoder")}
     original.positions = [table[PAD + 1 :] for table in tables.values()]
@@ -273,7 +273,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("place", ["args", "model", "last_optimizer_state"])
-def test_no_code_of_a_checkpoint_is_run(place, tmp_path):
+def test_checkpoint_cannot_run_code(place, tmp_path):
     content = {"model": {}, "args": argparse.Namespace()}
     torch.save(content | {place: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match=r"contains \S*exec, which could run code"):
@@ -281,7 +281,7 @@ def test_no_code_of_a_checkpoint_is_run(place, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK"])
-def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
+def test_file_that_is_no_checkpoint_is_an_error(content, tmp_path):
     (tmp_path / "c.pt").write_bytes(content)
     with pytest.raises(ValueError, match="not a checkpoint that torch can read"):
         from_fairseq(tmp_path / "c.pt")
@@ -309,13 +309,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
         ),
     ],
 )
-def test_what_fairseq_has_and_the_paper_not_is_refused_by_name(change, arguments, message, tmp_path):
+def test_fairseq_setting_that_the_paper_lacks_is_an_error_that_names_it(change, arguments, message, tmp_path):
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict() | change, **arguments)
     with pytest.raises(ValueError, match=message):
         from_fairseq(path)
 
 
-def test_a_checkpoint_with_biases_in_one_stack_alone_is_refused(tmp_path):
+def test_checkpoint_with_biases_in_only_one_stack_is_an_error(tmp_path):
     state = FairseqTransformer().state_dict()
     state = {key: value for key, value in state.items() if not (key.startswith("encoder") and "in_proj_bias" in key)}
     with pytest.raises(ValueError, match=r"has model\.\S+bias, which a model with its other weights does not have"):
@@ -330,14 +330,14 @@ def test_a_checkpoint_with_biases_in_one_stack_alone_is_refused(tmp_path):
         (b"[1]", "settings.json: got a list, expected an object such as"),
     ],
 )
-def test_a_file_without_settings_is_refused(content, message, tmp_path):
+def test_checkpoint_without_settings_is_an_error(content, message, tmp_path):
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
     (tmp_path / "settings.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         from_fairseq(path, config=tmp_path / "settings.json")
 
 
-def test_a_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
+def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
     original = FairseqTransformer()
     torch.save({"model": original.state_dict()}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match="has no number of heads; give a JSON file"):
@@ -380,7 +380,7 @@ def vocabulary(tmp_path):
     return tmp_path
 
 
-def test_fairseqs_vocabulary_and_merges_become_a_tokenizer(vocabulary):
+def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary):
     """By hand, by the rules of subword-nmt: merges in their order, "</w>" at a word's end, "@@" where it goes on."""
     tokenizer = fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
     ids = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
@@ -417,13 +417,13 @@ def test_fairseqs_vocabulary_and_merges_become_a_tokenizer(vocabulary):
         ("codes", "l \udcff\n", "codes: not UTF-8"),
     ],
 )
-def test_vocabularies_and_merges_that_are_none_are_refused(name, content, message, vocabulary):
+def test_malformed_vocabulary_or_merges_are_an_error(name, content, message, vocabulary):
     (vocabulary / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
 
 
-def test_the_command_imports_a_fairseq_checkpoint(vocabulary, capsys):
+def test_command_imports_a_fairseq_checkpoint(vocabulary, capsys):
     path, out = save_checkpoint(vocabulary / "c.pt", FairseqTransformer().state_dict()), vocabulary / "out"
     call = ["fairseq", str(path), str(out), f"--dict={vocabulary / 'dict.txt'}", f"--codes={vocabulary / 'codes'}"]
     with pytest.raises(SystemExit):
@@ -465,7 +465,7 @@ def marian_folder(tmp_path_factory):
     return folder
 
 
-def test_the_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tmp_path, capsys):
+def test_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tmp_path, capsys):
     out = tmp_path / "out"
     main(["marian", str(marian_folder), str(out)])
     assert "with a MarianTokenizer\nLargest difference on random sentences: " in capsys.readouterr().out
@@ -481,7 +481,7 @@ def test_the_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tm
     assert "without a tokenizer" in capsys.readouterr().out
 
 
-def test_a_marian_model_goes_on_to_ctranslate2(marian_folder, tmp_path, capsys):
+def test_imported_marian_model_converts_to_ctranslate2(marian_folder, tmp_path, capsys):
     pytest.importorskip("ctranslate2")
     main(["marian", str(marian_folder), str(tmp_path / "ours")])
     main(["ctranslate2", str(tmp_path / "ours"), str(tmp_path / "engine")])
@@ -497,7 +497,7 @@ def test_a_marian_model_goes_on_to_ctranslate2(marian_folder, tmp_path, capsys):
     assert search.translate(texts) == tokenizer.batch_decode(found, skip_special_tokens=True)
 
 
-def test_a_fsmt_models_tokenizer_comes_along(tmp_path, capsys):
+def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path, capsys):
     pytest.importorskip("sacremoses")
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "a", "b</w>", "a</w>", "ab</w>"]
     for name in ("vocab-src.json", "vocab-tgt.json"):
@@ -511,7 +511,7 @@ def test_a_fsmt_models_tokenizer_comes_along(tmp_path, capsys):
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
 
 
-def test_the_command_refuses_a_model_of_another_kind(marian_folder, tmp_path, capsys):
+def test_command_ends_with_one_line_for_a_model_of_another_type(marian_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fsmt", str(marian_folder), str(tmp_path / "out")])
     assert "a model of type 'marian', expected 'fsmt'" in capsys.readouterr().err

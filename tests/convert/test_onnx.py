@@ -78,13 +78,13 @@ def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
         assert torch.equal(torch.tensor(found), expected[:, 1:])
 
 
-def test_a_model_that_writes_from_left_to_right_is_exported_by_transformers(tmp_path) -> None:
+def test_autoregressive_model_is_an_error_that_names_the_exporter_of_transformers(tmp_path) -> None:
     with pytest.raises(UserError, match=r"writes one token after the other; .* transformers\.exporters\.OnnxExporter"):
         to_onnx(tiny_model(), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
 
-def test_a_model_on_another_device_and_a_missing_package_are_errors_of_one_line(tmp_path, monkeypatch) -> None:
+def test_model_on_another_device_and_a_missing_package_are_errors_of_one_line(tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match=r"is on meta, expected cpu\. Move it by \.to\('cpu'\)\.$"):
         to_onnx(FAMILY["nat"]().to("meta"), tmp_path / "onnx")
     monkeypatch.setattr(onnx_exporter, "find_spec", lambda name: None)

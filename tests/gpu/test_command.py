@@ -36,7 +36,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "failed" not in done.stdout
 
 
-def test_parts_have_names_of_their_own_and_correctness_comes_first() -> None:
+def test_part_names_are_unique_and_correctness_comes_first() -> None:
     names = [part.name for part in parts()]
     assert len(set(names)) == len(names)
     kinds = [name.split(":")[0] for name in names]
@@ -44,7 +44,7 @@ def test_parts_have_names_of_their_own_and_correctness_comes_first() -> None:
     assert set(kinds) == {"correct", "speed"}
 
 
-def test_an_unknown_part_is_answered_with_the_list(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_unknown_part_is_an_error_with_the_list(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert main(["--device=cpu", "--only=nothing*", f"--out={tmp_path / 'out'}"]) == 2
     message = capsys.readouterr().err
     assert message.startswith("--only: no part has such a name; got 'nothing*'. The parts are correct: eager, float32")

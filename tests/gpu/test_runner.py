@@ -47,7 +47,7 @@ COMMAND = ["python", "-m", "tests.gpu"]
         ("exhausting", 1, SKIPPED, "out of memory: CUDA out of memory. Tried to allocate 20 GiB"),
     ],
 )
-def test_a_part_ends_with_a_status_and_one_line_of_reason(
+def test_part_ends_with_a_status_and_one_line_of_reason(
     name: str, rows: int, status: str, reason: str | None, tmp_path: Path
 ) -> None:
     found: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def test_a_part_ends_with_a_status_and_one_line_of_reason(
 
 
 @pytest.mark.parametrize(("module", "status"), [("no_such_package", SKIPPED), ("vaswani_transformer.gone", FAILED)])
-def test_a_part_without_a_package_is_skipped_and_one_without_a_module_of_the_project_fails(
+def test_part_without_a_package_is_skipped_and_one_without_a_module_of_the_project_fails(
     module: str, status: str, tmp_path: Path
 ) -> None:
     def importing(setting: Setting) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
     return FakeWorker
 
 
-def test_the_run_continues_after_parts_that_do_not_pass(
+def test_run_continues_after_parts_that_do_not_pass(
     fake_worker: type[FakeWorker], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     names = ["far", "raising", "hanging", "exhausting", "good"]
@@ -130,7 +130,7 @@ def test_results_are_written_row_by_row(tmp_path: Path, fake_worker: type[FakeWo
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_second_call_runs_only_what_the_first_had_no_time_for(tmp_path: Path, fake_worker: type[FakeWorker]) -> None:
+def test_second_call_runs_only_what_the_first_had_no_time_for(tmp_path: Path, fake_worker: type[FakeWorker]) -> None:
     chosen = [SAMPLES[name] for name in ("good", "raising")]
     assert run_parts(chosen, "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=0)
     assert [part["status"] for part in json.loads((tmp_path / RESULTS).read_text())["parts"]] == [NOT_RUN, NOT_RUN]
@@ -181,7 +181,7 @@ def test_tables_have_the_columns_of_all_their_rows() -> None:
     ("value", "cell"),
     [(None, ""), (True, "yes"), (12345, "12,345"), (1234.5, "1,234"), (0.00012345, "0.000123"), (float("nan"), "nan")],
 )
-def test_a_cell_is_short(value: Any, cell: str) -> None:
+def test_table_cell_is_short(value: Any, cell: str) -> None:
     assert spell(value) == cell
 
 

@@ -31,7 +31,7 @@ WAITING: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_an_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
+def test_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
     function, kind = WAITING[name]
     with pretended_device() as device:
         values = torch.arange(3).to(device)
@@ -52,7 +52,7 @@ def test_operations_that_stay_on_the_device_are_not_counted() -> None:
     assert torch.equal(result.host, expected.masked_fill(expected > 0.9, 0.0) @ torch.ones(2, 2))
 
 
-def test_a_device_answers_with_the_numbers_of_the_cpu() -> None:
+def test_pretended_device_computes_the_numbers_of_the_cpu() -> None:
     with pretended_device() as device:
         values = torch.arange(3).to(device)
         assert values.device == device
@@ -61,7 +61,7 @@ def test_a_device_answers_with_the_numbers_of_the_cpu() -> None:
     assert torch.is_autocast_enabled("cpu") is False
 
 
-def test_only_a_copy_that_the_host_waits_for_is_counted() -> None:
+def test_copy_is_counted_only_if_the_host_waits_for_it() -> None:
     with pretended_device() as device, SynchronizationCounter() as counter:
         torch.arange(3).to(device, non_blocking=True).to("cpu", non_blocking=True)
     assert counter.counts == {"copy to the host": 1}  # its numbers are there only after a wait
@@ -82,7 +82,7 @@ def batch() -> dict[str, Tensor]:
         ({"attn_implementation": "sdpa", "position_embedding": "learned"}, {"nonzero": 1}),
     ],
 )
-def test_a_training_step_waits_once_for_the_device(settings: dict[str, Any], expected: dict[str, int]) -> None:
+def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expected: dict[str, int]) -> None:
     inputs, reference = batch(), tiny_model(dropout=0.0, **settings).train()
     loss = reference(**inputs).loss
     loss.backward()
@@ -104,7 +104,7 @@ def test_a_training_step_waits_once_for_the_device(settings: dict[str, Any], exp
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 @pytest.mark.parametrize(("num_beams", "most"), [(1, 2), (4, 3)])
-def test_a_decoded_token_waits_at_most_so_often(num_beams: int, most: int, kind: str) -> None:
+def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: int, kind: str) -> None:
     """The difference of two searches of different lengths, so that what a call does once does not count."""
     inputs, found = batch(), []
     del inputs["labels"]
@@ -134,7 +134,7 @@ class Totals(TrainerCallback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_step_of_a_recipe_waits_once_in_a_pass(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch, the number of its tokens, clipping, the optimizer, the schedule and the callbacks add nothing."""
     pytest.importorskip("datasets")
     from tests.training.runs import make_arguments

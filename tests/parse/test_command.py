@@ -78,7 +78,7 @@ def test_plain_text_is_tokenized(run) -> None:
     assert run(stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
 
 
-def test_a_tree_of_any_output_has_the_words_of_its_line(run) -> None:
+def test_tree_of_any_output_has_the_words_of_its_line(run) -> None:
     texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]
     output, errors, status = run("--tokenized", "--beams=1", "--max_length=5", stdin=lines(texts))
     trees = [tree for _, tree in read_trees(enumerate(output.splitlines(), start=1), "output")]
@@ -136,7 +136,7 @@ def test_interactive_lines_are_parsed_at_once(run) -> None:
         (["--iterations=2"], "--iterations: "),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments, message, run) -> None:
+def test_invalid_option_or_input_ends_the_command_with_one_line(arguments, message, run) -> None:
     output, errors, status = run(*arguments, stdin=lines(SENTENCES))
     assert (output, status) == ("", 2)
     assert message in errors

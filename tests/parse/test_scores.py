@@ -34,7 +34,7 @@ def test_sentences_are_scored_as_evalb_prints_them() -> None:
         assert (scores.matched, scores.gold, scores.predicted, scores.words, scores.correct_tags) == row
 
 
-def test_gold_punctuation_counts_the_sentence_that_evalb_leaves_out() -> None:
+def test_sentence_that_evalb_skips_counts_with_the_punctuation_of_gold_trees() -> None:
     scores = score_trees(read(GOLD), read(PREDICTED))
     assert (scores.sentences, scores.skipped, scores.errors) == (6, 1, 0)
     assert (scores.matched, scores.gold, scores.predicted) == (25 + 4, 29 + 4, 31 + 4)
@@ -62,7 +62,7 @@ def test_functional_tags_do_not_count() -> None:
     assert score_trees(gold, [evaluation_tree(gold[0])]).f1 == 100
 
 
-def test_trees_of_other_words_or_number_are_refused() -> None:
+def test_trees_of_other_words_or_another_number_are_an_error() -> None:
     one, other = read("(TOP (NP (NN dog)))\n(TOP (NP (NN cat)))")
     with pytest.raises(UserError, match="tree 1: its words"):
         score_trees([one], [other])

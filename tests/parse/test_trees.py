@@ -63,7 +63,7 @@ def test_functional_tags_indices_and_empty_elements_disappear() -> None:
     )
 
 
-def test_tree_of_empty_elements_is_none() -> None:
+def test_tree_of_only_empty_elements_evaluates_to_none() -> None:
     ((_, tree),) = read("( (S (NP (-NONE- *))))")
     assert evaluation_tree(tree) is None
 
@@ -74,7 +74,7 @@ def test_cleaning_twice_is_cleaning_once(tree) -> None:
     assert cleaned is None or evaluation_tree(cleaned) == cleaned
 
 
-def test_deep_tree_is_no_recursion() -> None:
+def test_deep_tree_needs_no_recursion() -> None:
     text = "(TOP " + "(S " * 5000 + "(NN a)" + ")" * 5001
     ((_, tree),) = read(text)
     assert str(tree) == text

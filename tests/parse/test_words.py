@@ -31,5 +31,5 @@ def test_words_hold_no_bracket_and_splitting_loses_no_character(text) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="() \t\r\n\f\v"), min_size=1)))
-def test_tokenized_words_stay(words) -> None:
+def test_tokenized_words_are_unchanged(words) -> None:
     assert split_tokenized(" ".join(words)) == words

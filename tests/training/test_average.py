@@ -29,7 +29,7 @@ def run_folder(tmp_path):
     return run
 
 
-def test_every_weight_is_the_mean_of_its_own(tmp_path):
+def test_averaged_weight_is_the_mean_over_the_checkpoints(tmp_path):
     folders, models = [], []
     for seed in range(3):
         torch.manual_seed(seed)
@@ -42,7 +42,7 @@ def test_every_weight_is_the_mean_of_its_own(tmp_path):
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
 
 
-def test_the_last_whole_checkpoints_are_taken_by_step(run_folder, tmp_path):
+def test_average_takes_the_last_complete_checkpoints_by_step(run_folder, tmp_path):
     assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
     assert all((weight == 9.5).all() for weight in load_file(tmp_path / "mean" / "model.safetensors").values())
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
@@ -51,19 +51,19 @@ def test_the_last_whole_checkpoints_are_taken_by_step(run_folder, tmp_path):
     assert not (tmp_path / "mean" / "manifest.json").exists()
 
 
-def test_too_few_checkpoints_are_refused(run_folder, tmp_path):
+def test_too_few_checkpoints_are_an_error(run_folder, tmp_path):
     with pytest.raises(UserError, match=r"has 3 complete checkpoints, expected 4"):
         average(run_folder, 4, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
 
 
-def test_a_folder_in_use_is_left_alone(run_folder, tmp_path):
+def test_output_folder_that_is_not_empty_is_an_error(run_folder, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is not empty"):
         average(run_folder, 2, tmp_path)
 
 
-def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
+def test_checkpoints_of_two_models_are_an_error(run_folder, tmp_path):
     other = run_folder / "checkpoints" / "checkpoint-10"
     save_file({"x": torch.zeros(1)}, other / "model.safetensors")
     mark_complete(other)
@@ -71,7 +71,7 @@ def test_checkpoints_of_two_models_are_refused(run_folder, tmp_path):
         average(run_folder, 2, tmp_path / "mean")
 
 
-def test_the_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
+def test_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
     main([str(run_folder), "--last=3", f"--output_dir={tmp_path / 'mean'}"])
     assert json.loads(capsys.readouterr().out)["averaged_steps"] == [2, 9, 10]
     with pytest.raises(SystemExit) as end:
@@ -90,7 +90,7 @@ def test_weights_that_are_not_finite_are_not_averaged(run_folder, tmp_path, valu
     assert not (tmp_path / "mean").exists()
 
 
-def test_a_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder, tmp_path, capsys):
+def test_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as end:
         main([str(run_folder), "--last=2", f"--output_dir={tmp_path / 'file' / 'mean'}"])
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder,
     assert capsys.readouterr().err.endswith("mean: cannot be written: Not a directory; give another --output_dir.\n")
 
 
-def test_an_argument_that_is_wrong_is_answered_in_one_line(capsys):
+def test_wrong_argument_ends_the_command_with_one_line(capsys):
     with pytest.raises(SystemExit) as end:
         main(["run", "--last=many"])
     assert end.value.code == 2

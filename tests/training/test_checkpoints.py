@@ -47,7 +47,7 @@ def steps(found):
     return [step_of(checkpoint) for checkpoint in found]
 
 
-def test_checkpoints_are_found_by_step_and_only_whole_ones_count(tmp_path):
+def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
     for step, whole in ((100, True), (9, True), (20, False), (3, True)):
         make(tmp_path, step, whole=whole)
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
@@ -58,7 +58,7 @@ def test_checkpoints_are_found_by_step_and_only_whole_ones_count(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
-def test_a_checkpoint_that_has_lost_a_byte_is_not_whole(tmp_path, damage):
+def test_checkpoint_that_lost_a_byte_is_not_complete(tmp_path, damage):
     checkpoint = make(tmp_path, 3)
     assert is_complete(checkpoint)
     file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
@@ -77,14 +77,14 @@ def test_a_checkpoint_that_has_lost_a_byte_is_not_whole(tmp_path, damage):
     assert last_checkpoint(tmp_path) is None
 
 
-def test_a_run_goes_on_from_its_newest_whole_checkpoint_and_what_lies_behind_is_gone(tmp_path):
+def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path):
     for step, whole in ((3, True), (6, False), (9, True), (12, False), (15, False)):
         make(tmp_path, step, whole=whole)
     assert step_of(resume_point(tmp_path)) == 9
     assert steps(all_checkpoints(tmp_path)) == [3, 6, 9]
 
 
-def test_a_run_without_a_whole_checkpoint_begins_anew(tmp_path):
+def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
     make(tmp_path, 3, whole=False)
     assert resume_point(tmp_path) is None
     assert all_checkpoints(tmp_path) == []
@@ -92,7 +92,7 @@ def test_a_run_without_a_whole_checkpoint_begins_anew(tmp_path):
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
-def test_never_the_best_or_the_newest_is_deleted(tmp_path_factory, course, keep):
+def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course, keep):
     """A course of saves, some of them a new best, some cut short."""
     run, best, saved = tmp_path_factory.mktemp("run"), None, []
     for step, (is_best, is_cut) in enumerate(course, start=1):
@@ -111,7 +111,7 @@ def test_never_the_best_or_the_newest_is_deleted(tmp_path_factory, course, keep)
         assert others == [other for other in saved if other not in protected][len(saved) - len(kept) :]
 
 
-def test_a_deletion_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monkeypatch):
     checkpoint = make(tmp_path, 3)
     monkeypatch.setattr(shutil, "rmtree", lambda path: None)
     remove(checkpoint)
@@ -119,7 +119,7 @@ def test_a_deletion_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, 
 
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
-def test_a_checkpoint_of_another_engine_is_refused(tmp_path, was_sharded, words):
+def test_checkpoint_with_another_sharding_is_an_error(tmp_path, was_sharded, words):
     checkpoint = make(tmp_path, 3)
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
@@ -139,7 +139,7 @@ def never_killed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
-def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(never_killed, tmp_path, file):
+def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(never_killed, tmp_path, file):
     arguments, whole = never_killed
     killed = tmp_path / "killed"
     process = start([file, "6", *arguments], killed, module="tests.training.dying")
@@ -153,7 +153,7 @@ def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_whole_when_the_last_process_has_written_its_part(arguments, tmp_path):
+def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(arguments, tmp_path):
     """The second of two processes is killed over its random numbers, which the first does not wait for."""
     arguments = [*arguments, "--training.steps=9"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -201,7 +201,7 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
-def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(never_killed, tmp_path):
+def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_killed, tmp_path):
     """A limit on the size of a file stands for it: the weights fit below it, the optimiser's state does not."""
     arguments, whole = never_killed
     folder = tmp_path / "run"
@@ -226,7 +226,7 @@ def test_a_full_disk_ends_a_run_with_one_line_and_leaves_the_checkpoints_before(
     [["--training.steps=7"], TIRED, ["--training.average_last=2"]],
     ids=["steps", "patience", "mean"],
 )
-def test_a_run_that_is_killed_right_after_its_last_checkpoint_is_not_trained_on(arguments, tmp_path, monkeypatch, end):
+def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(arguments, tmp_path, monkeypatch, end):
     """Steps that are no multiple of an epoch's, of which the Trainer would take one more."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     own = [*arguments, "--training.steps=30", *end]

@@ -283,7 +283,7 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(dist
     assert contents(tmp_path / "distilled") == before
 
 
-def test_folder_or_model_that_is_none_ends_the_command_with_one_line(distill, recipe, tmp_path):
+def test_invalid_folder_or_model_ends_the_command_with_one_line(distill, recipe, tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine").write_text("mine")
     for found, message in (
@@ -312,7 +312,7 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(distill, t
 
 
 @pytest.mark.slow
-def test_run_on_distilled_pairs_says_so_and_resumes_with_no_others(distill, recipe, tmp_path):
+def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(distill, recipe, tmp_path):
     distill()
     fields = [*TINY, f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
     results = train(load_recipe(recipe, [*fields, "--training.steps=3"]))

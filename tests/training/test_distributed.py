@@ -46,14 +46,14 @@ def environment():
     os.environ.update(before)
 
 
-def test_these_are_the_projects_files_and_the_docs_name_each():
+def test_launch_files_are_listed_here_and_named_in_the_docs():
     assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     assert all(f"training/accelerate/{name}.yaml" in page for name in FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_accelerate_takes_a_file_and_it_leaves_the_recipe_its_own(name):
+def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name):
     """Through the launcher's own reading and checks, up to the environment that the processes get."""
     options = ["--machine_rank=1", "--main_process_ip=10.0.0.1"] if name == "two-nodes" else []
     command = [f"--config_file={ROOT / 'training' / 'accelerate' / name}.yaml", *options, "-m", "training.train", "x"]
@@ -81,7 +81,7 @@ def test_accelerate_takes_a_file_and_it_leaves_the_recipe_its_own(name):
         ("mps", {"WORLD_SIZE": "2"}, True),
     ],
 )
-def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monkeypatch, device, variables, expected):
+def test_training_uses_the_cpu_only_without_a_usable_accelerator(monkeypatch, device, variables, expected):
     found = None if device is None else torch.device(device)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     os.environ.update(variables)
@@ -95,7 +95,7 @@ def test_training_runs_on_the_accelerator_unless_there_is_none_that_serves(monke
         ("1", r"fsdp: the launch asks for version 1, expected version 2"),
     ],
 )
-def test_shards_that_would_be_none_are_refused(version, message):
+def test_sharding_that_would_not_happen_is_an_error(version, message):
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
     with pytest.raises(UserError, match=message):
         init_distributed()
@@ -151,7 +151,7 @@ def trainer_of(arguments, folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asked", "own"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
-def test_the_recipes_precision_is_in_force_whatever_the_launch_asks_for(arguments, tmp_path, caplog, asked, own):
+def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_path, caplog, asked, own):
     os.environ.update(ACCELERATE_MIXED_PRECISION=asked, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
     trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={own}")
     found = set()
@@ -169,7 +169,7 @@ def test_the_recipes_precision_is_in_force_whatever_the_launch_asks_for(argument
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_whole_weights_are_loaded_with_a_tied_matrix_once(tied):
+def test_complete_weights_load_with_a_tied_matrix_stored_once(tied):
     model, other = tiny_model(tie_word_embeddings=tied), tiny_model(tie_word_embeddings=tied)
     with torch.no_grad():
         for weight in model.parameters():
@@ -199,7 +199,7 @@ BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
         ({BIAS: torch.full((64,), torch.inf)}, rf"NaN or infinite numbers in {BIAS} \(float32\); remove it."),
     ],
 )
-def test_weights_that_are_not_the_models_are_named(change, message):
+def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(change, message):
     model = tiny_model()
     weights = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
     check_weights(model, weights, "checkpoint-3", "remove it.")
@@ -208,7 +208,7 @@ def test_weights_that_are_not_the_models_are_named(change, message):
         check_weights(model, weights, "checkpoint-3", "remove it.")
 
 
-def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monkeypatch):
+def test_disk_that_machines_do_not_share_is_an_error(arguments, tmp_path, monkeypatch):
     """As on the second of two machines, where the first process's files do not appear."""
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
@@ -218,7 +218,7 @@ def test_a_disk_that_machines_do_not_share_is_refused(arguments, tmp_path, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
-def test_a_run_with_a_switch_learns_and_resumes_to_the_bit(arguments, tmp_path, switch):
+def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(arguments, tmp_path, switch):
     """In batches of one shape, so that the compiler is called as often before the interruption as after it."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]

@@ -67,7 +67,7 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
 
 
 @pytest.mark.slow
-def test_the_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poisoned):
+def test_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poisoned):
     poisoned(1, micro_batch=2)
     with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
@@ -82,7 +82,7 @@ def test_the_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_step_that_is_skipped_changes_neither_weights_nor_moments(arguments, tmp_path, poisoned, caplog, value):
+def test_skipped_step_changes_neither_weights_nor_moments(arguments, tmp_path, poisoned, caplog, value):
     poisoned(BAD_STEP, value=value)
     more = ["--training.on_divergence=skip", "--training.steps=6", "--training.checkpoint_steps=1"]
     results = run(recipe_of(arguments, tmp_path / "run", *more))
@@ -103,7 +103,7 @@ def test_a_step_that_is_skipped_changes_neither_weights_nor_moments(arguments, t
 
 
 @pytest.mark.slow
-def test_a_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poisoned):
+def test_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poisoned):
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
     with pytest.raises(UserError, match=r"^step 8: .* as of 2 steps before it in a row; checkpoint 6 is kept; begin"):
@@ -114,7 +114,7 @@ def test_a_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poi
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["1e9", "1e38"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arguments, tmp_path, scale, precision):
+def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arguments, tmp_path, scale, precision):
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
     with pytest.raises(UserError, match=r"^step \d+: .* not finite.*begin anew with a smaller") as stop:
         run(recipe_of(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1"))
@@ -170,7 +170,7 @@ def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_o
         guard.read_flags(tmp_path)
 
 
-def test_a_skipped_update_alone_is_left_out(tmp_path, caplog):
+def test_only_the_skipped_update_is_left_out(tmp_path, caplog):
     seen, guard = guarded(tmp_path, [1.0, float("inf"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
     assert not equal(seen[1], seen[2])
@@ -179,7 +179,7 @@ def test_a_skipped_update_alone_is_left_out(tmp_path, caplog):
     assert guard.skipped == 0
 
 
-def test_an_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, monkeypatch):
+def test_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.schedule.FUSED_DEVICES", ())
     seen, _ = guarded(tmp_path, [1.0, float("nan"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
@@ -187,7 +187,7 @@ def test_an_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_are_finite_where_each_of_them_is(value):
+def test_weights_are_finite_only_if_each_of_them_is(value):
     model = tiny_model()
     assert is_finite(list(model.parameters()))
     with torch.no_grad():

@@ -49,7 +49,7 @@ def pairs():
 
 
 @pytest.mark.parametrize("kind", ["autoregressive", "nat", "cmlm"])
-def test_a_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind):
+def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind):
     """A CMLM's `<mask>` has the next id and a random embedding; everything else is as it would be without a teacher."""
     recipe = make_recipe(
         f"--model.kind={kind}",
@@ -76,7 +76,7 @@ def test_a_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, te
             assert torch.equal(weight, taught[name] if name.startswith("model.encoder.") else before[name]), name
 
 
-def test_a_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
+def test_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
     recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
     with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
         check_encoder(recipe, folder)
@@ -85,7 +85,7 @@ def test_a_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
     check_encoder(recipe, folder)
 
 
-def test_a_teacher_of_another_kind_or_shape_is_refused_in_one_line(make_recipe, teacher, tmp_path):
+def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(make_recipe, teacher, tmp_path):
     other, window = tmp_path / "nat", tmp_path / "window"
     tiny_nat().save_pretrained(other)
     tiny_model(attention_window=3).save_pretrained(window)
@@ -109,13 +109,13 @@ def test_a_teacher_of_another_kind_or_shape_is_refused_in_one_line(make_recipe, 
         assert "\n" not in str(refusal.value)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused_in_one_line(make_recipe, teacher, tmp_path):
+def test_teacher_of_another_vocabulary_is_an_error_of_one_line(make_recipe, teacher, tmp_path):
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
     with pytest.raises(UserError, match=r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
         check_encoder_tokenizer(recipe, tmp_path / "run", train_tokenizer("four dogs"))
 
 
-def test_a_tokenizer_that_pads_on_the_left_is_refused_for_a_parallel_model_only(make_recipe, pairs, tmp_path):
+def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(make_recipe, pairs, tmp_path):
     train_tokenizer().save_pretrained(tmp_path / "tokenizer")
     settings = tmp_path / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
@@ -125,13 +125,13 @@ def test_a_tokenizer_that_pads_on_the_left_is_refused_for_a_parallel_model_only(
         make_tokenizer(make_recipe("--model.kind=nat", path), pairs)
 
 
-def test_a_cmlm_needs_a_tokenizer_with_a_mask(make_recipe):
+def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe):
     with pytest.raises(UserError, match=r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
         model_config(make_recipe("--model.kind=cmlm"), train_tokenizer())
 
 
 @pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
-def test_a_length_beam_above_the_classes_is_refused_before_any_work(make_recipe, kind, count):
+def test_length_beam_above_the_classes_is_an_error_before_any_work(make_recipe, kind, count):
     check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
     with pytest.raises(
         UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* tells {count} lengths apart"
@@ -139,7 +139,7 @@ def test_a_length_beam_above_the_classes_is_refused_before_any_work(make_recipe,
         check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
 
 
-def test_a_run_of_another_kind_is_refused_by_its_kind(make_recipe, tmp_path):
+def test_run_of_another_kind_is_an_error_that_names_the_kind(make_recipe, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe("--model.kind=nat"))))
     prepare_folder(make_recipe("--model.kind=nat"))
@@ -147,7 +147,7 @@ def test_a_run_of_another_kind_is_refused_by_its_kind(make_recipe, tmp_path):
         prepare_folder(make_recipe("--model.kind=cmlm"))
 
 
-def test_a_run_from_before_a_field_existed_resumes_with_its_default(make_recipe, tmp_path):
+def test_run_saved_without_a_field_resumes_with_its_default(make_recipe, tmp_path):
     (tmp_path / "run").mkdir()
     tree = to_dict(make_recipe())
     del tree["training"]["optimizer"], tree["training"]["encoder_from"]
@@ -157,7 +157,7 @@ def test_a_run_from_before_a_field_existed_resumes_with_its_default(make_recipe,
         prepare_folder(make_recipe("--training.optimizer=radam"))
 
 
-def test_a_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe, tmp_path):
+def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe, tmp_path):
     glat = ["--model.kind=nat", "--training.glancing=[0.5, 0.3]"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe(*glat, "--training.steps=7"))))

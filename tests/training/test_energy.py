@@ -44,12 +44,12 @@ def argmax_labels(logits, is_real):
     return labels
 
 
-def test_the_recipe_names_the_five_operators():
+def test_recipe_names_the_five_operators():
     assert set(typing.get_args(Operator)) == set(OPERATORS)
 
 
 @pytest.mark.parametrize("operator", ONE_HOT)
-def test_the_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
+def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
     """With one-hot operators, and without noise, it is the negative log-likelihood of the argmax."""
     monkeypatch.setattr(energy_module, "gumbel_noise", torch.zeros_like)
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
@@ -67,7 +67,7 @@ def test_the_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch)
 
 @pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
 @pytest.mark.parametrize("outputs", ["softmax", "straight_through_softmax"])
-def test_the_energy_equals_loops(inputs, outputs, monkeypatch):
+def test_energy_equals_loops(inputs, outputs, monkeypatch):
     """Over the words of every position: mixed embeddings in, and the teacher's log-probabilities out."""
     noise = torch.randn(10, 99).double()
     monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
@@ -105,7 +105,7 @@ def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator):
     assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
 
 
-def test_the_gradient_of_the_energy_equals_finite_differences():
+def test_gradient_of_the_energy_equals_finite_differences():
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
     energy = Energy(teacher)
     energy(logits, is_real, tokens, mask).sum().backward()
@@ -118,7 +118,7 @@ def test_the_gradient_of_the_energy_equals_finite_differences():
     torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
 
 
-def test_a_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form():
+def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form():
     log_probs = torch.randn(4, 9).double().log_softmax(-1).requires_grad_()
     noise, weights = torch.randn(4, 9).double(), torch.randn(4, 9).double()
     soft = {
@@ -136,7 +136,7 @@ def test_a_straight_through_operator_has_the_value_of_words_and_the_gradient_of_
         torch.testing.assert_close(*gradients)
 
 
-def test_half_precision_stays_near():
+def test_half_precision_is_close():
     """bfloat16 has 8 bits, and a token's energy here is about 5."""
     teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
     expected = Energy(teacher)(logits, is_real, tokens, mask)
@@ -146,7 +146,7 @@ def test_half_precision_stays_near():
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_a_batch_is_the_sum_of_its_halves():
+def test_batch_is_the_sum_of_its_halves():
     energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
     whole = energy(logits, is_real, tokens, mask)
     halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
@@ -178,7 +178,7 @@ def trained(models):
 
 
 @pytest.mark.slow
-def test_a_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, models, tmp_path):
+def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, models, tmp_path):
     """It begins with the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
     more = [
         "--training.steps=12",
@@ -223,7 +223,7 @@ def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
+def test_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
     """In training and in evaluations."""
     found, energies = [], Energy.energies
 
@@ -238,7 +238,7 @@ def test_the_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_a_wrong_teacher_or_start_is_one_line_before_any_training(trained, models, tmp_path):
+def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(trained, models, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(models / "teacher")
     tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     teacher = tmp_path / "stranger"
@@ -264,7 +264,7 @@ def test_a_wrong_teacher_or_start_is_one_line_before_any_training(trained, model
         assert not (tmp_path / str(number)).exists()
 
 
-def test_a_run_that_resumes_needs_no_start(arguments, tmp_path):
+def test_run_that_resumes_needs_no_start(arguments, tmp_path):
     recipe = load_recipe(
         arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
     )
@@ -275,7 +275,7 @@ def test_a_run_that_resumes_needs_no_start(arguments, tmp_path):
     check_start(recipe, tmp_path / "run")
 
 
-def test_a_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_path):
+def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_path):
     """Until its first checkpoint a run takes the present models. Afterwards the record stays as it is."""
     digests = {}
     for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
@@ -302,7 +302,7 @@ def test_a_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_
     assert recorded_models(folder) == expected
 
 
-def test_fields_of_engine_are_of_cmlm_only(arguments):
+def test_engine_fields_are_an_error_for_models_other_than_cmlm(arguments):
     with pytest.raises(UserError, match=r"^training\.energy_from: a model of kind autoregressive has no such field"):
         load_recipe(arguments[0], [*arguments[1:], "--training.energy_from=teacher"])
     with pytest.raises(

@@ -48,7 +48,7 @@ def own(kind):
 
 @pytest.mark.slow
 @KINDS
-def test_a_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path, kind):
+def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path, kind):
     folder = finished(kind)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     classes = {"--model.kind=nat": VaswaniNatForConditionalGeneration, CMLM[0]: VaswaniCmlmForConditionalGeneration}
@@ -70,7 +70,7 @@ def test_a_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_pa
 
 @pytest.mark.slow
 @KINDS
-def test_the_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
+def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
     """An oracle without the Trainer: each pair alone, in evaluation mode; its length comes from the reference."""
     folder = finished(kind)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -87,7 +87,7 @@ def test_the_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind)
 
 @pytest.mark.slow
 @KINDS
-def test_a_run_that_is_cut_back_into_an_epoch_resumes_to_the_bit(arguments, finished, tmp_path, kind):
+def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(arguments, finished, tmp_path, kind):
     """Dropout, masks, glancing and the optimizer included; the process has drawn other random numbers before."""
     again = shutil.copytree(finished(kind), tmp_path / "again")
     cut_back(again, 3)
@@ -105,7 +105,7 @@ def close(first, second):
 
 @pytest.mark.slow
 @KINDS
-def test_a_step_is_the_same_on_two_processes_in_two_passes_each(arguments, tmp_path, kind):
+def test_step_is_the_same_on_two_processes_in_two_micro_batches_each(arguments, tmp_path, kind):
     """The gradient, without dropout: masks and shown words depend on step and pair only."""
     step = [*arguments, *kind, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, f"--output_dir={tmp_path / 'one'}"])
@@ -119,7 +119,7 @@ def test_a_step_is_the_same_on_two_processes_in_two_passes_each(arguments, tmp_p
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arguments, tmp_path):
+def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arguments, tmp_path):
     """In three passes; an oracle without the Trainer's counting: the model's own loss over the step's pairs at once."""
     step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])

@@ -34,14 +34,14 @@ KIND = "--model.kind=iterative_vae"
         ),
     ],
 )
-def test_a_bad_field_is_one_line(arguments, message, tmp_path):
+def test_bad_field_is_an_error_of_one_line(arguments, message, tmp_path):
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(tmp_path / "own.yaml", arguments)
     assert "\n" not in str(refusal.value)
 
 
-def test_the_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path):
+def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path):
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     recipe = load_recipe(tmp_path / "own.yaml", [KIND, "--training.kl_scale=0.1"])
     assert kind_of(tiny_iterative_vae().config) is recipe.kind
@@ -49,7 +49,7 @@ def test_the_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_pa
     assert recipe.model_config(vocab_size=99).layer_kl_weights == [25, 16, 9, 4, 1]
 
 
-def test_the_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
+def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
     """Without padding and recomputation. Positional queries and keys are made once a batch."""
     monkeypatch.setattr(latent, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
     model = tiny_iterative_vae(decoder_layers=3).train()
@@ -61,7 +61,7 @@ def test_the_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch
     assert KINDS["iterative_vae"].flops(model, batch) == counter.get_total_flops() - positions
 
 
-def test_the_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight():
+def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight():
     model, state = tiny_iterative_vae(), TrainerState()
     callback, scales = KlScaleCallback(model, 0.4, 10), []
     for state.global_step in (0, 5, 10, 15, 2):  # wherever a run resumes
@@ -78,7 +78,7 @@ def test_values_of_layers_are_named_by_the_layer():
 
 
 @pytest.mark.slow
-def test_a_run_logs_its_layers_and_resumes_to_the_bit(arguments, tmp_path):
+def test_run_logs_its_layers_and_resumes_to_the_bit(arguments, tmp_path):
     """Noise and dropout are drawn as in an uninterrupted run, and the warm-up goes by the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     runs = [tmp_path / "whole", tmp_path / "resumed"]

@@ -62,14 +62,14 @@ def recipe_file(tmp_path):
         (["--training.learning_rate=0.1"], r"^training\.learning_rate: the paper's optimizer .* got 0\.1; set"),
     ],
 )
-def test_a_field_that_a_kind_lacks_is_refused_in_one_line(recipe_file, arguments, message):
+def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file, arguments, message):
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file, arguments)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file, kind):
+def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file, kind):
     glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
     recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
     tree = to_dict(recipe)
@@ -95,7 +95,7 @@ def eager(model):
 
 
 @pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
-def test_the_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides):
+def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides):
     """Without padding. Positional queries and keys are made once a batch: forward, and weights backward."""
     model = eager(tiny_nat(**overrides))
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
@@ -105,7 +105,7 @@ def test_the_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(over
     assert KINDS["nat"].flops(model, batch) == counter.get_total_flops() - positions
 
 
-def test_the_flops_of_glancing_are_one_more_pass_of_the_decoder():
+def test_flops_of_glancing_are_one_more_pass_of_the_decoder():
     model = eager(tiny_nat())
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
     plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
@@ -116,7 +116,7 @@ def test_the_flops_of_glancing_are_one_more_pass_of_the_decoder():
     assert KINDS["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
 
 
-def test_the_flops_of_cmlm_are_those_that_torch_counts():
+def test_flops_of_cmlm_are_those_that_torch_counts():
     model = eager(tiny_cmlm())
     labels = random_tokens(3, 5)
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
@@ -137,7 +137,7 @@ def pairs(*rows):
     }
 
 
-def test_a_pairs_draws_depend_on_seed_step_and_pair_only():
+def test_pairs_draws_depend_on_seed_step_and_pair_only():
     """Whatever stands beside it, and in whichever order; another seed, step or pair has others."""
     first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
     alone, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
@@ -168,7 +168,7 @@ def test_masks_of_draws_are_uniform_in_number():
     assert masked["target_lengths"].tolist() == [4]
 
 
-def test_labels_that_are_padded_on_the_left_are_refused():
+def test_left_padded_labels_are_an_error():
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
     batch["labels"] = torch.tensor([[7, 8, 9, 2], [-100, -100, 7, 2]])
     with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; got row 1 with a token"):
@@ -190,7 +190,7 @@ def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch):
         assert seen.long().tolist() == [shown]
 
 
-def test_the_draws_of_a_batch_reach_glancing():
+def test_draws_of_a_batch_reach_glancing():
     model = tiny_nat(dropout=0.0).train()
     model.glancing_ratio = 0.5
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
@@ -199,7 +199,7 @@ def test_the_draws_of_a_batch_reach_glancing():
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_the_share_that_glancing_shows_falls_linearly_by_the_step():
+def test_share_that_glancing_shows_falls_linearly_by_the_step():
     model, state = tiny_nat(), TrainerState()
     callback = GlancingCallback(model, 0.5, 0.3, 10)
     shown = []
@@ -227,7 +227,7 @@ def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
     assert float(weight[1].detach()) < float(weight[0].detach())
 
 
-def test_a_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
+def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
     from training.data.tokenizing import token_ids
     from vaswani_transformer import VaswaniTransformerTokenizer
 

@@ -50,7 +50,7 @@ def test_statistics_are_shares(texts: list[str]) -> None:
     assert text_statistics(texts[::-1], texts)["distinct_2"] == found["distinct_2"]
 
 
-def test_the_test_set_has_every_metric_and_statistic() -> None:
+def test_test_set_has_every_metric_and_statistic() -> None:
     found = TranslationTask("en", "de", "13a").test(["a b c d"], ["a b c e"])
     names = {"bleu", "chrf", "bleu_1", "bleu_2"}
     assert set(found) == names | {"signature", *(f"{name}_signature" for name in names - {"bleu"}), *STATISTICS}
@@ -100,7 +100,7 @@ def test_trigram_probabilities_sum_to_one(texts: list[str], first: str, second: 
     assert total == pytest.approx(1)
 
 
-def test_the_language_model_prefers_the_order_of_its_texts_and_takes_unknown_words() -> None:
+def test_language_model_prefers_the_order_of_its_texts_and_takes_unknown_words() -> None:
     targets = ["the old man sees a house", "the old woman sees a dog", "a dog sees the man"] * 2
     scores = lm_scores(targets, ["the old dog sees a man"], ["dog the a man old sees"])
     assert scores["score"] < scores["reference"]

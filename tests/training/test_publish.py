@@ -75,7 +75,7 @@ scores = st.none() | st.floats(0, 100)
 
 @settings(max_examples=12)
 @given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
-def test_the_model_index_holds_every_bleu_with_its_signature(found, data):
+def test_model_index_holds_every_bleu_with_its_signature(found, data):
     results = results_of(*data, scores=found)
     card = ModelCard(str(make_card(results, REPOSITORY)))  # read back by the Hub's own library
     told = {
@@ -95,7 +95,7 @@ def test_the_model_index_holds_every_bleu_with_its_signature(found, data):
     assert metadata_errors(str(card)) == []
 
 
-def test_the_template_asks_for_nothing_that_is_not_filled_in(monkeypatch):
+def test_template_has_no_field_without_a_value(monkeypatch):
     asked = jinja2.meta.find_undeclared_variables(
         jinja2.Environment().parse(card_module.TEMPLATE.read_text(encoding="utf-8"))
     )
@@ -110,7 +110,7 @@ def test_the_template_asks_for_nothing_that_is_not_filled_in(monkeypatch):
     assert all(str(value).strip() for value in given_fields.values())
 
 
-def test_the_card_tells_languages_data_licence_size_time_hardware_and_code():
+def test_card_has_languages_data_license_size_time_hardware_and_code():
     commit = {"hash": "a" * 40, "dirty": True}
     text = str(make_card(results_of(commit=commit), REPOSITORY, "cc-by-nc-4.0"))
     for fact in (
@@ -141,7 +141,7 @@ PARALLEL_CARDS = {
 
 
 @pytest.mark.parametrize("variant", PARALLEL_CARDS)
-def test_a_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
+def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
     training, first, tags, search = PARALLEL_CARDS[variant]
     recipe = Recipe(
         name="own",
@@ -170,7 +170,7 @@ def test_a_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
     assert "The original Transformer" not in card.text
 
 
-def test_the_card_of_engine_names_the_start_the_loss_and_the_rate():
+def test_card_of_engine_names_the_start_the_loss_and_the_rate():
     models = {"energy_from": "runs/teacher", "start_from": "runs/cmlm"}
     training = TrainingRecipe(optimizer="radam", learning_rate=0.0005, learning_rate_decay=1.0, **models)
     recipe = to_dict(Recipe(model={"kind": "cmlm"}, data=DataRecipe(path="multi30k"), training=training))
@@ -187,14 +187,14 @@ def test_every_kind_of_model_has_a_first_sentence():
     assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}
 
 
-def test_a_sentence_in_the_example_is_the_one_that_was_translated():
+def test_example_of_the_card_has_the_sentence_that_was_translated():
     (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
     (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
     assert json.loads(text) == 'say "\u00e4"\n'
     assert card_module.FALLBACK_EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
 
 
-def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
+def test_card_shows_published_scores_next_to_those_of_the_test_set():
     results = results_of()
     results["recipe"]["published"] = "41.02 tokenised BLEU by somebody"
     line = "- published on the same test set: 41.02 tokenised BLEU by somebody"
@@ -205,7 +205,7 @@ def test_what_others_have_published_stands_beside_the_scores_of_the_test_set():
 
 
 @given(st.lists(st.floats(0, 100), max_size=60))
-def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
+def test_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
     shown = sample_entries(entries, "eval_bleu")
     assert len(shown) <= CURVE_ROWS + 1
@@ -216,12 +216,12 @@ def test_the_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
 
 
 @pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])
-def test_a_name_that_the_hub_cannot_have_is_refused(tmp_path, name):
+def test_invalid_name_of_a_repository_is_an_error(tmp_path, name):
     with pytest.raises(UserError, match=rf"^{re.escape(name)}: [^\n]*$"):
         publish(tmp_path, name)
 
 
-def test_a_run_that_is_not_finished_is_refused_in_one_line(tmp_path):
+def test_unfinished_run_is_an_error_of_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
@@ -250,13 +250,13 @@ def test_broken_weights_are_not_published(tmp_path, way):
     assert not (tmp_path / "dry").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path):
+def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
     with pytest.raises(UserError, match="holds something already; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, capsys):
+def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, capsys):
     for part in model_of_pairs():
         part.save_pretrained(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
@@ -304,7 +304,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished, tmp_path):
+def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished, tmp_path):
     publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
     files = {path.name: path for path in (tmp_path / "dry").iterdir()}
     held = {"README.md", "LICENSE-code", "recipe.yaml", "results.json", "config.json", "generation_config.json"}
@@ -323,7 +323,7 @@ def test_a_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine
 
 
 @pytest.mark.slow
-def test_docs_card_and_results_tell_the_same(finished, tmp_path):
+def test_docs_card_and_results_agree(finished, tmp_path):
     """The docs' table names the file's keys, the card's index its scores, and the published recipe the run."""
     publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
     results = json.loads((finished / "results.json").read_text())
@@ -358,7 +358,7 @@ for _ in range(2):  # the second time nothing has changed
 
 
 @pytest.mark.slow
-def test_a_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished, tmp_path):
+def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished, tmp_path):
     hub = Hub()
     with serving(hub) as url:
         output = run_python(COMMANDS, str(finished), REPOSITORY, **client_environment(url, tmp_path))
@@ -409,7 +409,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_an_upload_that_breaks_off_shows_nothing_and_can_be_repeated(tmp_path):
+def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path):
     """The server dies while weights arrive, then at the commit; a bit is lost on the way; then all goes well.
 
     The client waits for a server that is gone, some twenty seconds in all.
@@ -456,7 +456,7 @@ for folder in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_a_new_upload_takes_the_place_of_the_old_weights_and_code_alone(tmp_path):
+def test_new_upload_replaces_only_weights_and_code(tmp_path):
     kept = ["notes.md", "samples/one.txt"]
     old = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "old.py", "training_args.bin", *kept]
     for name, files in {"old": old, "new": ["model.safetensors", "config.json"]}.items():
@@ -492,7 +492,7 @@ assert not list((folder / "plain").glob("*.py"))
 
 
 @pytest.mark.slow
-def test_the_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments, tmp_path):
+def test_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments, tmp_path):
     hub = Hub()
     more = ["--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
     with serving(hub) as url:
@@ -515,12 +515,12 @@ def test_the_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(argument
     ("license", "hint"),
     [("apache", "perhaps apache-2.0"), ("Apache 2.0", "perhaps apache-2.0"), ("Ω", "one of its names")],
 )
-def test_a_license_that_the_hub_does_not_know_is_refused_before_any_work(tmp_path, license, hint):
+def test_license_unknown_to_the_hub_is_an_error_before_any_work(tmp_path, license, hint):
     with pytest.raises(UserError, match=rf"^--license: the Hub knows no '{license}'; give one of its names.*") as end:
         publish(tmp_path / "nowhere", "somebody/model", license=license)
     assert hint in str(end.value)
 
 
-def test_the_licenses_are_those_of_the_hub_and_each_stands_once():
+def test_licenses_are_those_of_the_hub_without_repeats():
     assert {"apache-2.0", "mit", "cc-by-nc-sa-4.0", "openrail++", "gpl-3.0", "other"} <= set(LICENSES)
     assert len(LICENSES) == len(set(LICENSES))

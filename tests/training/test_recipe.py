@@ -42,7 +42,7 @@ def test_every_recipe_of_the_project_is_valid(path):
     assert config.vocab_size == recipe.tokenizer.vocab_size
 
 
-def test_the_project_has_the_recipes_it_promises():
+def test_project_has_the_recipes_it_promises():
     assert {path.stem for path in RECIPES} >= {
         "quickstart",
         "multi30k-tiny",
@@ -52,7 +52,7 @@ def test_the_project_has_the_recipes_it_promises():
     }
 
 
-def test_the_wmt_recipes_have_the_papers_regime():
+def test_wmt_recipes_have_the_papers_regime():
     base = load_recipe(RECIPES[0].parent / "wmt14-en-de-base.yaml", [])
     assert base.model_config() == type(base.model_config()).from_paper("base")
     assert (base.training.steps, base.training.warmup_steps, base.training.learning_rate_scale) == (100_000, 4000, 1.0)
@@ -68,7 +68,7 @@ def test_the_wmt_recipes_have_the_papers_regime():
     assert french.data.streaming
 
 
-def test_arguments_are_laid_over_the_file(recipe_file):
+def test_arguments_override_the_file(recipe_file):
     path = recipe_file("data: {kind: grammar}\ntraining: {steps: 5}\n")
     recipe = load_recipe(
         path, ["--training.steps=7", "--training.minutes=1.5", "--model.d_model=64", "--output_dir=x", "--model.d_k=8"]
@@ -78,7 +78,7 @@ def test_arguments_are_laid_over_the_file(recipe_file):
     assert recipe.output_dir == "x"
 
 
-def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
+def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file):
     path = recipe_file("data: {kind: grammar}\ntraining: {learning_rate_scale: 1e-1}\n")
     assert load_recipe(path, []).training.learning_rate_scale == 0.1
 
@@ -126,7 +126,7 @@ def test_a_number_in_the_form_yaml_takes_for_a_word_is_a_number(recipe_file):
         ("seed: 3", ["--seed.x=3"], r"--seed\.x=3: seed is a value, not a group"),
     ],
 )
-def test_a_recipe_that_cannot_be_used_is_refused_in_one_line(recipe_file, text, arguments, message):
+def test_invalid_recipe_is_an_error_of_one_line(recipe_file, text, arguments, message):
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file(text), arguments)
     assert "\n" not in str(refusal.value)
@@ -146,7 +146,7 @@ NUMBERS = (
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", ".nan", ".inf", "-.inf", "'nan'"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe_file, name, value):
+def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(recipe_file, name, value):
     path = recipe_file("data: {kind: grammar}")
     group, _, field = name.partition(".")
     in_file = path.with_name("other.yaml")
@@ -165,12 +165,12 @@ def test_a_number_that_is_not_finite_is_refused_in_arguments_and_in_files(recipe
         ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )
-def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_line(recipe_file, text, message):
+def test_repeated_key_in_a_recipe_is_an_error_with_its_line(recipe_file, text, message):
     with pytest.raises(UserError, match=message):
         load_recipe(recipe_file(text), [])
 
 
-def test_a_key_that_stands_twice_in_an_argument_is_refused(recipe_file):
+def test_repeated_key_in_an_argument_is_an_error(recipe_file):
     with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1"):
         load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
 
@@ -181,7 +181,7 @@ def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
-def test_a_score_whose_packages_are_missing_is_refused(recipe_file, monkeypatch, tokenize):
+def test_score_whose_packages_are_missing_is_an_error(recipe_file, monkeypatch, tokenize):
     for name in (
         "MeCab",
         "mecab_ko",
@@ -212,13 +212,13 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
 
 
 @pytest.mark.parametrize("command", [train.main, score.main])
-def test_the_commands_help_lists_the_fields(command, capsys):
+def test_commands_help_lists_the_fields(command, capsys):
     with pytest.raises(SystemExit) as end:
         command(["--help"])
     assert end.value.code == 0
     assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are():
+def test_unknown_recipe_is_an_error_with_the_list():
     with pytest.raises(UserError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
         load_recipe("nope.yaml", [])

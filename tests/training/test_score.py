@@ -86,7 +86,7 @@ def test_scores_are_printed_and_written_each_with_its_signature(run, tmp_path):
     assert scores["output_tokens"] == sum(map(len, tokens))
 
 
-def test_statistics_of_the_translations_stand_beside_their_definitions(run, tmp_path):
+def test_statistics_of_the_translations_come_with_their_definitions(run, tmp_path):
     output, _, _ = run("--output", tmp_path / "scores.json")
     scores = json.loads((tmp_path / "scores.json").read_text())
     expected = text_statistics(list(PAIRS.values()), REFERENCES)
@@ -97,7 +97,7 @@ def test_statistics_of_the_translations_stand_beside_their_definitions(run, tmp_
     assert "lm" not in scores
 
 
-def test_a_language_model_is_made_of_the_recipes_training_targets(run, recipe, tmp_path):
+def test_language_model_learns_from_the_recipes_training_targets(run, recipe, tmp_path):
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     output, _, _ = run("--lm_score", "--data.train=train.jsonl", "--output", tmp_path / "scores.json")
     found = json.loads((tmp_path / "scores.json").read_text())["lm"]
@@ -121,7 +121,7 @@ def save_family(family, folder, **settings):
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_model_that_predicts_all_words_at_once_has_no_perplexity(run, tmp_path, family):
+def test_model_that_predicts_all_words_at_once_has_no_perplexity(run, tmp_path, family):
     model, tokenizer = save_family(family, tmp_path / "model")
     output, errors, status = run("--output", tmp_path / "scores.json", model=tmp_path / "model")
     assert (errors, status) == ("", 0)
@@ -155,7 +155,7 @@ def test_tokens_that_each_iteration_changes_are_counted(run, tmp_path):
     assert "of the tokens, by iteration 2, 3, ..." in output
 
 
-def test_perplexity_is_of_a_target_token_its_end_counted(run, tmp_path):
+def test_perplexity_is_per_target_token_including_the_end(run, tmp_path):
     run("--output", tmp_path / "scores.json", "--batch_tokens=20")
     scores = json.loads((tmp_path / "scores.json").read_text())
     model, tokenizer = model_of_pairs()
@@ -169,7 +169,7 @@ def test_perplexity_is_of_a_target_token_its_end_counted(run, tmp_path):
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
 
 
-def test_the_search_is_the_recipes(run, tmp_path, monkeypatch):
+def test_search_is_that_of_the_recipe(run, tmp_path, monkeypatch):
     model, _ = model_of_pairs()
     searches, generate = [], type(model).generate
 
@@ -195,7 +195,7 @@ def recipe_of(target, tokenize):
     return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
 
 
-def test_each_text_has_the_scores_that_are_ones_for_it():
+def test_scores_depend_on_the_language_and_the_tokenization():
     pair = (["a b c d e-f g"], ["a b c d e-f h"])
     names = {
         ("de", "13a"): {"sacrebleu", "chrf", "tokenized_bleu", "compound_split_bleu"},
@@ -210,7 +210,7 @@ def test_each_text_has_the_scores_that_are_ones_for_it():
     assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 
-def test_a_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
+def test_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
     _, tokenizer = model_of_pairs()
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -231,7 +231,7 @@ def test_a_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
     assert (scores["search"]["num_beams"], scores["output_tokens"] <= 18) == (2, True)
 
 
-def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
+def test_existing_output_file_is_not_overwritten(run, tmp_path):
     (tmp_path / "scores.json").write_text("mine")
     _, errors, status = run("--output", tmp_path / "scores.json")
     assert (status, (tmp_path / "scores.json").read_text()) == (2, "mine")
@@ -256,19 +256,19 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_scored_ends_the_command_with_one_line(run, arguments, message):
+def test_invalid_option_or_data_ends_the_command_with_one_line(run, arguments, message):
     output, errors, status = run(*arguments)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert message in errors
 
 
-def test_models_and_recipes_that_are_not_there_end_the_command_with_one_line(run):
+def test_missing_model_or_recipe_ends_the_command_with_one_line(run):
     for found in (run(model="./nothing"), run(recipe="nothing.yaml")):
         assert (found[0], found[2], found[1].count("\n")) == ("", 2, 1)
         assert "there is no such" in found[1]
 
 
-def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
+def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
     for part in (tiny_model(), tokenizer):
         part.save_pretrained(tmp_path / "misfit")
@@ -280,7 +280,7 @@ def test_a_tokenizer_that_is_none_for_the_model_is_refused(run, tmp_path):
         check_tokenizer(tokenizer, "m")
 
 
-def test_a_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
+def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
     """Float32 is prepared wherever a CPU decodes; the model of pairs knows its pairs in 8 bits, too."""
     found = {}
     for dtype in ("auto", "bfloat16", "int8", "float16"):
@@ -306,7 +306,7 @@ def test_broken_weights_are_not_scored(run, folder, tmp_path, way):
     assert errors.startswith(f"{broken}: {BROKEN[way]}")
 
 
-def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch):
+def test_scores_that_cannot_be_written_are_still_printed(run, tmp_path, monkeypatch):
     def write_text(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -317,7 +317,7 @@ def test_scores_that_cannot_be_written_are_still_told(run, tmp_path, monkeypatch
     assert "perplexity" in output
 
 
-def test_a_text_beyond_the_table_of_positions_ends_the_command_with_one_line(run, tmp_path):
+def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run, tmp_path):
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
     model.save_pretrained(tmp_path)

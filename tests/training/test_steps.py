@@ -51,7 +51,7 @@ def in_one(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_one, tmp_path):
+def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_one, tmp_path):
     """An oracle without the Trainer: the model's own loss over all pairs of the first batch at once."""
     arguments, folder = in_one
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
@@ -65,7 +65,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_on
 
 
 @pytest.mark.slow
-def test_a_step_in_three_passes_is_the_step_in_one(in_one, tmp_path):
+def test_step_in_three_micro_batches_equals_the_step_in_one(in_one, tmp_path):
     arguments, folder = in_one
     gradients.main([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
     close(gradient(tmp_path / "run"), gradient(folder))
@@ -78,7 +78,7 @@ def test_a_step_in_three_passes_is_the_step_in_one(in_one, tmp_path):
     [TWO_PROCESSES, launched_by("eight-gpus-fsdp2", "--num_processes=2")],
     ids=["DDP", "FSDP2"],
 )
-def test_a_step_of_two_processes_in_two_passes_each_is_the_step_in_one(in_one, tmp_path, launcher):
+def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(in_one, tmp_path, launcher):
     """Gradient and weights after it."""
     arguments, folder = in_one
     own = [*arguments, "--training.device_tokens=15"]
@@ -104,7 +104,7 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_sharded_run_that_is_killed_is_the_run_of_whole_models_to_the_bit(tmp_path):
+def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path):
     """FSDP2 against DDP: weights, what they are worth on batches of several lengths, and translations by beam search.
 
     Sums of two addends have one order, so not a bit differs.

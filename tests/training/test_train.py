@@ -47,7 +47,7 @@ def kill_after(step, process, folder):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path):
+def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path):
     folder = tmp_path / "run"
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"])
     results = run(recipe)
@@ -98,7 +98,7 @@ def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
+def test_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
     folder = tmp_path / "run"
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     saved = json.loads((folder / "generation_config.json").read_text())
@@ -109,7 +109,7 @@ def test_an_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_a_killed_run_goes_on_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
+def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
     """Dropout and the order of batches included, in the middle of a later epoch; bit for bit on a CPU."""
     arguments = [*arguments, "--training.steps=40"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -135,7 +135,7 @@ def streamed(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_a_killed_streamed_run_goes_on_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
+def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
     """Dropout, buffers and batches included, in a later epoch; bit for bit on a CPU."""
     arguments = [*streamed, "--training.steps=50"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -153,7 +153,7 @@ def test_a_killed_streamed_run_goes_on_by_the_same_command_to_the_same_weights(s
 
 
 @pytest.mark.slow
-def test_a_streamed_run_on_two_processes_or_in_parts_learns_from_the_same_steps(streamed, tmp_path):
+def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_steps(streamed, tmp_path):
     """The losses of two epochs' steps agree to half a hundredth; that of a step of other pairs is off by two.
 
     Without dropout. Adam turns rounding of 1e-7 into more where a gradient is next to nothing.
@@ -176,9 +176,7 @@ def test_a_streamed_run_on_two_processes_or_in_parts_learns_from_the_same_steps(
 
 
 @pytest.mark.slow
-def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one_resumes(
-    streamed, tmp_path, monkeypatch
-):
+def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_resumes(streamed, tmp_path, monkeypatch):
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 16)
     monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
@@ -195,7 +193,7 @@ def test_a_bad_line_of_a_stream_ends_the_run_when_it_is_reached_and_a_mended_one
     assert [split for split, told in results["data"].items() if "first_of_stream" in told] == ["train"]
 
 
-def test_a_streamed_run_that_could_meet_a_misfit_is_refused_before_it_begins(streamed, tmp_path):
+def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(streamed, tmp_path):
     for more, message in (
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
         ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
@@ -226,7 +224,7 @@ def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_in_parts_is_the_step_in_one(arguments, tmp_path):
+def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments, tmp_path):
     """The device holds a third of a step, which then takes three passes; only the order of sums differs."""
     arguments = [*arguments[1:], "--training.steps=10", "--model.dropout=0.0"]
     ran = {}
@@ -240,7 +238,7 @@ def test_a_step_in_parts_is_the_step_in_one(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_mean_of_its_last_checkpoints_where_its_recipe_says_so(arguments, tmp_path):
+def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(arguments, tmp_path):
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=12", "--training.average_last=3"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
@@ -260,7 +258,7 @@ def test_checkpoints_are_also_written_by_the_clock(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_ends_after_its_minutes(arguments, tmp_path):
+def test_run_ends_after_its_minutes(arguments, tmp_path):
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=100000", "--training.minutes=0.02"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
@@ -269,7 +267,7 @@ def test_a_run_ends_after_its_minutes(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
+def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
     output = finish(start([str(ROOT / "training" / "recipes" / "quickstart.yaml")], tmp_path / "run"), seconds=800)
     line = output.splitlines()[-1]
     match = re.fullmatch(r"BLEU (\d+\.\d\d) on 1000 unseen sentences \((nrefs:1\|.*)\)", line)
@@ -280,7 +278,7 @@ def test_the_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
-def test_a_run_that_was_killed_after_its_last_step_is_not_trained_on(arguments, tmp_path, end):
+def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_path, end):
     folder = tmp_path / "run"
     own = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
     first = run(load_recipe(own[0], own[1:]))
@@ -294,7 +292,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_not_trained_on(arguments, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["--training.steps=7", "--training.minutes=0.001"])
-def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(arguments, tmp_path, limit):
+def test_finished_run_with_larger_limits_equals_one_that_began_with_them(arguments, tmp_path, limit):
     own = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
     short, whole = tmp_path / "short", tmp_path / "whole"
     first = run(load_recipe(arguments[0], [*own, limit, f"--output_dir={short}"]))
@@ -324,7 +322,7 @@ def test_a_finished_run_goes_on_by_larger_limits_to_what_it_had_become_by_them(a
 
 
 @pytest.mark.slow
-def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(arguments, tmp_path):
+def test_run_rejected_at_its_start_does_not_block_the_next(arguments, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
         run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.source_tokens=5"]))
@@ -332,7 +330,7 @@ def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(arguments, tmp_path
 
 
 @pytest.mark.slow
-def test_learned_positions_that_are_too_few_are_refused_before_training(arguments, tmp_path):
+def test_learned_positions_that_are_too_few_are_an_error_before_training(arguments, tmp_path):
     more = [
         "--model.position_embedding=learned",
         "--model.max_position_embeddings=30",
@@ -356,7 +354,7 @@ def test_learned_positions_that_are_too_few_are_refused_before_training(argument
         "--data.test=null",
     ],
 )
-def test_a_run_may_be_otherwise(arguments, tmp_path, more):
+def test_run_with_another_setting_leaves_a_model_that_decodes(arguments, tmp_path, more):
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3", more]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -367,7 +365,7 @@ def test_a_run_may_be_otherwise(arguments, tmp_path, more):
 
 
 @pytest.mark.slow
-def test_a_tokenizer_of_ones_own_serves_if_it_has_what_a_model_needs(arguments, tmp_path):
+def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments, tmp_path):
     own = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
     own.save_pretrained(tmp_path / "own")
     more = [f"--output_dir={tmp_path / 'run'}", "--training.steps=3", f"--tokenizer.path={tmp_path / 'own'}"]
@@ -383,13 +381,13 @@ def test_a_tokenizer_of_ones_own_serves_if_it_has_what_a_model_needs(arguments, 
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, arguments):
+def test_folder_that_cannot_be_created_is_an_error(tmp_path, arguments):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file is not a writable folder"):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'file' / 'run'}"]))
 
 
-def test_a_run_needs_a_folder_of_its_own(tmp_path, arguments):
+def test_run_without_an_empty_folder_is_an_error(tmp_path, arguments):
     with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
@@ -410,7 +408,7 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     assert prepare_folder(longer) == folder
 
 
-def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
+def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path, arguments):
     """As after `kill -9` of a launcher, whose processes go on."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -421,7 +419,7 @@ def test_a_folder_in_which_a_run_is_going_on_is_refused(tmp_path, arguments):
     assert prepare_folder(recipe) == folder
 
 
-def test_what_a_run_left_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path, arguments):
+def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path, arguments):
     folder = tmp_path / "run"
     (folder / "tmp1.part").mkdir(parents=True)
     (folder / "recipe.yaml.part").write_text("name: ow")
@@ -437,19 +435,19 @@ def test_what_a_run_left_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
-def test_attention_that_does_not_train_on_a_cpu_is_refused_before_the_data_is_read(arguments, tmp_path, name):
+def test_attention_that_does_not_train_on_a_cpu_is_an_error_before_the_data_is_read(arguments, tmp_path, name):
     more = ["--data.path=/nowhere", f"--training.attention={name}", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
-def test_a_folder_that_the_system_refuses_is_refused_before_the_data_is_read(arguments, folder):
+def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments, folder):
     with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
         run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
 
 
-def test_pairs_that_are_all_too_long_are_answered_with_the_length_of_the_shortest(arguments, tmp_path):
+def test_pairs_that_are_all_too_long_are_an_error_with_the_length_of_the_shortest(arguments, tmp_path):
     more = ["--data.max_length=1", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(
         UserError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
@@ -459,7 +457,7 @@ def test_pairs_that_are_all_too_long_are_answered_with_the_length_of_the_shortes
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
-def test_data_that_has_changed_since_a_run_began_is_noticed(arguments, tmp_path, split, change):
+def test_data_that_changed_since_the_run_began_is_an_error(arguments, tmp_path, split, change):
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     path = tmp_path / "data" / f"{split}.jsonl"
@@ -473,7 +471,7 @@ def test_data_that_has_changed_since_a_run_began_is_noticed(arguments, tmp_path,
     prepare(recipe, prepare_folder(recipe))
 
 
-def test_the_first_pairs_of_a_stream_that_have_changed_are_noticed(streamed, tmp_path):
+def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed, tmp_path):
     recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     path = tmp_path / "data" / "train.jsonl"
@@ -483,7 +481,7 @@ def test_the_first_pairs_of_a_stream_that_have_changed_are_noticed(streamed, tmp
 
 
 @pytest.mark.slow
-def test_a_run_resumes_with_other_means_and_says_where_without_alarm(arguments, tmp_path, caplog):
+def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(arguments, tmp_path, caplog):
     """To the weights of a run that kept them: a step is the same on any split."""
     own = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     whole, other = tmp_path / "whole", tmp_path / "other"
@@ -506,7 +504,7 @@ def test_a_run_resumes_with_other_means_and_says_where_without_alarm(arguments, 
         run(load_recipe(own[0], [*own[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
 
 
-def test_passes_so_small_that_steps_would_change_are_refused_on_resumption(arguments, tmp_path):
+def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(arguments, tmp_path):
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     before = (tmp_path / "run" / "recipe.yaml").read_text()
@@ -519,7 +517,7 @@ def test_passes_so_small_that_steps_would_change_are_refused_on_resumption(argum
 
 
 @pytest.mark.slow
-def test_a_run_and_its_resumption_print_no_alarm(arguments, tmp_path):
+def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
     """All that the libraries have to say included."""
     own = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
@@ -532,7 +530,7 @@ def test_a_run_and_its_resumption_print_no_alarm(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_an_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
+def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
     """Torch's launcher has a traceback of its own to show, and its own exit status."""
     own, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
     process = start(own, folder, launcher=launcher)
@@ -551,7 +549,7 @@ def test_an_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path,
 
 
 @pytest.mark.parametrize("phase", ["load_pairs", "tokenize", "validation_scores"])
-def test_an_interruption_in_any_phase_ends_the_command_with_one_line(arguments, tmp_path, monkeypatch, capsys, phase):
+def test_interruption_in_any_phase_ends_the_command_with_one_line(arguments, tmp_path, monkeypatch, capsys, phase):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -566,14 +564,14 @@ def test_differing_fields_are_named():
     assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
 
 
-def test_a_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
+def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
     with pytest.raises(SystemExit) as end:
         train.main(["nowhere.yaml"])
     assert end.value.code == 2
     assert re.fullmatch(r"nowhere\.yaml: there is no such recipe; .*\n", capsys.readouterr().err)
 
 
-def test_nothing_is_written_before_the_data_is_read(tmp_path, arguments):
+def test_run_writes_nothing_before_the_data_is_read(tmp_path, arguments):
     folder = tmp_path / "run"
     Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):

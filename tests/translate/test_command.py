@@ -72,7 +72,7 @@ def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run):
     assert run("--window=3", "--batch_tokens=20", stdin=lines(source).encode()[:-1]) == (lines(expected), "", 0)
 
 
-def test_no_lines_have_no_translations(run):
+def test_empty_input_has_empty_output(run):
     assert run(stdin=b"") == ("", "", 0)
 
 
@@ -104,7 +104,7 @@ def test_scores_stand_before_their_translations(run, folder):
     assert output == lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
 
 
-def test_json_lines_come_as_json_lines(run, folder):
+def test_json_lines_give_json_lines(run, folder):
     rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SOURCES)]
     output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]).encode())
     assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
@@ -121,12 +121,12 @@ def test_json_lines_come_as_json_lines(run, folder):
         ("--source=en", {"translation": {"en": SOURCES[0], "es": "gato"}}),
     ],
 )
-def test_a_text_is_found_in_its_field(run, option, row):
+def test_text_is_read_from_the_field_of_the_option(run, option, row):
     output, _, _ = run("--format=jsonl", option, stdin=json.dumps(row).encode())
     assert json.loads(output) == {"translation": TARGETS[0]}
 
 
-def test_the_search_is_the_models_own_and_can_be_set(run, monkeypatch):
+def test_search_is_the_models_unless_options_set_it(run, monkeypatch):
     calls, generate = [], VaswaniTransformerForConditionalGeneration.generate
 
     def watched(self, **arguments):
@@ -140,7 +140,7 @@ def test_the_search_is_the_models_own_and_can_be_set(run, monkeypatch):
     assert calls == [{"num_return_sequences": 1}, own]
 
 
-def test_a_translation_stays_on_its_line(run, monkeypatch):
+def test_translation_of_two_lines_is_written_as_one(run, monkeypatch):
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: TwoLines())
     output, _, _ = run(stdin=b"a\nb\n")
     assert output == "one two\none two\n"
@@ -171,7 +171,7 @@ class TwoLines:
         ("--dtype=float16", []),
     ],
 )
-def test_a_cpu_has_its_model_prepared_in_the_dtype_that_is_asked_for(run, monkeypatch, option, expected):
+def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(run, monkeypatch, option, expected):
     dtypes = []
     monkeypatch.setattr(
         loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
@@ -180,7 +180,7 @@ def test_a_cpu_has_its_model_prepared_in_the_dtype_that_is_asked_for(run, monkey
     assert dtypes == expected
 
 
-def test_a_prepared_model_finds_what_the_plain_one_finds(run, folder):
+def test_prepared_model_finds_what_the_plain_one_finds(run, folder):
     """Also where it has learnt nothing: lines of the learnt words in orders that it has never seen."""
     words = " ".join(SOURCES).split()
     texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
@@ -189,7 +189,7 @@ def test_a_prepared_model_finds_what_the_plain_one_finds(run, folder):
     assert run("--device=cpu", stdin=lines(texts).encode()) == (lines(expected), "", 0)
 
 
-def test_8_bits_are_refused_to_other_devices_and_other_models(run, folder, tmp_path):
+def test_int8_is_an_error_on_other_devices_and_for_other_models(run, folder, tmp_path):
     _, errors, status = run("--dtype=int8", "--device=meta", stdin=b"cat\n")
     assert (status, errors) == (
         2,
@@ -202,7 +202,7 @@ def test_8_bits_are_refused_to_other_devices_and_other_models(run, folder, tmp_p
     assert errors.endswith("of type 'marian' on cpu. Give another --dtype.\n")
 
 
-def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(run, folder, tmp_path):
+def test_tokenizer_of_another_model_ends_the_command_with_one_line(run, folder, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
@@ -213,7 +213,7 @@ def test_a_tokenizer_that_is_none_for_the_model_ends_the_command_with_one_line(r
     assert run(stdin=b"cat\n", model=tmp_path) == ("", expected, 2)
 
 
-def test_only_an_output_that_can_be_gone_on_with_digests_the_model(run, monkeypatch, tmp_path):
+def test_model_is_digested_only_for_an_output_that_can_resume(run, monkeypatch, tmp_path):
     digested = []
     monkeypatch.setattr(loading, "digest_of_model", lambda folder: digested.append(folder) or "abc")
     run(stdin=b"cat\n")
@@ -224,7 +224,7 @@ def test_only_an_output_that_can_be_gone_on_with_digests_the_model(run, monkeypa
 
 
 @pytest.mark.parametrize("name", ["input", "output"])
-def test_a_stream_that_is_closed_is_named(folder, monkeypatch, capsys, name):
+def test_closed_standard_stream_is_an_error_that_names_it(folder, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, {"input": "stdin", "output": "stdout"}[name], None)
     with pytest.raises(SystemExit, match="2"):
         command.main([folder])
@@ -248,21 +248,21 @@ def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(r
     assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --too_long=truncate")
 
 
-def test_the_bar_is_shown_on_request(run):
+def test_progress_bar_is_shown_on_request(run):
     assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
     assert run(stdin=b"cat\ncat\n")[1] == ""
 
 
-def test_a_bar_knows_how_many_lines_a_file_has(run, tmp_path):
+def test_progress_bar_counts_the_lines_of_a_file(run, tmp_path):
     (tmp_path / "source").write_text(lines(SOURCES))
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
-def test_translation_stays_on_its_line():
+def test_join_lines_replaces_every_line_break():
     assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
 
 
-def test_an_error_of_another_kind_is_not_taken_for_want_of_memory(run, monkeypatch):
+def test_error_other_than_memory_is_not_reported_as_memory(run, monkeypatch):
     def generate(*_, **__):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -285,7 +285,9 @@ class Interrupted:
 
 @pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
 @pytest.mark.parametrize(("stop_at", "cut_off"), [(1, 0), (2, 0), (4, 3), (6, 9)])
-def test_an_interrupted_output_ends_up_as_one_that_was_not(run, tmp_path, monkeypatch, options, stop_at, cut_off):
+def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
+    run, tmp_path, monkeypatch, options, stop_at, cut_off
+):
     source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
     rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
     source.write_text(lines(rows))
@@ -323,14 +325,14 @@ def unfinished(run, tmp_path, monkeypatch):
         ("--too_long=keep", "with --too_long=truncate, not with --too_long=keep"),
     ],
 )
-def test_an_unfinished_output_is_refused_to_other_settings(run, unfinished, option, message):
+def test_unfinished_output_with_other_settings_is_an_error(run, unfinished, option, message):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
     assert errors.startswith(f"{path}: was translated {message}; it stays unchanged: give the same command as then, an")
 
 
-def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folder, tmp_path):
+def test_unfinished_output_of_another_model_is_an_error(run, unfinished, folder, tmp_path):
     source, path = unfinished
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -341,7 +343,7 @@ def test_an_unfinished_output_is_refused_to_another_model(run, unfinished, folde
     assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
 
 
-def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
+def test_unfinished_output_of_another_text_is_an_error(run, unfinished):
     source, path = unfinished
     source.write_text(lines(["cat", *SOURCES[1:]]))
     _, errors, status = run("--input", source, "--output", path, "--window=4")
@@ -349,7 +351,7 @@ def test_an_unfinished_output_is_refused_to_another_text(run, unfinished):
     assert errors.splitlines()[-1].startswith(f"{source}: is not the text of the unfinished output, whose first 4")
 
 
-def test_an_unfinished_output_goes_on_with_other_batches_and_says_so(run, unfinished):
+def test_unfinished_output_resumes_with_other_batches_and_says_so(run, unfinished):
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
     assert (status, path.read_text()) == (0, lines(TARGETS))
@@ -365,7 +367,7 @@ def finished(run, tmp_path):
     return source, path
 
 
-def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
+def test_finished_output_is_not_translated_again(run, finished, monkeypatch):
     source, path = finished
     monkeypatch.setattr(command, "make_translator", lambda options: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
@@ -382,14 +384,14 @@ def test_a_finished_output_is_done_at_once(run, finished, monkeypatch):
         (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
     ],
 )
-def test_a_finished_output_is_refused_to_other_settings(run, finished, options, message):
+def test_finished_output_with_other_settings_is_an_error(run, finished, options, message):
     source, path = finished
     _, errors, status = run("--input", source, "--output", path, *options)
     assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
     assert errors.startswith(f"{path}: {message}")
 
 
-def test_a_finished_output_is_refused_to_another_model(run, finished, folder, tmp_path):
+def test_finished_output_of_another_model_is_an_error(run, finished, folder, tmp_path):
     source, path = finished
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.model.shared.weight.data[0] += 1
@@ -408,7 +410,7 @@ def test_a_finished_output_is_refused_to_another_model(run, finished, folder, tm
         (SOURCES[:-1], "is another text than that of the finished"),
     ],
 )
-def test_a_finished_output_is_refused_to_another_text(run, finished, texts, message):
+def test_finished_output_of_another_text_is_an_error(run, finished, texts, message):
     source, path = finished
     source.write_text(lines(texts))
     _, errors, status = run("--input", source, "--output", path)
@@ -416,7 +418,7 @@ def test_a_finished_output_is_refused_to_another_text(run, finished, texts, mess
     assert errors.startswith(f"{source}: {message}")
 
 
-def test_a_finished_output_that_was_changed_is_left_as_it_is(run, finished):
+def test_finished_output_that_was_edited_is_an_error_and_unchanged(run, finished):
     source, path = finished
     path.write_text(lines("abcdef"))
     _, errors, status = run("--input", source, "--output", path)
@@ -425,7 +427,7 @@ def test_a_finished_output_that_was_changed_is_left_as_it_is(run, finished):
 
 
 @pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
-def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path, text):
+def test_file_that_is_no_output_of_the_command_is_unchanged(run, tmp_path, text):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     path.write_text(lines(text))
@@ -434,18 +436,18 @@ def test_a_file_that_is_no_output_of_the_command_is_left_as_it_is(run, tmp_path,
     assert errors.startswith(f"{path}: exists already, without the path.record of a translation; it stays")
 
 
-def test_a_finished_output_that_was_removed_is_made_anew(run, finished):
+def test_finished_output_that_was_removed_is_written_again(run, finished):
     source, path = finished
     path.unlink()
     assert run("--input", source, "--output", path, "--beams=1") == ("", "", 0)
     assert path.read_text() == lines(TARGETS)
 
 
-def test_results_go_to_a_device_too(run):
+def test_output_can_be_a_device(run):
     assert run("--output", "/dev/null", stdin=b"cat\n") == ("", "", 0)
 
 
-def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
+def test_empty_output_file_is_filled_like_a_new_one(run, tmp_path):
     (tmp_path / "path").touch()
     assert run("--output", tmp_path / "path", stdin=lines(SOURCES).encode())[2] == 0
     assert (tmp_path / "path").read_text() == lines(TARGETS)
@@ -471,7 +473,7 @@ def test_a_file_begun_by_an_empty_one_is_a_new_one(run, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments, stdin, message):
+def test_invalid_option_or_input_ends_the_command_with_one_line(run, arguments, stdin, message):
     output, errors, status = run(*arguments, stdin=stdin)
     assert (output, status) == ("", 2)
     assert errors.startswith(message)
@@ -486,7 +488,7 @@ def test_what_cannot_be_translated_ends_the_command_with_one_line(run, arguments
         MemoryError(),
     ],
 )
-def test_a_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch, error):
+def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch, error):
     def generate(*_, **__):
         raise error
 
@@ -502,7 +504,7 @@ def test_a_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run,
         ("nobody/nothing", "nobody/nothing: cannot be loaded: "),
     ],
 )
-def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, message):
+def test_missing_model_ends_the_command_with_one_line(run, name, message):
     output, errors, status = run(model=name)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert errors.startswith(message)
@@ -535,13 +537,13 @@ def test_a_model_that_is_not_there_ends_the_command_with_one_line(run, name, mes
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(run, arguments, message):
+def test_conflicting_arguments_are_an_error(run, arguments, message):
     _, errors, status = run(*arguments)
     assert (status, errors.count("\n")) == (2, 1)
     assert message in errors
 
 
-def test_a_conversation_has_a_line_for_a_line(run):
+def test_interactive_session_prints_a_line_for_a_line(run):
     typed = lines([SOURCES[0], "", SOURCES[1]]).encode()
     assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), "", 0)
     output, errors, _ = run(
@@ -553,7 +555,7 @@ def test_a_conversation_has_a_line_for_a_line(run):
     assert errors.startswith("standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line)")
 
 
-def test_a_terminal_is_asked_again_for_a_line_that_is_no_text(folder, monkeypatch, capsysbinary):
+def test_interactive_session_asks_again_after_an_invalid_line(folder, monkeypatch, capsysbinary):
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     typed = iter([SOURCES[0], "\udcff", no_text, SOURCES[1], EOFError()])
 
@@ -573,7 +575,7 @@ def test_a_terminal_is_asked_again_for_a_line_that_is_no_text(folder, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_ends_the_command_quietly(folder, tmp_path):
+def test_closed_pipe_ends_the_command_quietly(folder, tmp_path):
     (tmp_path / "source").write_text(lines(SOURCES * 50))
     arguments = ("--window=1", "--input", tmp_path / "source")
     process = start(folder, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -586,7 +588,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [[], ["--interactive"]])
-def test_an_output_that_takes_no_more_ends_the_command_with_one_line(folder, arguments):
+def test_full_output_device_ends_the_command_with_one_line(folder, arguments):
     with open("/dev/full", "wb") as full:
         process = start(folder, *arguments, stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
     _, errors = process.communicate(b"cat\n")
@@ -597,7 +599,7 @@ def test_an_output_that_takes_no_more_ends_the_command_with_one_line(folder, arg
 
 
 @pytest.mark.slow
-def test_an_endless_input_is_translated_as_it_comes(folder):
+def test_endless_input_is_translated_as_it_arrives(folder):
     process = start(folder, "--window=2", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     for pair in (0, 1), (2, 3):
         process.stdin.write(lines(SOURCES[index] for index in pair).encode())
@@ -609,7 +611,7 @@ def test_an_endless_input_is_translated_as_it_comes(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_signal_leaves_an_output_that_can_be_gone_on_with(run, folder, tmp_path, sent, status):
+def test_signal_leaves_an_output_that_can_resume(run, folder, tmp_path, sent, status):
     source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
     source.write_text(lines(SOURCES * 20))
     arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
@@ -627,7 +629,7 @@ def test_a_signal_leaves_an_output_that_can_be_gone_on_with(run, folder, tmp_pat
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_the_command_is_installed_by_its_name():
+def test_command_is_installed_under_its_name():
     project = Path(ROOT, "pyproject.toml").read_text()
     assert 'vaswani-translate = "vaswani_transformer.translate.command:main"' in project
 
@@ -665,7 +667,7 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
         ),
     ],
 )
-def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, arguments, message):
+def test_option_that_ctranslate2_lacks_ends_the_command_with_one_line(run, engine_folder, arguments, message):
     output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
     assert (output, errors.count("\n"), status) == ("", 1, 2)
     assert message in errors
@@ -681,7 +683,9 @@ def test_what_ctranslate2_cannot_do_is_said_in_a_line(run, engine_folder, argume
         ),
     ],
 )
-def test_a_converted_model_without_its_tokenizer_is_told_in_a_line(run, engine_folder, tmp_path, removed, message):
+def test_converted_model_without_its_tokenizer_ends_the_command_with_one_line(
+    run, engine_folder, tmp_path, removed, message
+):
     shutil.copytree(engine_folder, tmp_path / "copy")
     for name in removed:
         (tmp_path / "copy" / name).unlink()
@@ -690,12 +694,12 @@ def test_a_converted_model_without_its_tokenizer_is_told_in_a_line(run, engine_f
     assert errors.startswith(f"{tmp_path / 'copy'}: {message}")
 
 
-def test_a_model_that_was_converted_is_refused_by_torch(run, engine_folder):
+def test_converted_model_is_an_error_with_the_torch_engine(run, engine_folder):
     message = f"{engine_folder}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.\n"
     assert run(stdin=b"a\n", model=engine_folder) == ("", message, 2)
 
 
-def test_ctranslate2_computes_in_the_dtype_that_is_asked_for(run, engine_folder, monkeypatch):
+def test_ctranslate2_computes_in_the_requested_dtype(run, engine_folder, monkeypatch):
     import ctranslate2
 
     types, make = [], ctranslate2.Translator
@@ -710,7 +714,7 @@ def test_ctranslate2_computes_in_the_dtype_that_is_asked_for(run, engine_folder,
     assert types == ["default", "int8"]
 
 
-def test_a_model_that_was_not_converted_is_refused_by_ctranslate2(run):
+def test_unconverted_model_is_an_error_with_ctranslate2(run):
     _, errors, status = run("--engine=ctranslate2", stdin=b"a\n")
     assert status == 2
     assert 'no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first' in errors

@@ -73,7 +73,7 @@ def generated(models, family, **settings):
     ],
     ids=str,
 )
-def test_the_family_translates_by_its_options_and_scores_by_its_own_scores(run, models, family, options, settings):
+def test_family_translates_by_its_options_and_scores_by_its_own_scores(run, models, family, options, settings):
     output, errors, status = run(family, *options, "--scores", "--format=jsonl", texts=map(as_json, SOURCES))
     assert (errors, status) == ("", 0)
     rows = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
@@ -87,7 +87,7 @@ def as_json(text):
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_a_cpu_has_the_family_prepared_too(run, family, monkeypatch):
+def test_family_on_a_cpu_is_prepared_too(run, family, monkeypatch):
     prepared, load = [], loading.load
 
     def watched(options):
@@ -112,7 +112,7 @@ def test_a_cpu_has_the_family_prepared_too(run, family, monkeypatch):
     ],
     ids=str,
 )
-def test_an_option_of_another_family_ends_the_command_with_one_line(run, models, family, options, message):
+def test_option_of_another_family_ends_the_command_with_one_line(run, models, family, options, message):
     output, errors, status = run(family, *options)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert errors.startswith(message.format(models[0] / family))

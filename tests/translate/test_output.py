@@ -35,7 +35,7 @@ texts_of_letters = st.lists(st.text("ab", max_size=3), min_size=1, max_size=10)
 
 
 @given(texts=texts_of_letters, stop_at=st.integers(0, 10), cut=st.integers(0, 100))
-def test_a_file_that_is_left_anywhere_ends_up_as_one_that_was_not(tmp_path_factory, texts, stop_at, cut):
+def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(tmp_path_factory, texts, stop_at, cut):
     folder = tmp_path_factory.mktemp("output")
     whole, path = folder / "whole", folder / "path"
     write_all(whole, texts, {"a": 1})
@@ -48,7 +48,7 @@ def test_a_file_that_is_left_anywhere_ends_up_as_one_that_was_not(tmp_path_facto
     assert is_finished(path, {"a": 1}, texts, "the input") == (path.stat().st_size > 0)
 
 
-def test_other_texts_than_before_are_refused_and_later_ones_may_differ(tmp_path):
+def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path):
     path, texts = tmp_path / "out", list("abcdef")
     write_all(path, texts, {}, stop_at=2)  # after a window of three was read
     before = path.read_bytes()
@@ -60,7 +60,7 @@ def test_other_texts_than_before_are_refused_and_later_ones_may_differ(tmp_path)
     assert path.read_text().split() == [text for text in [*texts[:5], "x"] for _ in range(2)]
 
 
-def test_other_settings_than_before_are_refused(tmp_path):
+def test_changed_settings_are_an_error(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
     before = path.read_bytes()
@@ -71,7 +71,7 @@ def test_other_settings_than_before_are_refused(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_other_batches_than_before_are_told(tmp_path):
+def test_changed_batching_is_reported(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {}, stop_at=1)
     for batches in ([1, 1], [2, 1]):
@@ -81,7 +81,7 @@ def test_other_batches_than_before_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}'])
-def test_a_record_that_is_none_is_refused(tmp_path, text):
+def test_invalid_record_is_an_error(tmp_path, text):
     (tmp_path / "out.record").write_text(text)
     with pytest.raises(UserError, match=r"out\.record: not the record of a translation; remove it"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
@@ -98,7 +98,7 @@ def finished(tmp_path):
     return tmp_path / "out"
 
 
-def test_a_finished_file_is_known_by_its_record(finished):
+def test_finished_file_is_known_by_its_record(finished):
     assert is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
@@ -116,7 +116,7 @@ def test_a_finished_file_is_known_by_its_record(finished):
         (FINISHED, "abcde", "the input: has more lines than the 4 of the finished "),
     ],
 )
-def test_a_finished_file_of_something_else_is_refused(finished, settings, texts, message):
+def test_finished_file_of_other_texts_or_settings_is_an_error(finished, settings, texts, message):
     with pytest.raises(UserError, match=message):
         is_finished(finished, settings, list(texts), "the input")
 
@@ -124,20 +124,20 @@ def test_a_finished_file_of_something_else_is_refused(finished, settings, texts,
 @pytest.mark.parametrize(
     "change", [lambda text: text.replace("a", "b", 1), lambda text: text + "a\n", lambda text: "a"]
 )
-def test_a_finished_file_that_was_changed_is_refused(finished, change):
+def test_finished_file_that_was_changed_is_an_error(finished, change):
     finished.write_text(change(finished.read_text()))
     with pytest.raises(UserError, match=r"out: was changed after it was finished; it stays unchanged: give another"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
-def test_a_file_without_a_record_is_refused(finished):
+def test_file_without_a_record_is_an_error(finished):
     (finished.parent / "out.record").unlink()
     with pytest.raises(UserError, match=r"out: exists already, without the out\.record of a translation; it stays"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
 @pytest.mark.parametrize("leave", [lambda path: path.unlink(), lambda path: path.write_text("")])
-def test_a_record_whose_file_holds_nothing_any_more_protects_nothing(finished, leave):
+def test_record_of_an_emptied_file_protects_nothing(finished, leave):
     leave(finished)
     other = {"model": "n", "beams": 1}
     assert not is_finished(finished, other, list("xy"), "the input")
@@ -146,14 +146,14 @@ def test_a_record_whose_file_holds_nothing_any_more_protects_nothing(finished, l
     assert is_finished(finished, other, list("xy"), "the input")
 
 
-def test_a_file_that_another_command_has_finished_meanwhile_is_left(finished):
+def test_file_that_another_command_finished_meanwhile_is_unchanged(finished):
     before = finished.read_bytes()
     with pytest.raises(UserError, match="out: another command has finished it meanwhile; it stays unchanged"):
         ResumableFile(finished, 2, FINISHED, [1, 1])
     assert finished.read_bytes() == before
 
 
-def test_nothing_of_the_texts_is_read_before_a_file_is_known_to_be_finished(tmp_path):
+def test_finished_file_is_recognized_before_any_text_is_read(tmp_path):
     write_all(tmp_path / "out", list("abc"), FINISHED, stop_at=1)
     texts = iter("abc")
     assert not is_finished(tmp_path / "out", FINISHED, texts, "the input")
@@ -161,7 +161,7 @@ def test_nothing_of_the_texts_is_read_before_a_file_is_known_to_be_finished(tmp_
     assert list(texts) == list("abc")
 
 
-def test_more_results_than_texts_are_refused(tmp_path):
+def test_more_results_than_texts_are_an_error(tmp_path):
     path = tmp_path / "out"
     write_all(path, list("abc"), {}, stop_at=1)
     path.write_text("a\n" * 20)
@@ -169,7 +169,7 @@ def test_more_results_than_texts_are_refused(tmp_path):
         ResumableFile(path, 2, {}, [1, 1])
 
 
-def test_a_full_disk_is_told_of_and_what_is_there_is_gone_on_with(tmp_path):
+def test_full_disk_is_an_error_and_the_output_resumes(tmp_path):
     """A limit on the size of files stands for the disk's."""
     resource = pytest.importorskip("resource")
     whole, path, texts = tmp_path / "whole", tmp_path / "path", [letter * 100 for letter in "abcdef"]
@@ -195,7 +195,7 @@ def test_two_commands_do_not_write_the_same_file(tmp_path):
     ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()
 
 
-def test_a_record_says_what_was_read(tmp_path):
+def test_record_holds_settings_batches_and_number_of_texts(tmp_path):
     write_all(tmp_path / "out", list("abcdef"), {"a": None}, stop_at=4)
     record = json.loads((tmp_path / "out.record").read_text())
     assert (record["settings"], record["batches"], record["texts"]) == ({"a": None}, [1, 1], 6)

@@ -67,7 +67,7 @@ lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
 
 
 @given(lengths=lengths_of_texts, budget=st.integers(1, 300))
-def test_a_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths, budget):
+def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths, budget):
     batches = batches_by_length(dict(enumerate(lengths)), budget)
     assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
     for batch in batches:
@@ -94,7 +94,7 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer,
     assert sum(counted) == len(found[skip:])
 
 
-def test_every_text_is_translated_as_if_it_were_alone(parts):
+def test_text_is_translated_in_a_batch_as_by_itself(parts):
     expected = [alone(parts, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
@@ -109,7 +109,7 @@ def test_arguments_of_generate_are_passed_on(parts, settings):
     assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in found] == expected
 
 
-def test_a_generation_config_may_be_passed_on_whole(parts):
+def test_generation_config_is_accepted_as_an_argument(parts):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
     config.decoder_start_token_id = 0
     (found,) = translate(*parts, ["the cat"], generation_config=config)
@@ -138,7 +138,7 @@ def test_scores_are_those_that_beam_search_ranks_by(parts, settings):
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
 
-def test_a_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
+def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
     model, tokenizer = parts
     (found,) = translate(*parts, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
     batch = tokenizer(["the cat is"], return_tensors="pt")
@@ -149,12 +149,12 @@ def test_a_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
     assert found.hypotheses[0].tokens == tokens.shape[1] - 1
 
 
-def test_without_scores_there_are_none(parts):
+def test_scores_are_none_unless_requested(parts):
     found = list(translate(*parts, ["", "hello world"]))
     assert [translation.hypotheses[0].score for translation in found] == [None, None]
 
 
-def test_an_empty_text_has_n_empty_translations(parts):
+def test_empty_text_has_n_empty_translations(parts):
     (found,) = translate(*parts, ["\t "], scores=True, num_return_sequences=2)
     assert found.hypotheses == [Hypothesis("", 0, 0.0)] * 2
     assert found.source_tokens == 0
@@ -194,7 +194,7 @@ def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated
     assert (refusal.value.index, len(search.batches)) == (3, 1)
 
 
-def test_a_text_has_room_for_its_translation_in_a_table_of_positions():
+def test_learned_positions_bound_the_source_and_its_translation():
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
     assert TransformersEngine(model, 1).max_source_tokens() == 30
@@ -208,7 +208,7 @@ def test_a_text_has_room_for_its_translation_in_a_table_of_positions():
 
 
 @pytest.mark.parametrize("pad", [1, 2, 0])
-def test_a_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
+def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
     model = tiny_model(pad_token_id=pad)
     model.generation_config.eos_token_id = [2, 7]
     targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
@@ -217,7 +217,7 @@ def test_a_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
     assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
 
 
-def test_log_probabilities_are_those_of_each_pair_alone(parts):
+def test_log_probabilities_are_those_of_each_pair_by_itself(parts):
     model, tokenizer = parts
     batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
     labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
@@ -227,7 +227,7 @@ def test_log_probabilities_are_those_of_each_pair_alone(parts):
         torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
 
 
-def test_another_encoder_decoder_is_translated_with_as_well():
+def test_model_of_another_architecture_translates_too():
     _, tokenizer = model_of_pairs()
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -246,7 +246,7 @@ def test_another_encoder_decoder_is_translated_with_as_well():
     assert TransformersEngine(model, 1).max_source_tokens() == 40
 
 
-def test_a_model_in_training_translates_without_dropout_and_goes_on_training(parts):
+def test_model_in_training_translates_without_dropout_and_stays_in_training(parts):
     model, tokenizer = parts
     model.train()
     try:
@@ -265,12 +265,12 @@ def test_a_model_in_training_translates_without_dropout_and_goes_on_training(par
         ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
     ],
 )
-def test_settings_out_of_range_are_refused_at_once(parts, settings, message):
+def test_settings_out_of_range_are_an_error_at_once(parts, settings, message):
     with pytest.raises(ValueError, match=message):
         translate(*parts, [], **settings)
 
 
-def test_a_tokenizer_without_padding_is_refused(bytes_tokenizer):
+def test_tokenizer_without_padding_is_an_error(bytes_tokenizer):
     class WithoutPadding:
         pad_token_id = None
 
@@ -278,13 +278,13 @@ def test_a_tokenizer_without_padding_is_refused(bytes_tokenizer):
         translate(tiny_model(), WithoutPadding(), ["a"])
 
 
-def test_a_single_text_is_not_taken_for_a_list_of_its_characters(parts):
+def test_single_text_is_not_taken_for_a_list_of_its_characters(parts):
     with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
         translate(*parts, "hello world")
 
 
 @pytest.mark.parametrize("max_source_tokens", [4, 99])
-def test_a_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(bytes_tokenizer, max_source_tokens):
+def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(bytes_tokenizer, max_source_tokens):
     tokenizer, search = tagged(bytes_tokenizer), Echo()
     list(Translator(search, tokenizer, max_source_tokens)(["<2es> a</s>", "a <pad> b <s>"]))
     for tokens in search.batches[0]:

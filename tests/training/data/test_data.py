@@ -51,11 +51,11 @@ def test_json_lines_are_read_plain_and_compressed(folder):
         assert split["target"][:] == ["ein baum", "zwei bäume", "drei <pad>"]
 
 
-def test_the_direction_can_be_turned(folder):
+def test_direction_of_the_pairs_can_be_reversed(folder):
     assert load_pairs(recipe(folder, source="de", target="en"))["train"]["source"][0] == "ein baum"
 
 
-def test_a_set_may_have_no_test_split(folder):
+def test_data_set_may_lack_a_test_split(folder):
     assert set(load_pairs(recipe(folder, test=None))) == {"train", "validation"}
 
 
@@ -67,12 +67,12 @@ def test_parallel_text_files_are_read_line_by_line(tmp_path):
     assert load_pairs(own)["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
 
 
-def test_the_shipped_task_has_three_splits():
+def test_shipped_task_has_three_splits():
     pairs = load_pairs(DataRecipe(kind="grammar", target="es"))
     assert {name: len(split) for name, split in pairs.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
 
 
-def test_a_data_set_in_the_schema_of_the_hub_is_read():
+def test_data_set_in_the_schema_of_the_hub_is_read():
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
     own = DataRecipe(kind="hub", path="own/set")
@@ -84,7 +84,7 @@ def test_a_data_set_in_the_schema_of_the_hub_is_read():
         to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
-def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
+def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
     """A folder stands in for the data set: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     own = tmp_path / "set"
@@ -99,7 +99,7 @@ def test_a_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_pat
         load_pairs(DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test="test"))
 
 
-def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path):
+def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
     (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
     own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
@@ -128,7 +128,7 @@ def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path)
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],
 )
-def test_a_bad_line_is_named(folder, line, message):
+def test_bad_line_is_an_error_that_names_it(folder, line, message):
     (folder / "train.jsonl").write_text(f"{json_line(*PAIRS[0])}\n{line}\n", encoding="utf-8")
     with pytest.raises(UserError, match=message) as refusal:
         load_pairs(recipe(folder, train="train.jsonl"))
@@ -140,33 +140,33 @@ def test_empty_sides_are_dropped_on_request(folder):
     assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
 
 
-def test_a_missing_file_is_named(folder):
+def test_missing_file_is_an_error_that_names_it(folder):
     with pytest.raises(UserError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
         load_pairs(recipe(folder, train="nothing.jsonl"))
 
 
-def test_a_file_that_was_cut_off_is_named(folder):
+def test_truncated_file_is_an_error_that_names_it(folder):
     whole = (folder / "train.jsonl.gz").read_bytes()
     (folder / "train.jsonl.gz").write_bytes(whole[: len(whole) - 10])
     with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
 
 
-def test_an_empty_file_is_refused(folder):
+def test_empty_file_is_an_error(folder):
     (folder / "train.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=r"split train: it has no pairs"):
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [("en", "de"), ("de", "en")])
-def test_unpaired_text_files_are_refused(tmp_path, shorter, longer):
+def test_text_files_of_different_lengths_are_an_error(tmp_path, shorter, longer):
     (tmp_path / f"train.{shorter}").write_text("one\n", encoding="utf-8")
     (tmp_path / f"train.{longer}").write_text("eins\nzwei\n", encoding="utf-8")
     with pytest.raises(UserError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.{language}"))
 
 
-def test_the_name_of_text_files_needs_a_place_for_the_language(tmp_path):
+def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path):
     with pytest.raises(UserError, match=r"train\.txt: .*needs \{language\}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
@@ -181,7 +181,7 @@ def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
-def test_streamed_files_give_the_pairs_that_are_otherwise_read_at_once_anew_in_every_iteration(folder, kind):
+def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(folder, kind):
     for side, code in enumerate(("en", "de")):
         (folder / f"train.{code}").write_text("".join(pair[side] + "\n" for pair in PAIRS), encoding="utf-8")
     names = {} if kind == "json" else {"kind": "text", "train": "train.{language}", "validation": "train.{language}"}
@@ -205,7 +205,7 @@ def hub(tmp_path, monkeypatch):
     return DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test=None, streaming=True)
 
 
-def test_a_streamed_data_set_of_the_hub_is_shuffled_anew_in_every_epoch(hub, caplog):
+def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(hub, caplog):
     own = dataclasses.replace(hub, empty="drop", buffer=10)
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
@@ -237,7 +237,7 @@ def test_sources_of_the_hub_keep_their_order(hub, monkeypatch, streaming):
         check_sources(distillation, sources_in_order(dataclasses.replace(own, source="de", target="en")), streaming)
 
 
-def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(hub):
+def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub):
     with pytest.raises(UserError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
         load_pairs(hub)
     with pytest.raises(UserError, match=r"set, split train, pair \d+: the side 'de' is empty"):
@@ -248,7 +248,7 @@ def test_a_streamed_data_set_of_the_hub_is_refused_as_one_that_is_read_at_once(h
         load_pairs(dataclasses.replace(hub, train="training"))
 
 
-def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_it_is_reached(folder, monkeypatch):
+def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(folder, monkeypatch):
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
     own = recipe(folder, train="train.jsonl", streaming=True)
@@ -266,7 +266,7 @@ def test_of_a_stream_the_first_pairs_are_looked_at_and_a_bad_line_is_named_when_
                 next(pairs)
 
 
-def test_a_vocabulary_is_learnt_from_evenly_spaced_pairs_of_a_set_and_from_the_first_of_a_stream(folder):
+def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_of_a_stream(folder):
     (folder / "train.jsonl").write_text("\n".join(json_line(f"s{n}", f"t{n}") for n in range(10)), encoding="utf-8")
     own = recipe(folder, train="train.jsonl", streaming=True)
     stream, whole = PairStream(own, seed=0), load_pairs(own)["train"]
@@ -291,7 +291,7 @@ def test_text_that_spells_a_special_token_stays_text(folder, tokenizer):
     assert tokenizer.decode(encoded["labels"], skip_special_tokens=True) == "drei <pad>"
 
 
-def test_an_added_language_tag_is_one_token_in_training(tokenizer):
+def test_added_language_tag_is_one_token_in_training(tokenizer):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
     tag, end = tokenizer.convert_tokens_to_ids("<2de>"), tokenizer.eos_token_id
     sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
@@ -299,7 +299,7 @@ def test_an_added_language_tag_is_one_token_in_training(tokenizer):
     assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]
 
 
-def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, tokenizer):
+def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are_kept(folder, tokenizer):
     pairs = load_pairs(recipe(folder))
     dropped = tokenize(pairs, tokenizer, recipe(folder, max_length=10))
     assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
@@ -312,13 +312,13 @@ def test_overlong_training_pairs_are_dropped_or_refused_and_others_kept(folder, 
         tokenize(pairs, tokenizer, recipe(folder, max_length=1))
 
 
-def test_streamed_pairs_have_the_tokens_of_those_that_are_read_at_once(folder, tokenizer):
+def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(folder, tokenizer):
     own = recipe(folder, streaming=True)
     at_once = tokenize(load_pairs(own), tokenizer, own)["train"].remove_columns(["reference", "number"])
     assert make_encode_fn(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
 
 
-def test_an_overlong_streamed_pair_is_refused_where_the_recipe_says_so(folder, tokenizer):
+def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(folder, tokenizer):
     pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
     assert len(make_encode_fn(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
     with pytest.raises(UserError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):

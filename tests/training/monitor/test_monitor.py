@@ -50,7 +50,7 @@ class FakeStopwatch(Stopwatch):
 
 
 @given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 1000), st.booleans())))
-def test_every_moment_is_in_one_phase_whenever_one_looks(course):
+def test_phases_cover_every_moment_exactly_once(course):
     stopwatch, expected = FakeStopwatch(), dict.fromkeys(PHASES, 0)
     for phase, seconds, looks in course:
         stopwatch.enter(phase)
@@ -63,7 +63,7 @@ def test_every_moment_is_in_one_phase_whenever_one_looks(course):
     assert sum(stopwatch.seconds.values()) == stopwatch.now
 
 
-def test_on_a_gpu_the_devices_own_time_counts_and_no_step_waits_for_it(monkeypatch):
+def test_device_time_counts_on_a_gpu_and_no_step_waits_for_it(monkeypatch):
     """The events of a device that is 5 s behind when the first one is recorded, and done when it is waited for."""
 
     class Event:
@@ -93,7 +93,7 @@ def test_on_a_gpu_the_devices_own_time_counts_and_no_step_waits_for_it(monkeypat
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=len(PHASES), max_size=len(PHASES)))
-def test_the_shares_sum_to_a_hundred_and_none_is_out_by_more_than_rounding(times):
+def test_shares_sum_to_a_hundred_and_are_exact_up_to_rounding(times):
     seconds = dict(zip(PHASES, times, strict=True))
     found, total = dict(phase_shares(seconds)), sum(times)
     assert sum(found.values()) == (100 if total else 0)
@@ -102,7 +102,7 @@ def test_the_shares_sum_to_a_hundred_and_none_is_out_by_more_than_rounding(times
         assert abs(share - 100 * seconds[phase] / (total or 1)) <= 1 + 1e-9  # both its bounds are rounded
 
 
-def test_the_time_of_a_run_is_one_line():
+def test_time_of_a_run_is_one_line():
     seconds = dict(zip(PHASES, (100.0, 20.0, 300.0, 500.0, 60.0, 200.0, 10.0, 10.0), strict=True))
     assert time_line(seconds) == (
         "Time: 1,200.0 s = preparation 8% + data 2% + forward 25% + backward 42% + optimiser 5% + evaluation 16% "
@@ -114,7 +114,7 @@ def test_the_time_of_a_run_is_one_line():
     "overrides",
     [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
 )
-def test_the_flops_of_a_step_are_those_that_torch_counts(overrides):
+def test_flops_of_a_step_are_those_that_torch_counts(overrides):
     """Without padding, which torch counts too; by the equation's own products, for torch knows not every fused one.
 
     So the loss is made from logits: torch does not count a product that is written into memory given to it. Biases,
@@ -141,7 +141,7 @@ def test_flops_of_a_window_grow_linearly_with_the_source():
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5))
-def test_a_pair_costs_the_same_whatever_stands_beside_it(pairs):
+def test_flops_of_a_pair_do_not_depend_on_its_batch(pairs):
     config = tiny_config()
     together = training_flops(config, *(torch.tensor(side) for side in zip(*pairs, strict=True)))
     assert together == sum(training_flops(config, torch.tensor([s]), torch.tensor([t])) for s, t in pairs)
@@ -165,11 +165,11 @@ def test_a_pair_costs_the_same_whatever_stands_beside_it(pairs):
         ("", "fp32", None),
     ],
 )
-def test_a_peak_is_that_of_the_device_and_precision_or_unknown(name, precision, peak):
+def test_peak_rate_is_that_of_the_device_and_precision_or_unknown(name, precision, peak):
     assert peak_teraflops(name, precision) == peak
 
 
-def test_figures_are_of_the_steps_since_the_last_and_of_training_time_alone():
+def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only():
     seen = TrainingMonitor(CPU, "fp32")
     seen.stopwatch = FakeStopwatch()
     seen.peak = 1e-9
@@ -230,7 +230,7 @@ def trained_by_hand(recipe, folder, ranks, parts):
 
 
 @pytest.mark.slow
-def test_two_processes_with_steps_in_parts_log_what_is_computed_by_hand(arguments, tmp_path):
+def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(arguments, tmp_path):
     """Two steps an entry with different numbers of target tokens, so that a mean of the steps' means is another one.
 
     Without dropout, whose masks differ by process; the order of sums makes a difference that Adam multiplies.
@@ -258,7 +258,7 @@ def test_two_processes_with_steps_in_parts_log_what_is_computed_by_hand(argument
 
 
 @pytest.mark.slow
-def test_tensorboard_holds_every_figure_of_the_log(arguments, tmp_path):
+def test_tensorboard_holds_every_metric_of_the_log(arguments, tmp_path):
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=6", "--training.log_steps=2"]
     curve = run(load_recipe(arguments[0], [*arguments[1:], *more]))["curve"]
@@ -282,7 +282,7 @@ def test_tensorboard_holds_every_figure_of_the_log(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_a_file_gets_a_line_for_every_entry_from_the_main_process_and_no_bars(arguments, tmp_path, launcher):
+def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(arguments, tmp_path, launcher):
     process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -305,12 +305,12 @@ def test_a_file_gets_a_line_for_every_entry_from_the_main_process_and_no_bars(ar
     ("seconds", "text"),
     [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (59.4 * 60, "59 min"), (60 * 60, "1 h 0 min"), (7500, "2 h 5 min")],
 )
-def test_the_time_left_is_given_in_the_unit_that_tells(seconds, text):
+def test_time_left_is_given_in_a_readable_unit(seconds, text):
     assert format_time_left(seconds) == text
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_bar_with_the_latest_figures(arguments, tmp_path):
+def test_terminal_gets_a_bar_with_the_latest_metrics(arguments, tmp_path):
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "training.train", *arguments, f"--output_dir={tmp_path}/run"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -359,7 +359,7 @@ def interrupt(monkeypatch, arguments, step):
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_runs_time_sum_to_it(arguments, tmp_path):
+def test_phases_of_a_run_sum_to_its_time(arguments, tmp_path):
     began = time.perf_counter()
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6"]))
     assert results["seconds"] == sum(results["time"].values()) <= time.perf_counter() - began
@@ -368,7 +368,7 @@ def test_the_parts_of_a_runs_time_sum_to_it(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkeypatch):
+def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, monkeypatch):
     """The checkpoint is made to tell of an hour of training, of which the recipe's minutes leave one step."""
     folder = tmp_path / "run"
     own = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
@@ -390,7 +390,7 @@ def test_time_and_minutes_go_on_over_an_interruption(arguments, tmp_path, monkey
     assert again["time"]["forward"] == results["time"]["forward"]
 
 
-def test_the_minutes_of_earlier_legs_count():
+def test_minutes_before_an_interruption_count():
     seen = TrainingMonitor(CPU, "fp32")
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
@@ -406,7 +406,7 @@ def test_the_minutes_of_earlier_legs_count():
     ("bleu", "loss", "is_better"),
     [(0.0, 3.9, True), (0.0, 4.0, False), (0.0, 4.1, False), (0.0, float("nan"), False), (-0.1, 3.9, False)],
 )
-def test_the_same_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
+def test_equal_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
     LossTieBreaker("bleu").on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
@@ -415,7 +415,7 @@ def test_the_same_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_that_of_the_lowest_loss_where_bleu_is_the_same(arguments, tmp_path):
+def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments, tmp_path):
     """At the beginning of a run, where every BLEU is 0; patience does not end it then."""
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=9", "--training.patience=1"]

@@ -17,12 +17,12 @@ RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
 REPOSITORY = "vaswani-transformer/multi30k-en-de"
 
 
-def test_the_card_is_what_the_code_makes_of_the_results(tmp_path):
+def test_card_is_what_the_code_makes_of_the_results(tmp_path):
     main([str(RESULTS), REPOSITORY, f"--output={tmp_path / 'card.md'}"])
     assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
 
 
-def test_the_card_is_finished():
+def test_card_has_every_field_filled_in():
     text = CARD.read_text(encoding="utf-8")
     assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
     assert f'repository = "{REPOSITORY}"' in text
@@ -49,7 +49,7 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path):
     assert ModelCard(text).data.language == ["en"]
 
 
-def test_the_card_s_metadata_are_valid():
+def test_card_s_metadata_are_valid():
     """As far as huggingface_hub can tell without the Hub: its own classes read them, and write them again."""
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
     card = ModelCard.load(CARD)
@@ -76,7 +76,7 @@ def test_the_card_s_metadata_are_valid():
         ),
     ],
 )
-def test_the_command_of_a_card_has_a_placeholder_for_each_local_model(tmp_path, arguments, more):
+def test_command_of_a_card_has_a_placeholder_for_each_local_model(tmp_path, arguments, more):
     (tmp_path / "own.yaml").write_text("data: {kind: json, path: /a/data}\ntokenizer: {path: /a/tokenizer}")
     recipe = strip_local_paths(to_dict(load_recipe(tmp_path / "own.yaml", arguments)))
     assert "/a/" not in str(recipe)

@@ -40,7 +40,7 @@ def texts(node):
     return [node] if isinstance(node, str) else []
 
 
-def test_a_fingerprint_is_the_digest_of_the_texts_in_order():
+def test_fingerprint_is_the_digest_of_the_texts_in_order():
     pairs = [(f"tree {number}", f"Baum {number} \u00e4\r") for number in range(2001)]
     joined = b"".join(text.encode() + b"\0" for pair in pairs for text in pair)
     assert fingerprint(dataset(pairs)) == {"pairs": 2001, "sha256": hashlib.sha256(joined).hexdigest()}
@@ -55,13 +55,13 @@ def test_other_pairs_or_another_order_have_another_fingerprint(pairs, random):
     assert (fingerprint(dataset(moved)) == fingerprint(dataset(pairs))) == (moved == pairs)
 
 
-def test_what_was_filtered_out_is_not_in_the_fingerprint():
+def test_fingerprint_leaves_out_filtered_pairs():
     pairs = dataset([("a", "x"), ("b", "y"), ("c", "z")])
     kept = pairs.filter(lambda pair: pair["source"] != "b")
     assert fingerprint(kept) == fingerprint(dataset([("a", "x"), ("c", "z")]))
 
 
-def test_the_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monkeypatch):
+def test_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monkeypatch):
     code = tmp_path / "results.py"
     code.write_text("1")
     monkeypatch.setattr(results, "__file__", str(code))
@@ -81,7 +81,7 @@ def test_the_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, m
     assert commit() == made | {"dirty": True}
 
 
-def test_a_machine_without_git_has_no_commit(monkeypatch):
+def test_commit_is_none_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert commit() is None
 
@@ -111,20 +111,20 @@ def test_versions_and_hardware_are_those_in_use():
         ("tokenizer", "somebody/vocabulary", "somebody/vocabulary"),
     ],
 )
-def test_a_recipe_is_published_without_where_its_files_lie(tmp_path, group, path, name):
+def test_published_recipe_has_no_path_of_its_files(tmp_path, group, path, name):
     recipe = tmp_path / "own.yaml"
     recipe.write_text("data: {kind: hub, path: somewhere}")
     tree = to_dict(load_recipe(recipe, [f"--{group}.path={path}"]))
     assert strip_local_paths(tree) == tree | {group: tree[group] | {"path": name}}
 
 
-def test_a_figure_that_is_no_number_is_none_in_json():
+def test_metric_that_is_not_a_number_is_null_in_json():
     tree = {"loss": float("nan"), "curve": [{"loss": float("inf")}, {"loss": 1.5}], "steps": 3, "name": "x"}
     assert to_json_values(tree) == {"loss": None, "curve": [{"loss": None}, {"loss": 1.5}], "steps": 3, "name": "x"}
 
 
 @pytest.mark.slow
-def test_results_tell_everything_but_whose_they_are(arguments, tmp_path):
+def test_results_are_complete_and_name_no_user_host_or_path(arguments, tmp_path):
     """Recipe, data, code, machine, time and scores; no absolute path, no host's name, no user's."""
     VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290).save_pretrained(tmp_path / "vocabulary")
     folder = tmp_path / "run"
@@ -168,7 +168,7 @@ def completed(recipe, defaults):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path):
+def test_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path):
     kept = json.loads(path.read_text(encoding="utf-8"))
     recipe = load_recipe(str(ROOT / "training" / "recipes" / f"{path.stem}.yaml"), ["--data.path=anywhere"])
     assert set(

@@ -10,7 +10,7 @@ from training.tasks.metrics import ChrF, SacreBleu, bleu, chrf, split_compounds,
 
 
 @pytest.mark.parametrize("kind", [SacreBleu, ChrF])
-def test_a_score_is_one_of_evaluates_metrics(kind):
+def test_score_is_one_of_evaluates_metrics(kind):
     assert isinstance(kind(keep_in_memory=True), evaluate.Metric)
 
 
@@ -20,13 +20,13 @@ def test_bleu_equals_its_definition():
     assert score["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def test_a_translation_that_is_too_short_pays_for_it():
+def test_bleu_penalizes_a_translation_that_is_too_short():
     score = bleu(["a b c d"], ["a b c d e"], tokenize="none")
     assert score["bleu"] == pytest.approx(100 * math.exp(1 - 5 / 4))
     assert score["brevity_penalty"] == pytest.approx(math.exp(-1 / 4))
 
 
-def test_the_signature_names_the_tokeniser():
+def test_signature_names_the_tokenizer():
     assert "tok:13a" in bleu(["a b c d"], ["a b c d"])["signature"]
     assert "tok:none" in bleu(["a b c d"], ["a b c d"], tokenize="none")["signature"]
 
@@ -41,7 +41,7 @@ def test_chrf_equals_its_definition():
     assert "nc:6" in score["signature"]
 
 
-def test_chrf_counts_no_white_space():
+def test_chrf_ignores_white_space():
     assert chrf(["a b , c"], ["a b, c"])["chrf"] == pytest.approx(100)
 
 
@@ -58,21 +58,21 @@ def test_compounds_are_split_at_hyphens_within_words(text, expected):
     assert split_compounds(text) == expected
 
 
-def test_tokenized_bleu_is_of_the_tokens_that_moses_makes():
+def test_tokenized_bleu_counts_the_tokens_of_moses():
     found = tokenized_bleu(['Er sagt, "z.B." & so.'], ["Er sagt : & so ."], "de")
     expected = bleu(["Er sagt , &quot; z.B. &quot; &amp; so ."], ["Er sagt : &amp; so ."], tokenize="none")
     assert found["bleu"] == pytest.approx(expected["bleu"])
     assert found["signature"] == f"{expected['signature']}|text:moses-de-sacremoses-{sacremoses.__version__}"
 
 
-def test_tokenized_bleu_of_tokenized_files_is_of_their_own_tokens():
+def test_tokenized_bleu_of_tokenized_files_counts_their_own_tokens():
     found = tokenized_bleu(["a b, c d"], ["a b, c e"], None)
     expected = bleu(["a b, c d"], ["a b, c e"], tokenize="none")
     assert found["bleu"] == expected["bleu"]
     assert found["signature"].endswith("|text:tokens")
 
 
-def test_splitting_compounds_raises_bleu_where_their_parts_are_right():
+def test_splitting_compounds_raises_bleu_if_their_parts_are_right():
     """5 of 6 unigrams, 4 of 5 bigrams, 3 of 4 and 2 of 3, in place of 2 of 3, 1 of 2 and none."""
     pair = ["das rich-text format da"], ["das rich-text format dort"]
     split = tokenized_bleu(*pair, None, compounds=True)

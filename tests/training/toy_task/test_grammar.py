@@ -134,7 +134,7 @@ def translate(english: str, tries: int = 200_000) -> str:
 
 
 @pytest.mark.parametrize(("english", "spanish"), GOLDEN.items())
-def test_the_spanish_is_what_a_speaker_would_say(english, spanish):
+def test_spanish_is_what_a_speaker_would_say(english, spanish):
     assert translate(english) == spanish
 
 
@@ -145,7 +145,7 @@ def test_one_english_sentence_has_one_spanish_sentence(sample):
     assert len(spanish) < len(sample), "a sample without repetitions shows nothing"
 
 
-def test_a_sentence_repeats_no_noun_or_adjective(sample):
+def test_sentence_repeats_no_noun_or_adjective(sample):
     content = {form for noun in NOUNS for form in noun.english} | {adjective.english for adjective in ADJECTIVES}
     for sentence in sample:
         words = Counter(re.findall("[a-z]+", sentence.en))
@@ -206,7 +206,7 @@ def test_every_sentence_has_valid_spelling_and_punctuation(seed):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_sentences_under_another_hash_seed():
+def test_same_seed_gives_the_same_sentences_under_another_hash_seed():
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.training.toy_task.sentence_digest", "2017"]
     other = subprocess.run(
@@ -216,6 +216,6 @@ def test_the_same_seed_gives_the_same_sentences_under_another_hash_seed():
     assert other != digest_of_sentences(2018)
 
 
-def test_the_sentences_behind_published_scores_are_unchanged():
+def test_sentences_behind_published_scores_are_unchanged():
     """The digest is the same on Python 3.10 to 3.13. A changed grammar needs a new one and a new quickstart run."""
     assert digest_of_sentences(2017) == "b6ad001538158895ba4d3f77ab6e75aff1b33358824e76ab82023f68646719eb"

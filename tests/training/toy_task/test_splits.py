@@ -22,7 +22,7 @@ from training.toy_task import make_splits
 from training.toy_task.splits import assign_split, reserved_split
 
 
-def test_the_splits_have_the_schema_of_a_translation_data_set(splits):
+def test_splits_have_the_schema_of_a_translation_data_set(splits):
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
     for rows in splits.values():
         assert rows.features == Features({"translation": Translation(languages=["en", "es"])})
@@ -30,7 +30,7 @@ def test_the_splits_have_the_schema_of_a_translation_data_set(splits):
         assert not rows.cache_files
 
 
-def test_the_splits_repeat_no_sentence(splits):
+def test_splits_repeat_no_sentence(splits):
     sentences_of = {split: english(splits, split) for split in splits}
     for texts in sentences_of.values():
         assert len(set(texts)) == len(texts)
@@ -85,7 +85,7 @@ def test_every_held_out_sentence_has_a_collocation_unseen_in_training(splits, sp
         assert COORDINATION.search(text) or split in reserved, text
 
 
-def test_a_sentence_reserved_for_two_splits_is_in_neither(sample):
+def test_sentence_reserved_for_two_splits_is_in_neither(sample):
     unassigned = [sentence for sentence in sample if assign_split(sentence) is None]
     assert unassigned
     for sentence in unassigned:
@@ -110,7 +110,7 @@ def test_training_sees_every_word_of_the_lexicon(splits):
         assert {single for form in forms for single in form.split()} <= known
 
 
-def test_a_smaller_split_is_the_beginning_of_a_larger_one(splits):
+def test_smaller_split_is_the_beginning_of_a_larger_one(splits):
     small = make_splits(train_size=200, validation_size=20, test_size=30)
     for split, rows in small.items():
         assert rows["translation"][:] == splits[split]["translation"][: len(rows)]
@@ -124,7 +124,7 @@ def test_another_seed_gives_other_sentences_and_keeps_the_splits_apart(splits):
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("size", [0, -1, 100_001, 10**12])
-def test_a_split_size_out_of_range_is_an_error(split, size):
+def test_split_size_out_of_range_is_an_error(split, size):
     with pytest.raises(ValueError, match=rf"^{split}_size: .*; got {size}, expected 1 to 100000\. Choose a size"):
         make_splits(**{f"{split}_size": size})
 
