@@ -7,8 +7,9 @@ vocabulary and never wins, so that neither runs a logits processor. With `--leng
 number of tokens to write, mean 25, at which a stopping criterion ends it on both sides.
 
 The arms: ours as it is trained; ours prepared for the CPU in "float32", "bfloat16" or "int8"; the same weights in
-CTranslate2 ("ct2_float32", "ct2_int8"), which can only write equal lengths and is told to; Marian. On one thread the
-seconds are those of the CPU, which other work on the same core changes least.
+CTranslate2 ("ct2_float32", "ct2_int8"), which can only write equal lengths and is told to; Marian, which every run has,
+since the ratios are to it. On one thread the seconds are those of the CPU, which other work on the same core changes
+least.
 """
 
 import argparse
@@ -119,8 +120,8 @@ def seconds(call: Callable[[], int], longest: int) -> float:
     return taken
 
 
-def without_missing(arms: list[str], lengths: str) -> list[str]:
-    """The arms without those of CTranslate2 where they cannot run."""
+def arms_to_run(arms: list[str], lengths: str) -> list[str]:
+    """The arms, each once, without those of CTranslate2 where they cannot run, and with Marian in any case."""
     reason = None
     if lengths != "equal":
         reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
@@ -132,7 +133,7 @@ def without_missing(arms: list[str], lengths: str) -> list[str]:
     left_out = [arm for arm in arms if arm.startswith(ENGINE) and reason]
     if left_out:
         print(f"Without {', '.join(left_out)}: {reason}", file=sys.stderr)
-    return [arm for arm in arms if arm not in left_out]
+    return [arm for arm in dict.fromkeys([*arms, "marian"]) if arm not in left_out]
 
 
 def compare(shape: dict[str, int], beams: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def compare(shape: dict[str, int], beams: int, count: int, options: argparse.Nam
     return {"batch": count, "beams": beams, "tokens_per_second": speeds, "ratios_to_marian": ratios}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
@@ -157,8 +158,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    options = parser.parse_args()
-    options.arms = without_missing(options.arms, options.lengths)
+    options = parser.parse_args(arguments)
+    options.arms = arms_to_run(options.arms, options.lengths)
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     shape = SHAPES[options.shape]

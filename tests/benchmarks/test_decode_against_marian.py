@@ -1,0 +1,37 @@
+"""The benchmark of decoding runs on tiny models, and its ratios are to Marian whichever arms it is given."""
+
+import json
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from tests.benchmarks.decode_against_marian import main
+
+
+@pytest.fixture
+def found(capsys, monkeypatch):
+    """What the command reports of two sources and a greedy search with some arms, in one round."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
+    verbosity = logging.get_verbosity()
+
+    def found(*options):
+        main(["--shape=tiny", "--beams=1", "--batches=2", "--rounds=1", *options])
+        return json.loads(capsys.readouterr().out)
+
+    yield found
+    logging.set_verbosity(verbosity)
+
+
+@pytest.mark.parametrize("arms", [["float32", "int8"], ["marian", "ours"], ["marian"]], ids=" ".join)
+def test_every_run_measures_marian_and_the_ratios_to_it(found, arms):
+    report = found("--arms", *arms)
+    (searched,) = report["found"]
+    assert set(report["options"]["arms"]) == searched["tokens_per_second"].keys() == {*arms, "marian"}
+    assert searched["ratios_to_marian"].keys() == {*arms} - {"marian"}
+    assert all(number > 0 for name in ("tokens_per_second", "ratios_to_marian") for number in searched[name].values())
+
+
+def test_arms_that_cannot_write_each_targets_length_are_left_out(found):
+    (searched,) = found("--lengths=mixed", "--arms", "ours", "ct2_int8")["found"]
+    assert searched["tokens_per_second"].keys() == {"ours", "marian"}
