@@ -1,17 +1,16 @@
 """Start a model from the encoder and the embeddings of a teacher (`training.encoder_from`)."""
 
 from pathlib import Path
-from typing import cast
 
 import torch
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from training.checkpoints import last_checkpoint
 from training.recipe import Recipe
 from training.run_folder import TRAINED_STATE
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.body import ProjectedModel
-from vaswani_transformer.checked_loading import check_model_name, load_errors, load_model, load_tokenizer
+from vaswani_transformer.checked_loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.errors import UserError
 
 SHAPE = (
@@ -26,9 +25,9 @@ def has_trained(folder: Path) -> bool:
     return last_checkpoint(folder) is not None or (folder / TRAINED_STATE).exists()
 
 
-def is_needed(recipe: Recipe, folder: Path) -> bool:
-    """Return whether the run in a folder starts from a teacher; a run that resumes a checkpoint needs none."""
-    return recipe.training.encoder_from is not None and not has_trained(folder)
+def teacher_to_start_from(recipe: Recipe, folder: Path) -> str | None:
+    """Return the teacher whose encoder the run in a folder starts with; None if it resumes a checkpoint."""
+    return None if has_trained(folder) else recipe.training.encoder_from
 
 
 def check_encoder(recipe: Recipe, folder: Path) -> None:
@@ -37,17 +36,9 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
     Raises:
         UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
     """
-    if not is_needed(recipe, folder):
+    if (name := teacher_to_start_from(recipe, folder)) is None:
         return
-    name = cast(str, recipe.training.encoder_from)
-    check_model_name(name)
-    with load_errors(name):
-        teacher = AutoConfig.from_pretrained(name)
-    if teacher.model_type != VaswaniTransformerConfig.model_type:
-        raise UserError(
-            f"training.encoder_from: {name} holds a model of type {teacher.model_type}, expected an autoregressive "
-            f"{VaswaniTransformerConfig.model_type}; name the folder of a teacher."
-        )
+    teacher = load_config(name, VaswaniTransformerConfig.model_type, "training.encoder_from")
     own = recipe.model_config(vocab_size=teacher.vocab_size)
     for field in SHAPE:
         is_unused = field == "max_position_embeddings" and own.position_embedding != "learned"
@@ -64,8 +55,8 @@ def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedT
     Raises:
         UserError: the vocabularies differ by more than `<mask>`.
     """
-    if is_needed(recipe, folder):
-        check_same_vocabulary("training.encoder_from", cast(str, recipe.training.encoder_from), tokenizer)
+    if (name := teacher_to_start_from(recipe, folder)) is not None:
+        check_same_vocabulary("training.encoder_from", name, tokenizer)
 
 
 def check_same_vocabulary(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -93,10 +84,9 @@ def load_encoder(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
     Raises:
         UserError: the teacher's weights cannot be loaded.
     """
-    if not is_needed(recipe, folder):
+    if (name := teacher_to_start_from(recipe, folder)) is None:
         return
-    teacher = load_model(cast(str, recipe.training.encoder_from), VaswaniTransformerForConditionalGeneration)
-    taught = cast(VaswaniTransformerForConditionalGeneration, teacher).model
+    taught = load_model(name, VaswaniTransformerForConditionalGeneration).model
     weights = {name: weight for name, weight in taught.encoder.state_dict().items() if "embed_tokens" not in name}
     model.model.encoder.load_state_dict(weights, strict=False)
     with torch.no_grad():

@@ -11,13 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from training.encoder import check_same_vocabulary
 from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.checked_loading import check_model_name, load_errors, load_model
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.checked_loading import load_config, load_model
 from vaswani_transformer.latent import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
 
@@ -136,16 +135,8 @@ def check_energy(recipe: Recipe) -> None:
     Raises:
         UserError: it is another model, or none.
     """
-    if (name := recipe.training.energy_from) is None:
-        return
-    check_model_name(name)
-    with load_errors(name):
-        found = AutoConfig.from_pretrained(name).model_type
-    if found != VaswaniTransformerConfig.model_type:
-        raise UserError(
-            f"training.energy_from: {name} holds a model of type {found}, expected an autoregressive "
-            f"{VaswaniTransformerConfig.model_type}; name the folder of a teacher."
-        )
+    if (name := recipe.training.energy_from) is not None:
+        load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
 
 
 def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -158,16 +149,11 @@ def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -
         check_same_vocabulary("training.energy_from", recipe.training.energy_from, tokenizer)
 
 
-def load_energy(recipe: Recipe, device: torch.device) -> Energy:
-    """Return the energy that a recipe trains by, with its teacher on a device.
+def load_energy(recipe: Recipe, teacher: str, device: torch.device) -> Energy:
+    """Return the energy under a teacher, the model's folder or its name on the Hub, that a recipe trains by.
 
     Raises:
         UserError: the teacher's weights cannot be loaded.
     """
-    training = recipe.training
-    teacher = load_model(cast(str, training.energy_from), VaswaniTransformerForConditionalGeneration)
-    return Energy(
-        cast(VaswaniTransformerForConditionalGeneration, teacher).to(device),
-        training.energy_inputs,
-        training.energy_outputs,
-    )
+    model = load_model(teacher, VaswaniTransformerForConditionalGeneration)
+    return Energy(model.to(device), recipe.training.energy_inputs, recipe.training.energy_outputs)

@@ -1,14 +1,13 @@
 """Start a model from the weights of a trained one of the same kind (`training.start_from`)."""
 
 from pathlib import Path
-from typing import cast
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from training.encoder import check_same_vocabulary, has_trained
 from training.recipe import Recipe
 from vaswani_transformer.body import ProjectedModel
-from vaswani_transformer.checked_loading import check_model_name, load_errors, load_model
+from vaswani_transformer.checked_loading import load_config, load_model
 from vaswani_transformer.errors import UserError
 
 # They change no weight's shape, and a further training may have others.
@@ -18,9 +17,9 @@ FREE_FIELDS = {
 }
 
 
-def is_needed(recipe: Recipe, folder: Path) -> bool:
-    """Return whether the run in a folder starts from a trained model; one that resumes a checkpoint needs none."""
-    return recipe.training.start_from is not None and not has_trained(folder)
+def model_to_start_from(recipe: Recipe, folder: Path) -> str | None:
+    """Return the trained model whose weights the run in a folder starts with; None if it resumes a checkpoint."""
+    return None if has_trained(folder) else recipe.training.start_from
 
 
 def check_start(recipe: Recipe, folder: Path) -> None:
@@ -29,17 +28,9 @@ def check_start(recipe: Recipe, folder: Path) -> None:
     Raises:
         UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
     """
-    if not is_needed(recipe, folder):
+    if (name := model_to_start_from(recipe, folder)) is None:
         return
-    name = cast(str, recipe.training.start_from)
-    check_model_name(name)
-    with load_errors(name):
-        trained = AutoConfig.from_pretrained(name)
-    if trained.model_type != (own_type := recipe.kind.config_class.model_type):
-        raise UserError(
-            f"training.start_from: {name} holds a model of type {trained.model_type}, expected {own_type}; name a "
-            "model of the recipe's kind, or set model.kind."
-        )
+    trained = load_config(name, recipe.kind.config_class.model_type, "training.start_from")
     tokens = {"mask_token_id": trained.mask_token_id} if recipe.kind.needs_mask else {}
     own = recipe.model_config(vocab_size=trained.vocab_size, **tokens)
     for field in recipe.kind.model_fields:
@@ -56,8 +47,8 @@ def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTok
     Raises:
         UserError: it is another one.
     """
-    if is_needed(recipe, folder):
-        check_same_vocabulary("training.start_from", cast(str, recipe.training.start_from), tokenizer)
+    if (name := model_to_start_from(recipe, folder)) is not None:
+        check_same_vocabulary("training.start_from", name, tokenizer)
 
 
 def load_start(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
@@ -66,6 +57,5 @@ def load_start(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
     Raises:
         UserError: they cannot be loaded.
     """
-    if is_needed(recipe, folder):
-        trained = load_model(cast(str, recipe.training.start_from), type(model))
-        model.load_state_dict(trained.state_dict())
+    if (name := model_to_start_from(recipe, folder)) is not None:
+        model.load_state_dict(load_model(name, type(model)).state_dict())

@@ -264,10 +264,10 @@ def make_trainer(
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
     train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else encoded["train"]
     parts = (model, training_arguments(recipe, folder), recipe, tokenizer, train, encoded["validation"])
-    if recipe.training.energy_from is None:
+    if (teacher := recipe.training.energy_from) is None:
         trainer = RecipeTrainer(*parts)
     else:
-        trainer = EnergyTrainer(load_energy(recipe, parts[1].device), *parts)
+        trainer = EnergyTrainer(load_energy(recipe, teacher, parts[1].device), *parts)
         set_attention(trainer.energy.teacher, attention(recipe))
     trainer.add_callback(CompleteCheckpointCallback(folder, recipe.training.keep_checkpoints))
     if recipe.training.patience is not None:

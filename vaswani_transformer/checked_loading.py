@@ -4,14 +4,22 @@ import contextlib
 import logging
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .errors import UserError, one_line
 from .files import MODEL_MARKER
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 
 
@@ -39,6 +47,29 @@ def load_errors(name: str) -> Generator[None]:
         yield
     except Exception as error:
         raise UserError(f"{name}: cannot be loaded: {one_line(error)}") from error
+
+
+def load_config(name: str, model_type: str, field: str | None = None, revision: str = "main") -> PreTrainedConfig:
+    """Return the configuration of a model that has to be of a type, without loading its weights.
+
+    Args:
+        name: the folder, or the name on the Hub.
+        model_type: the type, such as "vaswani_transformer".
+        field: the field of a recipe that names the model, for the message.
+        revision: of a model on the Hub.
+
+    Raises:
+        UserError: it cannot be loaded, or is of another type.
+    """
+    check_model_name(name)
+    with load_errors(name):
+        config = AutoConfig.from_pretrained(name, revision=revision)
+    if config.model_type != model_type:
+        raise UserError(
+            f"{name if field is None else f'{field}: {name}'}: is a model of another type; got {config.model_type!r}, "
+            f"expected {model_type!r}. Name a model of that type."
+        )
+    return config
 
 
 def is_not_load_report(record: logging.LogRecord) -> bool:
@@ -107,6 +138,14 @@ def check_finite(
         raise UserError(f"{name}: NaN or infinite numbers in {list_names(broken)} ({dtype}); {fix}")
 
 
+@overload
+def load_model(name: str, model_class: type[Model], **settings: Any) -> Model: ...
+
+
+@overload
+def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel: ...
+
+
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
     """Return the model of a folder or the Hub, with all weights present, of the right shapes and finite.
 
@@ -172,6 +211,7 @@ __all__ = [
     "check_model_name",
     "check_tokenizer_fits",
     "check_weights_fit",
+    "load_config",
     "load_errors",
     "load_model",
     "load_tokenizer",

@@ -417,7 +417,7 @@ def test_command_ends_with_one_line_for_models_of_other_types(tmp_path, capsys):
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for model, message in [
         (tmp_path / "none", "there is no such folder; name one with a model"),
-        (tmp_path / "bart", "a model of type 'bart', expected 'vaswani_transformer'"),
+        (tmp_path / "bart", "is a model of another type; got 'bart', expected 'vaswani_transformer'"),
     ]:
         with pytest.raises(SystemExit) as stop:
             main(["ctranslate2", str(model), str(tmp_path / "converted")])

@@ -514,7 +514,7 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path, capsys):
 def test_command_ends_with_one_line_for_a_model_of_another_type(marian_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fsmt", str(marian_folder), str(tmp_path / "out")])
-    assert "a model of type 'marian', expected 'fsmt'" in capsys.readouterr().err
+    assert "is a model of another type; got 'marian', expected 'fsmt'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["fairseq", str(tmp_path / "c.pt"), str(tmp_path / "out"), "--codes=x"])
     assert "a tokenizer needs the vocabulary too; give --dict as well" in capsys.readouterr().err

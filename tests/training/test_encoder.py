@@ -92,8 +92,8 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(make_recipe, t
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for name, arguments, message in (
-        (other, [], r"^training\.encoder_from: .*nat holds a model of type vaswani_nat, expected an autoregressive"),
-        (tmp_path / "bart", [], r"^training\.encoder_from: .* of type bart, expected an autoregressive vaswani_trans"),
+        (other, [], r"^training\.encoder_from: .*nat: is a model of another type; got 'vaswani_nat', expected 'vas"),
+        (tmp_path / "bart", [], r"^training\.encoder_from: .*bart: .* got 'bart', expected 'vaswani_transformer'\. N"),
         (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
         (teacher, ["--model.encoder_layers=3"], r"^training\.encoder_from: .* has encoder_layers 2, and the recipe 3"),
         (

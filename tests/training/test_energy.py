@@ -250,10 +250,10 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(trai
     tokenizer.save_pretrained(teacher)
     (teacher / "tokenizer.json").write_text(json.dumps(tokens))
     cases = {
-        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* type vaswani_cmlm, expected",
+        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* got 'vaswani_cmlm', expected",
         f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
         f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
-        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* type vaswani_transformer, exp",
+        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* got 'vaswani_transformer', expected",
         f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
     }
     for number, (argument, message) in enumerate(cases.items()):

@@ -3,13 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import cast
 
 from safetensors import SafetensorError
-from transformers import AutoConfig
 from transformers.utils import logging
 
-from ..checked_loading import check_model_name, load_errors, load_model, load_tokenizer
+from ..checked_loading import load_config, load_model, load_tokenizer
 from ..command_line import ArgumentParser, positive_int
 from ..config import VaswaniTransformerConfig
 from ..errors import UserError, exit_on_user_error
@@ -62,26 +60,13 @@ def check_other_folder(options: argparse.Namespace) -> None:
         raise UserError(f"{options.output}: is the model itself; name another folder.")
 
 
-def check_model_type(model: str, expected: str, revision: str = "main") -> None:
-    """Check that a model has the expected type, before it is loaded as one of that type.
-
-    Raises:
-        UserError: it cannot be loaded, or has another type.
-    """
-    check_model_name(model)
-    with load_errors(model):
-        model_type = AutoConfig.from_pretrained(model, revision=revision).model_type
-    if model_type != expected:
-        raise UserError(f"{model}: is a model of type {model_type!r}, expected {expected!r}; name one of that type.")
-
-
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     """Run `vaswani-convert ctranslate2 MODEL OUT`."""
-    check_model_type(options.model, VaswaniTransformerConfig.model_type, options.revision)
+    load_config(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(
-        cast(VaswaniTransformerForConditionalGeneration, model),
+        model,
         tokenizer,
         options.output,
         options.quantization,
@@ -100,7 +85,7 @@ def convert_from_fairseq(options: argparse.Namespace) -> None:
 
 def convert_from_transformers(options: argparse.Namespace) -> None:
     """Run `vaswani-convert fsmt MODEL OUT` or `vaswani-convert marian MODEL OUT`."""
-    check_model_type(options.model, options.format)
+    load_config(options.model, options.format)
     save(options.import_model(options.model, with_tokenizer=not options.without_tokenizer), options)
 
 
