@@ -7,7 +7,6 @@ the checkpoints. The same command resumes a run that was interrupted.
 import json
 import logging
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -63,11 +62,10 @@ from training.distributed import RunError, check_weights, drop_tied_duplicates, 
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.energy import check_energy, check_energy_tokenizer, load_energy
 from training.energy_trainer import EnergyTrainer
-from training.kinds import AUTOREGRESSIVE, KINDS, kind_of_recipe
-from training.monitor.stopwatch import time_line
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS, to_json_values
+from training.report.terminal import opening_line, report, targets_line
 from training.run_folder import (
     DATA_FILE,
     TRAINED_STATE,
@@ -78,7 +76,7 @@ from training.run_folder import (
     stored_recipe,
 )
 from training.start import check_start, check_start_tokenizer, load_start
-from training.tasks import make_task, selection_metric
+from training.tasks import selection_metric
 from training.trainer import RecipeTrainer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
@@ -275,13 +273,44 @@ def make_trainer(
     return trainer
 
 
-def opening_line(recipe: Recipe) -> str:
-    """Return what a run is going to do, and what its recipe expects of it: score and time."""
-    training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(to_dict(recipe)).verb
-    limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
-    split = "validation" if recipe.data.test is None else "test"
-    plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the {split} set"
-    return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
+def check_before_data(recipe: Recipe) -> Path:
+    """Return the run's folder, after the checks that need no data: of model, folder and the models that it begins with.
+
+    Raises:
+        UserError: the recipe or the folder cannot be used.
+    """
+    check_model(recipe)
+    folder = prepare_folder(recipe)
+    check_encoder(recipe, folder)
+    check_start(recipe, folder)
+    check_energy(recipe)
+    if not (folder / DATA_FILE).exists():  # later the fingerprints in it tell
+        check_teacher(recipe)
+    return folder
+
+
+def collect_results(
+    trainer: RecipeTrainer, recipe: Recipe, folder: Path, pairs: DatasetDict, encoded: DatasetDict
+) -> dict[str, Any]:
+    """Return the content of results.json, with the scores of the trained model; every process must call."""
+    data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
+    results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
+    if models := recorded_models(folder):
+        results["models"] = models
+    results |= trainer.results()
+    results["validation"] = validation_scores(trainer)
+    if "test" in encoded:
+        results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
+    results["time"] = trainer.monitor.time()
+    results["seconds"] = sum(results["time"].values())
+    return results
+
+
+def write_results(results: dict[str, Any], folder: Path) -> None:
+    """Write results.json; its existence says that the run is finished."""
+    content = json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
+    with run_write_errors(folder / RESULTS):
+        write_atomically(folder / RESULTS, content)
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -292,60 +321,17 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     start = time.perf_counter()
     init_distributed()
-    check_model(recipe)
-    folder = prepare_folder(recipe)
-    check_encoder(recipe, folder)
-    check_start(recipe, folder)
-    check_energy(recipe)
-    if not (folder / DATA_FILE).exists():  # later the fingerprints in it tell
-        check_teacher(recipe)
-    logger.info("%s", opening_line(recipe))
+    folder = check_before_data(recipe)
+    logger.info("%s\n%s", opening_line(recipe), targets_line(recipe))
     pairs, encoded, tokenizer = prepare(recipe, folder)
     trainer = make_trainer(recipe, folder, encoded, tokenizer)
     trainer.monitor.count_preparation_from(start)
     with run_lock(folder):
         train_or_resume(trainer, recipe, folder)
-        data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
-        results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
-        if models := recorded_models(folder):
-            results["models"] = models
-        results |= trainer.results()
-        results["validation"] = validation_scores(trainer)
-        if "test" in encoded:
-            results["test"] = test_scores(trainer, recipe, pairs["test"], encoded["test"])
-        results["time"] = trainer.monitor.time()
-        results["seconds"] = sum(results["time"].values())
+        results = collect_results(trainer, recipe, folder, pairs, encoded)
         if trainer.is_world_process_zero():
-            with run_write_errors(folder / RESULTS):
-                write_atomically(
-                    folder / RESULTS, json.dumps(to_json_values(results), indent=2, ensure_ascii=False, allow_nan=False)
-                )
+            write_results(results, folder)
     return results
-
-
-def report(results: dict[str, Any], folder: str) -> None:
-    """Print a few translations, the time of each phase, and the best metric on the last line; log what to type next."""
-    scores, task = results.get("test"), make_task(results["recipe"])
-    for example in scores["examples"] if scores else []:
-        for role, name in zip(task.roles, ("source", "translation", "reference"), strict=True):
-            print(f"{role:<12} {example[name]}")
-        print()
-    print(time_line(results["time"]))
-    best = task.best_metric
-    if scores is None:
-        print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
-        return
-    signature = scores[best.signature_key]
-    if note := results["recipe"]["note"]:
-        logger.info("%s", note)
-    print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
-    if scores["examples"]:
-        folder, source = shlex.quote(folder), shlex.quote(scores["examples"][0]["source"])
-        is_autoregressive = kind_of_recipe(results["recipe"]) is KINDS[AUTOREGRESSIVE]
-        figures = f"vaswani_transformer.figures {folder} {source}"  # of this kind only
-        logger.info("Next, %s what you type, and %s:", task.verb, "see attention" if is_autoregressive else "publish")
-        logger.info("%s %s", task.command, folder)
-        logger.info("python -m %s", figures if is_autoregressive else f"training.publish {folder} OWNER/NAME")
 
 
 USAGE = """usage: python -m training.train RECIPE.yaml [--output_dir=FOLDER] [--any.field=value ...]

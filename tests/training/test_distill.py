@@ -17,6 +17,7 @@ from training.data.stream import PairStream
 from training.distill import main
 from training.recipe import load_recipe
 from training.report.results import fingerprints
+from training.report.terminal import targets_line
 from training.train import run as train
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.translate import Hypothesis, Translation
@@ -78,6 +79,19 @@ def test_distillation_replaces_training_targets_only(distill, recipe, tmp_path):
     assert list(zip(pairs["train"]["source"], pairs["train"]["target"], strict=True)) == list(PAIRS.items()) * 2
     assert pairs["validation"]["target"][:] == [source[::-1] for source in SOURCES[:2]]
     assert pairs["test"]["target"][:] == [source[::-1] for source in SOURCES[2:4]]
+
+
+def test_run_says_which_targets_it_learns_from(distill, teacher, recipe, tmp_path):
+    distill("--min_length_difference=-1")  # drops four pairs
+    folder = tmp_path / "distilled"
+    for kind in ("autoregressive", "nat", "cmlm"):
+        fields = [f"--model.kind={kind}"]
+        real, by_teacher = load_recipe(recipe, fields), load_recipe(recipe, [*fields, f"--data.distilled={folder}"])
+        assert targets_line(real) == "Training targets: those of the data; data.distilled is not set."
+        expected = f"Training targets: written by {teacher.name} for 8 of 12 sources, in {folder}."
+        assert targets_line(by_teacher) == expected
+    energy = load_recipe(recipe, ["--model.kind=cmlm", f"--training.energy_from={teacher}"])
+    assert targets_line(energy).startswith("Training targets, for their lengths only: those of the data")
 
 
 def test_distilled_stream_equals_the_pairs_in_memory(distill, recipe, tmp_path):

@@ -11,9 +11,9 @@ from tests.helpers import ROOT
 from tests.hub_server import metadata_errors
 from training.recipe import Recipe, load_recipe, to_dict
 from training.report.card import make_card
+from training.report.terminal import opening_line, report
 from training.tasks import DialogueTask, make_task
 from training.tasks.metrics import bleu
-from training.train import opening_line, report
 
 RECIPES = sorted((ROOT / "training" / "recipes").glob("dialogue-*.yaml"))
 REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
