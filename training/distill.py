@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
@@ -59,20 +59,8 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
-        prog="python -m training.distill",
-        description="Write a model's translations of a recipe's training sources, on which another model trains.",
-        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
-    parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
-    parser.add_argument(
-        "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
-    )
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that the pairs depend on: of the search, and of the pairs that are kept."""
     search = parser.add_argument_group("search", "the model's generation config is the default, then beam 4, alpha 0.6")
     search.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
     search.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
@@ -91,6 +79,10 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
             metavar="N",
             help=f"of translation and source, as in the NAT's configuration ({default})",
         )
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the work, and of loading the model."""
     machine = parser.add_argument_group("machine")
     machine.add_argument("--batch_tokens", type=positive_int, default=2048, metavar="N", help="at once (2048)")
     machine.add_argument(
@@ -100,6 +92,24 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     machine.add_argument("--revision", help="of a model on the Hub")
     machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+
+
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the command's own arguments, and those of the recipe."""
+    parser = ArgumentParser(
+        prog="python -m training.distill",
+        description="Write a model's translations of a recipe's training sources, on which another model trains.",
+        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
+    parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
+    parser.add_argument(
+        "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
+    )
+    add_search_options(parser)
+    add_machine_options(parser)
     return parser.parse_known_args(arguments)
 
 
@@ -123,14 +133,15 @@ def raise_together(function: Callable[[], T]) -> T:
     Raises:
         RunError: a UserError was raised on any process.
     """
-    result, failure = None, None
+    results: list[T] = []
+    failure = None
     try:
-        result = function()
+        results.append(function())
     except (UserError, OSError, ValueError) as error:
         failure = one_line(error)
     if failures := [each for each in gather_object([failure]) if each]:
         raise RunError(failures[0])
-    return cast(T, result)
+    return results[0]
 
 
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from training.kinds import AUTOREGRESSIVE, KINDS, TOKENIZER_SETS, Kind, check_kind, drop_other_kinds
-from training.recipe_reading import apply_override, build, read_yaml
+from training.recipe_reading import apply_override, build, check_range, read_yaml
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.errors import UserError, one_line
@@ -251,32 +251,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return drop_other_kinds(tree)
 
 
-TEXT_FIELDS = {"name", "output_dir"} | {
-    f"{group}.{name}"
-    for group, names in (
-        ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
-        ("tokenizer", ("path",)),
-        ("training", ("encoder_from", "start_from", "energy_from")),
-    )
-    for name in names
-}
-NOT_NEGATIVE = {
-    "weight_decay",
-    "kl_scale",
-    "max_grad_norm",
-    "max_source_relative_length",
-    "examples",
-    "seed",
-    "skip_limit",
-}
 SEEDS = 2**32  # as many as NumPy knows
-POSITIVE = {
-    "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
-    "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
-    "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
-    "average_last", "evaluation_iterations", "num_iterations", "length_beam_size", "learning_rate",
-    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps", "kl_warmup_steps",
-}  # fmt: skip
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
@@ -303,7 +278,7 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
-        apply_override(tree, argument, TEXT_FIELDS)
+        apply_override(tree, argument)
     check_kind(tree)
     recipe = build(Recipe, tree, "")
     check(recipe)
@@ -323,36 +298,46 @@ def check(recipe: Recipe) -> None:
     groups = {"": recipe, "data.": recipe.data, "tokenizer.": recipe.tokenizer, "training.": recipe.training}
     for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
         for name, value in vars(group).items():
-            if name in POSITIVE and value is not None and value <= 0:
-                raise UserError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
-            if name in NOT_NEGATIVE and value < 0:
-                raise UserError(f"{prefix}{name}: {value} is negative; give 0 or more.")
-            if f"{prefix}{name}" in TEXT_FIELDS and value == "":
-                raise UserError(f"{prefix}{name}: the text is empty; name something, or give null for none.")
+            check_range(prefix, name, value)
     if recipe.seed >= SEEDS:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
-    if recipe.data.source == recipe.data.target:
+    check_data(recipe.data, recipe.name)
+    check_training(recipe.training)
+    check_score(recipe.score)
+    check_model_fields(recipe)
+
+
+def check_data(data: DataRecipe, recipe_name: str | None) -> None:
+    """Check that the fields of the data go together."""
+    if data.source == data.target:
         raise UserError(
-            f"data.target: {recipe.data.target!r} is also the source, so a model would learn to copy; "
+            f"data.target: {data.target!r} is also the source, so a model would learn to copy; "
             "set data.source or data.target."
         )
-    if (last := recipe.training.average_last) is not None and last >= recipe.training.keep_checkpoints:
-        raise UserError(
-            f"training.keep_checkpoints: {recipe.training.keep_checkpoints} are too few to average the last {last} and "
-            f"keep the best; give {last + 1}."
-        )
-    if recipe.data.kind != "grammar" and recipe.data.path is None:
-        what = "the name of a data set" if recipe.data.kind == "hub" else "the folder of its data"
-        raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
-    if recipe.data.kind == "grammar" and recipe.data.streaming:
+    if data.kind != "grammar" and data.path is None:
+        what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
+        raise UserError(f"data.path: the recipe {recipe_name!r} needs {what}; give --data.path=...")
+    if data.kind == "grammar" and data.streaming:
         raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
-    if recipe.data.teacher is not None and recipe.data.distilled is None:
+    if data.teacher is not None and data.distilled is None:
         raise UserError("data.teacher: names the teacher of distilled pairs; give --data.distilled=FOLDER as well.")
-    if recipe.training.encoder_from is not None and recipe.training.start_from is not None:
+
+
+def check_training(training: TrainingRecipe) -> None:
+    """Check that the fields of training go together."""
+    if (last := training.average_last) is not None and last >= training.keep_checkpoints:
+        raise UserError(
+            f"training.keep_checkpoints: {training.keep_checkpoints} are too few to average the last {last} and keep "
+            f"the best; give {last + 1}."
+        )
+    if training.encoder_from is not None and training.start_from is not None:
         raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
-    check_score(recipe.score)
-    check_glancing(recipe.training.glancing)
-    check_optimizer(recipe.training)
+    check_glancing(training.glancing)
+    check_optimizer(training)
+
+
+def check_model_fields(recipe: Recipe) -> None:
+    """Check that the fields of the model are those of its kind, and make a configuration."""
     fields = {"kind", "paper", *recipe.kind.model_fields}
     for name in recipe.model:
         if name in TOKENIZER_SETS:

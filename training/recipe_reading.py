@@ -1,4 +1,4 @@
-"""Nested dataclasses from YAML and from `--any.field=value` arguments, with every key and type checked."""
+"""Nested dataclasses from YAML and from `--any.field=value` arguments, with every key, type and range checked."""
 
 import contextlib
 import dataclasses
@@ -13,6 +13,31 @@ import yaml
 from vaswani_transformer.errors import UserError
 
 LARGEST = 2**63 - 1  # as torch counts
+TEXT_FIELDS = {"name", "output_dir"} | {
+    f"{group}.{name}"
+    for group, names in (
+        ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
+        ("tokenizer", ("path",)),
+        ("training", ("encoder_from", "start_from", "energy_from")),
+    )
+    for name in names
+}
+NOT_NEGATIVE = {
+    "weight_decay",
+    "kl_scale",
+    "max_grad_norm",
+    "max_source_relative_length",
+    "examples",
+    "seed",
+    "skip_limit",
+}
+POSITIVE = {
+    "steps", "minutes", "source_tokens", "target_tokens", "device_tokens", "warmup_steps", "learning_rate_scale",
+    "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
+    "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
+    "average_last", "evaluation_iterations", "num_iterations", "length_beam_size", "learning_rate",
+    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps", "kl_warmup_steps",
+}  # fmt: skip
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -42,8 +67,8 @@ def read_yaml(text: str) -> Any:
     return yaml.load(text, RecipeLoader)
 
 
-def apply_override(tree: dict[str, Any], argument: str, text_fields: set[str]) -> None:
-    """Set the value of one `--any.field=value` in `tree`; a value of `text_fields` is no YAML."""
+def apply_override(tree: dict[str, Any], argument: str) -> None:
+    """Set the value of one `--any.field=value` in `tree`; the value of a text field is no YAML."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or not equals:
         raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
@@ -53,7 +78,7 @@ def apply_override(tree: dict[str, Any], argument: str, text_fields: set[str]) -
         if not isinstance(tree, dict):
             raise UserError(f"{argument}: {key} is a value, not a group of fields.")
     try:
-        tree[last] = text if name in text_fields and text != "null" else read_yaml(text)
+        tree[last] = text if name in TEXT_FIELDS and text != "null" else read_yaml(text)
     except UserError as error:
         raise UserError(f"{argument}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -106,3 +131,13 @@ def check_numbers(value: Any, name: str) -> None:
         raise UserError(f"{name}: expected a finite number, got {value}; give one.")
     if isinstance(value, int) and abs(value) > LARGEST:
         raise UserError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
+
+
+def check_range(prefix: str, name: str, value: Any) -> None:
+    """Check that the value of a field, whose group is `prefix`, is positive, not negative or not empty if required."""
+    if name in POSITIVE and value is not None and value <= 0:
+        raise UserError(f"{prefix}{name}: {value} is not positive; give a number above 0.")
+    if name in NOT_NEGATIVE and value < 0:
+        raise UserError(f"{prefix}{name}: {value} is negative; give 0 or more.")
+    if f"{prefix}{name}" in TEXT_FIELDS and value == "":
+        raise UserError(f"{prefix}{name}: the text is empty; name something, or give null for none.")

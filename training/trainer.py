@@ -104,25 +104,26 @@ class RecipeTrainer(EvaluatingTrainer):
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
-        self.add_callback(LogEveryCallback(recipe.training.log_steps))
-        if recipe.training.minutes is not None:
-            self.monitor.time_limit = 60 * recipe.training.minutes
-            self.add_callback(TimeLimitCallback(recipe.training.minutes, self.monitor))
-        self.add_callback(
-            PeriodicCheckpointCallback(recipe.training.checkpoint_steps, recipe.training.checkpoint_minutes)
-        )
-        selection = selection_metric(to_dict(recipe))
+        self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
+        self.add_recipe_callbacks(model)
+
+    def add_recipe_callbacks(self, model: ProjectedModel) -> None:
+        """Add the callbacks of the log, the limits, the checkpoints, the model's kind, the stream and the guard."""
+        training, selection = self.recipe.training, selection_metric(to_dict(self.recipe))
+        self.add_callback(LogEveryCallback(training.log_steps))
+        if training.minutes is not None:
+            self.monitor.time_limit = 60 * training.minutes
+            self.add_callback(TimeLimitCallback(training.minutes, self.monitor))
+        self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
         if selection.greater_is_better:
             self.add_callback(LossTieBreaker(selection.key))
-        if recipe.training.glancing is not None:
-            steps = recipe.training.glancing_steps or recipe.training.steps
-            self.add_callback(GlancingCallback(cast(Any, model), *recipe.training.glancing, steps))
-        if "kl_scale" in recipe.kind.training:
-            steps = recipe.training.kl_warmup_steps
-            self.add_callback(KlScaleCallback(cast(Any, model), recipe.training.kl_scale, steps))
+        if training.glancing is not None:
+            steps = training.glancing_steps or training.steps
+            self.add_callback(GlancingCallback(cast(Any, model), *training.glancing, steps))
+        if "kl_scale" in self.recipe.kind.training:
+            self.add_callback(KlScaleCallback(cast(Any, model), training.kl_scale, training.kl_warmup_steps))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
-        self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
         self.add_callback(self.guard)  # after the callbacks that ask for an evaluation or a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

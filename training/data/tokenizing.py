@@ -66,31 +66,38 @@ def tokenize(
         return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
 
     encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenizing")
+    encoded["train"] = drop_too_long(encoded["train"], recipe)
+    return encoded
+
+
+def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
+    """Return the training pairs that are not too long, with their `number` among all.
+
+    Raises:
+        UserError: as `tokenize`.
+    """
 
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
-    numbers = list(range(1, len(encoded["train"]) + 1))
-    everything = encoded["train"].add_column(NUMBER, cast(Any, numbers))
-    encoded["train"] = everything.filter(fits, desc="Dropping pairs that are too long")
-    if dropped := len(everything) - len(encoded["train"]):
-        pairs = f"{dropped} of {'the first ' if recipe.streaming else ''}{len(everything)} training pairs"
-        if not len(encoded["train"]):
-            shortest = min(
-                max(map(len, sides)) for sides in zip(everything["input_ids"], everything["labels"], strict=True)
-            )
-            raise UserError(
-                f"data.max_length: all {'the first ' if recipe.streaming else ''}{len(everything)} training pairs are "
-                f"longer than {recipe.max_length} tokens, "
-                f"`</s>` counted, the shortest has {shortest}; raise it."
-            )
-        if recipe.too_long == "error":
-            raise UserError(
-                f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set "
-                "data.too_long=drop."
-            )
-        logger.warning("Dropped %s, longer than %d tokens.", pairs, recipe.max_length)
-    return encoded
+    numbers = list(range(1, len(train) + 1))
+    kept = train.add_column(NUMBER, cast(Any, numbers)).filter(fits, desc="Dropping pairs that are too long")
+    if len(kept) == len(train):
+        return kept
+    everything = f"{'the first ' if recipe.streaming else ''}{len(train)} training pairs"
+    if not len(kept):
+        shortest = min(max(map(len, sides)) for sides in zip(train["input_ids"], train["labels"], strict=True))
+        raise UserError(
+            f"data.max_length: all {everything} are longer than {recipe.max_length} tokens, `</s>` counted, the "
+            f"shortest has {shortest}; raise it."
+        )
+    pairs = f"{len(train) - len(kept)} of {everything}"
+    if recipe.too_long == "error":
+        raise UserError(
+            f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set data.too_long=drop."
+        )
+    logger.warning("Dropped %s, longer than %d tokens.", pairs, recipe.max_length)
+    return kept
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:
