@@ -92,7 +92,7 @@ def share_of_words(sources: list[list[int]], answers: list[list[int]]) -> float:
     for source, answer in zip(sources, answers, strict=True):
         words = list(zip(target_in(0, source), target_in(1, source), strict=True))
         if len(answer) == len(words):
-            right += sum(found in either for found, either in zip(answer, words, strict=True))
+            right += sum(word in either for word, either in zip(answer, words, strict=True))
     return right / sum(len(target_in(0, source)) for source in sources)
 
 
@@ -110,5 +110,5 @@ def train_iterative_vae(kl_scale: float) -> VaswaniIterativeVaeForConditionalGen
 
 def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> list[list[list[int]]]:
     """The answers after each layer of a model with a history."""
-    found = model.generate(**encode(sources), return_history=True, return_dict_in_generate=True, **settings)
-    return [answers_of(words) for words in found.history]
+    generated = model.generate(**encode(sources), return_history=True, return_dict_in_generate=True, **settings)
+    return [answers_of(words) for words in generated.history]

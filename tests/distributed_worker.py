@@ -50,7 +50,7 @@ def main(kind, folder):
         optimizer = paper_adam(parameters)
         paper_schedule(optimizer, d_model=32, warmup_steps=4)
         optimizer.step()
-    found = {
+    differences = {
         "logits": logits,
         "loss": distance(split_loss.detach(), loss.detach()),
         "gradient": gradient,
@@ -59,7 +59,7 @@ def main(kind, folder):
         "is_tied": split.lm_head.weight is split.model.shared.weight,
     }
     if dist.get_rank() == 0:
-        print(json.dumps(found))
+        print(json.dumps(differences))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -258,7 +258,7 @@ def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -
     model = MODELS[implementation]
     source, mask = padded_batch([6, 3])
     targets = random_tokens(6, 4)
-    whole = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
+    complete = model(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
     encoded, cache = model.get_encoder()(source, attention_mask=mask), None
     for position in range(4):
         step = model(
@@ -269,7 +269,7 @@ def test_several_target_rows_per_source_work_with_a_cache(implementation: str) -
             use_cache=True,
         )
         cache = step.past_key_values
-        torch.testing.assert_close(step.logits[:, 0], whole[:, position], **FLOAT32)
+        torch.testing.assert_close(step.logits[:, 0], complete[:, position], **FLOAT32)
     assert cache.cross_attention_cache.layers[0].keys.shape[0] == 2  # a row per source, not per target
 
 

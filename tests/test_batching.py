@@ -30,10 +30,10 @@ def sampler(pairs, rank=0, **options):
 def test_ranks_together_get_every_pair_exactly_once(pairs, num_processes, accumulation, epoch):
     seen = []
     for rank in range(num_processes):
-        own = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
-        own.set_epoch(epoch)
-        batches = list(own)
-        assert len(batches) == len(own)
+        rank_sampler = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
+        rank_sampler.set_epoch(epoch)
+        batches = list(rank_sampler)
+        assert len(batches) == len(rank_sampler)
         assert all(batches)
         seen += [index for batch in batches for index in batch]
     assert sorted(seen) == list(range(len(pairs)))
@@ -50,8 +50,8 @@ def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
     """Where it has a pair for every part, as each of these has."""
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
-    whole = [sorted(batch) for batch in sampler(pairs)]
-    assert min(map(len, whole)) >= 4
+    one_process = [sorted(batch) for batch in sampler(pairs)]
+    assert min(map(len, one_process)) >= 4
     for num_processes, accumulation in ((2, 1), (1, 3), (2, 2)):
         ranks = [
             list(sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation))
@@ -61,39 +61,40 @@ def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
             sorted(index for rank in ranks for part in rank[step : step + accumulation] for index in part)
             for step in range(0, len(ranks[0]), accumulation)
         ]
-        assert steps == whole
+        assert steps == one_process
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
 def test_number_of_batches_is_the_same_in_every_epoch_and_on_every_rank(pairs, num_processes, accumulation):
     counts = set()
     for rank in range(num_processes):
-        own = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
+        rank_sampler = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
         for epoch in range(3):
-            own.set_epoch(epoch)
-            counts.add(len(list(own)))
+            rank_sampler.set_epoch(epoch)
+            counts.add(len(list(rank_sampler)))
     assert len(counts) == 1
 
 
 def test_epochs_differ_and_the_seed_determines_each():
     generator = random.Random(0)
     pairs = [(generator.randint(3, 12), generator.randint(3, 12)) for _ in range(500)]
-    own, other = sampler(pairs, seed=1), sampler(pairs, seed=1)
-    first = list(own)
-    own.set_epoch(1)
-    assert list(own) != first
+    sampled, other = sampler(pairs, seed=1), sampler(pairs, seed=1)
+    first = list(sampled)
+    sampled.set_epoch(1)
+    assert list(sampled) != first
     assert list(other) == first
     assert list(sampler(pairs, seed=2)) != first
-    assert sorted(map(sorted, own)) != sorted(map(sorted, first))  # pairs meet other pairs, not only in another order
+    # Pairs are in other batches, not only in another order.
+    assert sorted(map(sorted, sampled)) != sorted(map(sorted, first))
 
 
 def test_epoch_can_come_from_a_function():
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
     now = 0
-    told, asked = sampler(pairs), sampler(pairs, epoch=lambda: now)
+    with_set_epoch, with_function = sampler(pairs), sampler(pairs, epoch=lambda: now)
     for now in range(3):
-        told.set_epoch(now)
-        assert list(asked) == list(told)
+        with_set_epoch.set_epoch(now)
+        assert list(with_function) == list(with_set_epoch)
 
 
 def test_padding_share_of_a_large_set_is_below_three_percent():
@@ -162,23 +163,23 @@ def test_streamed_step_keeps_to_both_budgets_and_a_micro_batch_to_its_share_plus
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=72, max_size=300), st.integers(0, 3))
 def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches(pairs, epoch):
     """Where it has a pair for every part; but for the last of a buffer, every step of such short pairs has."""
-    (whole,) = ranks_of(pairs, 1, 1, epoch)
-    assume(min(map(len, whole)) >= 6)
+    (one_process,) = ranks_of(pairs, 1, 1, epoch)
+    assume(min(map(len, one_process)) >= 6)
     for num_processes, accumulation in ((2, 1), (1, 3), (3, 2)):
         ranks = ranks_of(pairs, num_processes, accumulation, epoch)
         steps = [
             sorted(number for rank in ranks for part in rank[step : step + accumulation] for number in part)
             for step in range(0, len(ranks[0]), accumulation)
         ]
-        assert steps == [sorted(batch) for batch in whole]
+        assert steps == [sorted(batch) for batch in one_process]
 
 
 def test_stream_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
     lengths = [sorted(pairs[number] for number in batch) for batch in sampler(pairs)]
-    own = numbers(streamed(pairs, buffer_size=300).batches_of(0))
-    assert sorted(lengths) == sorted(sorted(pairs[number] for number in batch) for batch in own)
+    stream_steps = numbers(streamed(pairs, buffer_size=300).batches_of(0))
+    assert sorted(lengths) == sorted(sorted(pairs[number] for number in batch) for batch in stream_steps)
 
 
 def test_streamed_epochs_differ_and_the_seed_determines_each():
@@ -193,19 +194,19 @@ def test_streamed_epochs_differ_and_the_seed_determines_each():
 
 def test_stream_continues_from_epoch_to_epoch():
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
-    own = streamed(pairs)
-    epochs = [numbers(own.batches_of(epoch)) for epoch in range(3)]
+    stream = streamed(pairs)
+    epochs = [numbers(stream.batches_of(epoch)) for epoch in range(3)]
     together = list(itertools.chain(*epochs))
-    assert numbers(itertools.islice(own, len(together))) == together
-    assert own.epoch == 2
+    assert numbers(itertools.islice(stream, len(together))) == together
+    assert stream.epoch == 2
 
 
 def test_stream_sets_the_epoch_of_its_source_before_reading_it():
-    told = []
-    own = streamed([(3, 3)] * 20)
-    own.source.set_epoch = told.append
-    list(itertools.islice(own, 3))
-    assert told == [0, 1, 2]
+    epochs = []
+    stream = streamed([(3, 3)] * 20)
+    stream.source.set_epoch = epochs.append
+    list(itertools.islice(stream, 3))
+    assert epochs == [0, 1, 2]
 
 
 class Counted(dict):
@@ -254,10 +255,10 @@ def test_stream_resumes_from_its_saved_position(pairs, accumulation, steps):
 
 
 def test_resumed_stream_repeats_an_incomplete_step():
-    own = streamed([(3, 3)] * 100, accumulation=2)
-    first = numbers(itertools.islice(own, 5))
+    stream = streamed([(3, 3)] * 100, accumulation=2)
+    first = numbers(itertools.islice(stream, 5))
     again = streamed([(3, 3)] * 100, accumulation=2)
-    again.load_state_dict(own.state_dict())
+    again.load_state_dict(stream.state_dict())
     assert numbers([next(iter(again))]) == first[4:]
 
 
@@ -269,13 +270,13 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position():
         return items
 
     pairs = [(number % 9 + 1, 5) for number in range(300)]
-    own = streamed(pairs, encode=encode)
+    stream = streamed(pairs, encode=encode)
     plain = numbers(streamed(pairs).batches_of(0))
-    assert numbers(own.batches_of(0)) == plain
+    assert numbers(stream.batches_of(0)) == plain
     assert encoded == list(range(300))
-    list(itertools.islice(own, len(plain) - 1))
+    list(itertools.islice(stream, len(plain) - 1))
     resumed = streamed(pairs, encode=encode)
-    resumed.load_state_dict(own.state_dict())
+    resumed.load_state_dict(stream.state_dict())
     encoded.clear()
     assert numbers([next(iter(resumed))]) == plain[-1:]
     assert encoded == list(range(240, 300))  # the last buffer only
@@ -286,13 +287,15 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position():
 def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly():
     rows = [{"number": number, "input_ids": [5] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
     shards = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=6)
-    own, other = (TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, buffer_size=60) for _ in range(2))
-    first, second = (numbers(own.batches_of(epoch)) for epoch in (0, 1))
+    stream, other = (
+        TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, buffer_size=60) for _ in range(2)
+    )
+    first, second = (numbers(stream.batches_of(epoch)) for epoch in (0, 1))
     for epoch in (first, second):
         assert sorted(itertools.chain(*epoch)) == list(range(300))
     assert set(first[0]) != set(second[0])
-    list(itertools.islice(own, len(first) + 11))
-    other.load_state_dict(own.state_dict())
+    list(itertools.islice(stream, len(first) + 11))
+    other.load_state_dict(stream.state_dict())
     assert numbers(itertools.islice(other, len(second) - 11)) == second[11:]
 
 
@@ -312,10 +315,10 @@ def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count()
 
 def test_count_of_dropped_pairs_continues_in_a_resumed_stream():
     pairs = [(3, 61 if number % 10 == 0 else 3) for number in range(300)]
-    own, resumed = (streamed(pairs, too_long="drop") for _ in range(2))
-    list(itertools.islice(own, 7))
-    assert own.state_dict()["dropped"] > 0
-    resumed.load_state_dict(own.state_dict())
+    stream, resumed = (streamed(pairs, too_long="drop") for _ in range(2))
+    list(itertools.islice(stream, 7))
+    assert stream.state_dict()["dropped"] > 0
+    resumed.load_state_dict(stream.state_dict())
     with CaptureLogger(batching.logger) as captured:
         list(itertools.islice(resumed, 12))
     assert resumed.epoch == 1
@@ -331,17 +334,17 @@ def test_stream_that_cannot_be_batched_is_an_error():
         next(iter(streamed([(3, 3), (3, 99)] + [(3, 3)] * 2, num_processes=2, accumulation=2, too_long="drop")))
 
 
-def first_batches(own, workers):
-    loader = DataLoader(own, batch_size=None, collate_fn=lambda pairs: pairs, num_workers=workers)
+def first_batches(stream, workers):
+    loader = DataLoader(stream, batch_size=None, collate_fn=lambda pairs: pairs, num_workers=workers)
     return numbers(itertools.islice(loader, 10))
 
 
 @pytest.mark.slow
 def test_one_worker_process_gives_the_same_batches_and_several_are_an_error():
-    own = streamed([(length % 9 + 1, 5) for length in range(200)])
-    assert first_batches(own, 1) == first_batches(own, 0)
+    stream = streamed([(length % 9 + 1, 5) for length in range(200)])
+    assert first_batches(stream, 1) == first_batches(stream, 0)
     with pytest.raises(ValueError, match=r"2 worker processes would each yield all batches; .*num_workers=1"):
-        first_batches(own, 2)
+        first_batches(stream, 2)
 
 
 def padding_share(batches):
@@ -367,8 +370,8 @@ def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buf
     for _ in range(100_000):
         length = max(2, round(generator.lognormvariate(math.log(25), 0.5)))
         pairs.append((length, max(2, round(length * generator.uniform(0.9, 1.2)))))
-    own = TokenBudgetBatches(Stream(pairs), tokens, tokens, buffer_size=buffer_size)
-    assert padding_share(own.batches_of(0)) < share
+    stream = TokenBudgetBatches(Stream(pairs), tokens, tokens, buffer_size=buffer_size)
+    assert padding_share(stream.batches_of(0)) < share
 
 
 class StreamTrainer(Seq2SeqTrainer):
@@ -425,6 +428,6 @@ def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path,
         assert trainer.state.global_step == 25
         return model.state_dict()
 
-    whole = train(tmp_path / "whole")
+    uninterrupted = train(tmp_path / "uninterrupted")
     resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-17"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)

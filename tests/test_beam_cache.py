@@ -69,11 +69,11 @@ def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, le
     model.use_paper_decoding()
     ids, mask = padded_batch(lengths)
     options = {"attention_mask": mask, "max_new_tokens": 2 * GROWTH + 5, "num_beams": 1} | way
-    found = []
+    generated = []
     for side in (model, prepare_for_inference(model)):
         torch.manual_seed(seed)
-        found.append(side.generate(ids, **options))
-    assert torch.equal(*found)
+        generated.append(side.generate(ids, **options))
+    assert torch.equal(*generated)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ def test_fast_path_is_taken_unless_the_call_needs_more(options, steps, monkeypat
     model = random_model()
     ids, mask = padded_batch([5, 3])
     options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options
-    found, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
+    generated, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
     assert len(taken) == steps
-    assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (found, true)))
+    assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))

@@ -250,8 +250,8 @@ def test_defaults_are_the_base_model_of_the_paper() -> None:
 
 
 def test_fields_are_complete_and_all_are_saved() -> None:
-    own = {name for name in VaswaniTransformerConfig.__annotations__ if not name.startswith("_")}
-    assert own == {*DEFAULTS, "is_encoder_decoder"}
+    annotated = {name for name in VaswaniTransformerConfig.__annotations__ if not name.startswith("_")}
+    assert annotated == {*DEFAULTS, "is_encoder_decoder"}
     saved = VaswaniTransformerConfig().to_diff_dict()
     assert {field: saved[field] for field in DEFAULTS} == DEFAULTS
     assert "head_dim" not in saved

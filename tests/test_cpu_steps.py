@@ -168,8 +168,8 @@ class Asking(StoppingCriteria):
         self.model, self.memory, self.has_cache, self.found = model, memory, has_cache, []
 
     def __call__(self, input_ids, scores, **kwargs):
-        own = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if self.has_cache else {}
-        output = self.model(decoder_input_ids=input_ids[:, -1:], encoder_outputs=self.memory, **own)
+        cache = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if self.has_cache else {}
+        output = self.model(decoder_input_ids=input_ids[:, -1:], encoder_outputs=self.memory, **cache)
         self.found.append((output.logits, type(output.past_key_values.self_attention_cache)))
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
@@ -179,18 +179,18 @@ class Asking(StoppingCriteria):
 def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
     model = random_model()
     ids, mask = padded_batch([4])
-    found = []
+    results = []
     for side in (model, prepare_for_inference(model)):
         asking = Asking(side, side.get_encoder()(ids, attention_mask=mask), has_cache)
         criteria = StoppingCriteriaList([asking])
         tokens = side.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=1, stopping_criteria=criteria)
-        found.append((tokens, asking.found))
-    (true, true_asked), (own, own_asked) = found
-    assert torch.equal(own, true)
-    assert len(own_asked) == len(true_asked) > 0
-    for (logits, _), (true_logits, _) in zip(own_asked, true_asked, strict=True):
+        results.append((tokens, asking.found))
+    (true, true_asked), (searched, searched_asked) = results
+    assert torch.equal(searched, true)
+    assert len(searched_asked) == len(true_asked) > 0
+    for (logits, _), (true_logits, _) in zip(searched_asked, true_asked, strict=True):
         torch.testing.assert_close(logits, true_logits, **FLOAT32)
-    assert {kind for _, kind in own_asked} == {DynamicCache}
+    assert {kind for _, kind in searched_asked} == {DynamicCache}
 
 
 @needs_float32
@@ -205,12 +205,12 @@ def test_encoder_pass_has_the_states_of_the_complete_encoder(kind, side, lengths
     true = encoder(**inputs, output_hidden_states=True).last_hidden_state
     taken, step = [], PreparedEncoder.fast_pass
     monkeypatch.setattr(PreparedEncoder, "fast_pass", lambda *args: taken.append(1) or step(*args))
-    found = encoder(**inputs).last_hidden_state
+    actual = encoder(**inputs).last_hidden_state
     assert len(encoder(**inputs, output_hidden_states=True).hidden_states) == 3
     assert encoder(**inputs, return_dict=False)[0].shape == true.shape
     assert len(taken) == 1
     is_token = mask.bool() if side else torch.ones_like(mask).bool()
-    torch.testing.assert_close(found[is_token], true[is_token], **FLOAT32)
+    torch.testing.assert_close(actual[is_token], true[is_token], **FLOAT32)
 
 
 @needs_float32
@@ -222,9 +222,9 @@ def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options):
     hooked = []
     prepared.model.encoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
     ids, mask = padded_batch([5, 3])
-    found = prepared.generate(ids, attention_mask=mask, max_new_tokens=3, num_beams=1, **options)
+    generated = prepared.generate(ids, attention_mask=mask, max_new_tokens=3, num_beams=1, **options)
     assert len(hooked) == bool(options)
-    assert not options or len(found.encoder_attentions) == 2
+    assert not options or len(generated.encoder_attentions) == 2
     prepared(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
     assert len(hooked) == 1 + bool(options)
 

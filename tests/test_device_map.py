@@ -69,9 +69,9 @@ def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None
     if room != "disk":  # there no weight stays in memory
         assert {again.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {again.model.shared.weight}
     again.save_pretrained(tmp_path / "again")
-    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
-    assert {whole.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {whole.model.shared.weight}
-    assert torch.equal(whole.model.shared.weight, model.model.shared.weight)
+    complete = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+    assert {complete.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {complete.model.shared.weight}
+    assert torch.equal(complete.model.shared.weight, model.model.shared.weight)
     assert bytes_of_weights(tmp_path / "again") == bytes_of_weights(tmp_path / "model")
 
 

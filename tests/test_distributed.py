@@ -23,8 +23,8 @@ def test_model_split_over_two_processes_equals_the_complete_model(kind, tmp_path
         timeout=300,
     )
     assert finished.returncode == 0, finished.stderr
-    found = json.loads(finished.stdout.splitlines()[-1])
-    assert found.pop("is_split") == "DTensor"
-    assert found.pop("is_tied")
-    for name, difference in found.items():  # sums of float32 in another order
+    differences = json.loads(finished.stdout.splitlines()[-1])
+    assert differences.pop("is_split") == "DTensor"
+    assert differences.pop("is_tied")
+    for name, difference in differences.items():  # sums of float32 in another order
         assert difference < 1e-5, name

@@ -34,8 +34,8 @@ def page_name(page: Path) -> str:
 def blocks_of(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language, without the indent that a list gives them."""
     text = page.read_text(encoding="utf-8")
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
 def page_with(text: str) -> tuple[Path, str]:
@@ -165,10 +165,10 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
         raise ParsedError
 
     def parse_known_args(parser, *args, **kwargs):
-        found = original_known(parser, *args, **kwargs)
+        parsed = original_known(parser, *args, **kwargs)
         if sys._getframe(1).f_code.co_name != "parse_args":
             raise ParsedError
-        return found
+        return parsed
 
     main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
@@ -194,18 +194,18 @@ def parse_with_recipe(module: str, arguments: list[str]) -> None:
 
 def parse_table3(arguments: list[str]) -> None:
     parse_with_argparse("training.table3", arguments)
-    own = ("--rows=", "--seeds=", "--output_dir=")
-    parse_recipe_fields([argument for argument in arguments if not argument.startswith(own)])
+    table_options = ("--rows=", "--seeds=", "--output_dir=")
+    parse_recipe_fields([argument for argument in arguments if not argument.startswith(table_options)])
 
 
 def parse_launch(arguments: list[str]) -> None:
     """Through the launcher's checks, and then the module that it starts."""
-    found = launch_command_parser().parse_args(arguments)
-    if found.config_file:
-        found.config_file = str(ROOT / found.config_file)
-    _validate_launch_command(found)
-    assert found.module
-    parse_module([found.training_script, *found.training_script_args])
+    parsed = launch_command_parser().parse_args(arguments)
+    if parsed.config_file:
+        parsed.config_file = str(ROOT / parsed.config_file)
+    _validate_launch_command(parsed)
+    assert parsed.module
+    parse_module([parsed.training_script, *parsed.training_script_args])
 
 
 def parse_pip(arguments: list[str]) -> None:
@@ -259,8 +259,8 @@ def parse_by_help(program: str, arguments: list[str]) -> None:
     """A program that is no Python: its help for the sub-command names every option."""
     options = [argument for argument in arguments if argument.startswith("-")]
     command = [str(Path(sys.executable).parent / program), arguments[0], "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(option.partition("=")[0] in told for option in options)
+    help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(option.partition("=")[0] in help_text for option in options)
 
 
 def parse_module(arguments: list[str]) -> None:

@@ -120,9 +120,9 @@ def test_dropout_applies_to_the_sum_of_embedding_and_position() -> None:
     embedding = InputEmbedding(tiny_config(dropout=0.5)).train()
     embeds, positions = torch.full((1, 200, 32), 3.0), torch.arange(200)[None]
     dropped = embedding(embeds, positions)
-    whole = embeds + sinusoids(positions, 32)
+    complete = embeds + sinusoids(positions, 32)
     kept = dropped != 0
-    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    torch.testing.assert_close(dropped[kept], 2 * complete[kept])
     assert 0.45 < kept.float().mean() < 0.55  # five standard deviations of 6,400 fair coins are 0.03
 
 

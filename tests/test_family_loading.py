@@ -51,15 +51,15 @@ def test_checkpoint_of_another_family_ends_in_one_line(folders, family: str, oth
 def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders, family: str) -> None:
     model_class, folder = type(MODELS[family]()), folders[family]
     expected = MODELS[family]().state_dict()
-    for found in (
+    for loaded in (
         model_class.from_pretrained(folder),
         model_class.from_pretrained(str(folder.parent), subfolder=family),
         model_class.from_pretrained(folder, config=AutoConfig.from_pretrained(folder)),
         model_class.from_pretrained(folder, config=str(folder)),
         AutoModelForSeq2SeqLM.from_pretrained(folder),
     ):
-        assert type(found) is model_class
-        assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
+        assert type(loaded) is model_class
+        assert all(torch.equal(weight, expected[name]) for name, weight in loaded.state_dict().items())
     assert type(AutoModel.from_pretrained(folder)) is model_class.body_class
 
 

@@ -37,8 +37,8 @@ def test_batch_gives_what_each_source_gives_by_itself(lengths: list[int], side: 
     source, mask = padded_batch(lengths, side)
     together = MODEL.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
     for row, kept in enumerate(mask.bool()):
-        alone = MODEL.generate(source[row, kept][None], max_new_tokens=8, **WAYS[way])
-        assert without_padding(together)[row] == without_padding(alone)[0]
+        single = MODEL.generate(source[row, kept][None], max_new_tokens=8, **WAYS[way])
+        assert without_padding(together)[row] == without_padding(single)[0]
 
 
 @settings(max_examples=15)
@@ -55,17 +55,17 @@ def test_cache_changes_nothing(lengths: list[int], way: str) -> None:
 @given(prefix=st.integers(1, 7), source=st.integers(1, 8))
 def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source: int) -> None:
     tokens = random_tokens(2, source)
-    whole = MODEL.generate(tokens, max_new_tokens=8)
-    again = MODEL.generate(tokens, decoder_input_ids=whole[:, :prefix], max_new_tokens=9 - prefix)
-    assert torch.equal(again, whole)
+    complete = MODEL.generate(tokens, max_new_tokens=8)
+    again = MODEL.generate(tokens, decoder_input_ids=complete[:, :prefix], max_new_tokens=9 - prefix)
+    assert torch.equal(again, complete)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_prefix_of_a_target_is_kept(way: str) -> None:
     prefix = torch.tensor([[0, 50, 60], [0, 70, 80]])
-    found = MODEL.generate(random_tokens(2, 5), decoder_input_ids=prefix, max_new_tokens=4, **WAYS[way])
-    assert torch.equal(found[:, :3], prefix)
-    assert found.shape[1] <= 7
+    generated = MODEL.generate(random_tokens(2, 5), decoder_input_ids=prefix, max_new_tokens=4, **WAYS[way])
+    assert torch.equal(generated[:, :3], prefix)
+    assert generated.shape[1] <= 7
 
 
 @pytest.mark.parametrize("way", ["greedy", "beam"])
@@ -77,16 +77,16 @@ def test_batch_equals_single_sentences_in_either_precision(dtype: torch.dtype, w
     together = model.generate(**batch, max_new_tokens=20, **WAYS[way])
     assert tokenizer.batch_decode(together, skip_special_tokens=True) == list(PAIRS.values())
     for row, source in enumerate(PAIRS):
-        alone = model.generate(**tokenizer(source, return_tensors="pt"), max_new_tokens=20, **WAYS[way])
-        assert without_padding(together)[row] == without_padding(alone)[0]
+        single = model.generate(**tokenizer(source, return_tensors="pt"), max_new_tokens=20, **WAYS[way])
+        assert without_padding(together)[row] == without_padding(single)[0]
     assert torch.equal(model.generate(**batch, max_new_tokens=20, use_cache=False, **WAYS[way]), together)
 
 
 def test_target_begins_with_the_start_and_has_only_padding_after_its_end() -> None:
     model, tokenizer = model_of_pairs()
-    found = model.generate(**tokenizer(list(PAIRS), padding=True, return_tensors="pt"), max_new_tokens=20).tolist()
-    assert len({len(row) for row in found}) == 1
-    for row in found:
+    generated = model.generate(**tokenizer(list(PAIRS), padding=True, return_tensors="pt"), max_new_tokens=20).tolist()
+    assert len({len(row) for row in generated}) == 1
+    for row in generated:
         end = row.index(2)
         assert row[0] == 0
         assert set(row[end + 1 :]) <= {1}
@@ -114,7 +114,7 @@ def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: flo
         total = logits.log_softmax(-1).gather(1, torch.tensor(ended)[:, None]).sum()
         if (score := float(total) / len(ended) ** length_penalty) > best_score:
             best, best_score = list(ended), score
-    found = model.generate(
+    generated = model.generate(
         source,
         num_beams=30,  # 27 texts of three words have not ended
         length_penalty=length_penalty,
@@ -123,8 +123,8 @@ def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: flo
         return_dict_in_generate=True,
         output_scores=True,
     )
-    assert found.sequences[0, : len(best) + 1].tolist() == [0, *best]
-    assert float(found.sequences_scores[0]) == pytest.approx(best_score, rel=1e-5)
+    assert generated.sequences[0, : len(best) + 1].tolist() == [0, *best]
+    assert float(generated.sequences_scores[0]) == pytest.approx(best_score, rel=1e-5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
@@ -145,15 +145,15 @@ def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
 def test_sampled_token_is_as_frequent_as_it_is_probable() -> None:
     model = tiny_model(vocab_size=6, tie_word_embeddings=False).requires_grad_(False)
     source = torch.tensor([[3, 4, 5]])
-    found = model.generate(source, do_sample=True, top_k=0, num_return_sequences=4000, max_new_tokens=1)[:, 1]
+    generated = model.generate(source, do_sample=True, top_k=0, num_return_sequences=4000, max_new_tokens=1)[:, 1]
     probabilities = model(input_ids=source, decoder_input_ids=torch.tensor([[0]])).logits[0, 0].softmax(-1)
     # The deviation of a share of 4,000 is 0.008 at most.
-    torch.testing.assert_close(found.bincount(minlength=6) / 4000, probabilities, rtol=0, atol=0.03)
+    torch.testing.assert_close(generated.bincount(minlength=6) / 4000, probabilities, rtol=0, atol=0.03)
 
 
 def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
     source, mask = padded_batch([5, 3])
-    found = MODEL.generate(
+    generated = MODEL.generate(
         source,
         attention_mask=mask,
         num_beams=4,
@@ -162,20 +162,20 @@ def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
         return_dict_in_generate=True,
         output_scores=True,
     )
-    scores = found.sequences_scores.view(2, 3)
-    assert len(found.sequences) == 6
+    scores = generated.sequences_scores.view(2, 3)
+    assert len(generated.sequences) == 6
     assert (scores[:, :-1] >= scores[:, 1:]).all()
-    assert len({tuple(row) for row in found.sequences[:3].tolist()}) == 3
+    assert len({tuple(row) for row in generated.sequences[:3].tolist()}) == 3
     one = MODEL.generate(source, attention_mask=mask, num_beams=4, max_new_tokens=6)
-    assert without_padding(one) == without_padding(found.sequences[[0, 3]])
+    assert without_padding(one) == without_padding(generated.sequences[[0, 3]])
     sampled = MODEL.generate(source, attention_mask=mask, do_sample=True, num_return_sequences=3, max_new_tokens=6)
     assert len(sampled) == 6
 
 
 def test_returned_cache_has_a_row_for_each_target() -> None:
     source, mask = padded_batch([5, 3])
-    found = MODEL.generate(source, attention_mask=mask, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
-    cache = found.past_key_values
+    generated = MODEL.generate(source, attention_mask=mask, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
+    cache = generated.past_key_values
     assert cache.self_attention_cache.layers[0].keys.shape[0] == 6
     assert cache.cross_attention_cache.layers[0].keys.shape[0] == 6
 
@@ -184,8 +184,8 @@ def test_returned_cache_has_a_row_for_each_target() -> None:
 def test_encoder_outputs_replace_the_source(way: str) -> None:
     source, mask = padded_batch([5, 3])
     encoded = MODEL.get_encoder()(source, attention_mask=mask)
-    found = MODEL.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=6, **WAYS[way])
-    assert torch.equal(found, MODEL.generate(source, attention_mask=mask, max_new_tokens=6, **WAYS[way]))
+    generated = MODEL.generate(encoder_outputs=encoded, attention_mask=mask, max_new_tokens=6, **WAYS[way])
+    assert torch.equal(generated, MODEL.generate(source, attention_mask=mask, max_new_tokens=6, **WAYS[way]))
 
 
 def swapped(tokens: Tensor) -> Tensor:
@@ -209,8 +209,8 @@ def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     renamed = {"input_ids": swapped(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
     expected = model.generate(**batch, max_new_tokens=20, **WAYS[way])
-    found = other.to(dtype).generate(**renamed, max_new_tokens=20, **WAYS[way])
-    assert swapped(found).tolist() == expected.tolist()
+    generated = other.to(dtype).generate(**renamed, max_new_tokens=20, **WAYS[way])
+    assert swapped(generated).tolist() == expected.tolist()
     labels = torch.tensor([[5, 6, 2, -100]])
     assert other.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 2]]
 

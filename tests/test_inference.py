@@ -61,10 +61,10 @@ def test_float32_copy_finds_the_same_tokens_and_scores(kind, way, is_packed, mon
     true = model.generate(source, **options, **WAYS[way])
     prepared = prepare_for_inference(model)
     assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
-    found = prepared.generate(source, **options, **WAYS[way])
-    assert torch.equal(found.sequences, true.sequences)
+    generated = prepared.generate(source, **options, **WAYS[way])
+    assert torch.equal(generated.sequences, true.sequences)
     if "sequences_scores" in true:
-        torch.testing.assert_close(found.sequences_scores, true.sequences_scores, **FLOAT32)
+        torch.testing.assert_close(generated.sequences_scores, true.sequences_scores, **FLOAT32)
     shared = prepared.generate(source, attention_mask=mask, max_new_tokens=8, **WAYS[way])
     assert torch.equal(shared, true.sequences)
 
@@ -77,10 +77,10 @@ def test_float32_copy_computes_the_same(seed, kind, lengths):
     source, mask = padded_batch(lengths)
     targets = random_batch(len(lengths))["decoder_input_ids"]
     inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": targets, "output_hidden_states": True}
-    found, true = prepare_for_inference(model)(**inputs), model(**inputs)
-    torch.testing.assert_close(found.logits, true.logits, **FLOAT32)
-    assert len(found.decoder_hidden_states) == len(true.decoder_hidden_states) == 3
-    torch.testing.assert_close(found.encoder_hidden_states[1], true.encoder_hidden_states[1], **FLOAT32)
+    prepared_output, true = prepare_for_inference(model)(**inputs), model(**inputs)
+    torch.testing.assert_close(prepared_output.logits, true.logits, **FLOAT32)
+    assert len(prepared_output.decoder_hidden_states) == len(true.decoder_hidden_states) == 3
+    torch.testing.assert_close(prepared_output.encoder_hidden_states[1], true.encoder_hidden_states[1], **FLOAT32)
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
@@ -95,11 +95,11 @@ def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bi
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
     layer = EVERY_LAYER[dtype](linear)
-    found, true = layer(hidden_states), linear(hidden_states)
+    packed, true = layer(hidden_states), linear(hidden_states)
     if hidden_states.dim() == 2:
-        assert torch.equal(layer.raw_forward()(hidden_states), found)
-    assert found.shape == true.shape
-    assert found.dtype == torch.float32
+        assert torch.equal(layer.raw_forward()(hidden_states), packed)
+    assert packed.shape == true.shape
+    assert packed.dtype == torch.float32
     if not true.numel():
         return
     size = hidden_states.abs() @ linear.weight.abs().T + (linear.bias.abs() if bias else 0)
@@ -110,7 +110,7 @@ def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bi
     of_weights = hidden_states.abs().sum(-1, keepdim=True) * largest / 127 / 2
     of_inputs = span / 2 * (linear.weight.abs().sum(1) + 48 * largest / 127)
     bound = {"bfloat16": 3.1 * 2**-9 * size, "int8": of_weights + 2 * of_inputs}.get(dtype, 48 * 2**-24 * size)
-    assert ((found - true).abs() <= bound + 1e-6).all()
+    assert ((packed - true).abs() <= bound + 1e-6).all()
 
 
 @pytest.mark.parametrize("rows", [3, 40])
@@ -128,8 +128,8 @@ def test_packed_layer_applies_the_relu_after_it(dtype, bias, rows):
 def test_packed_row_of_zero_weights_gives_its_bias():
     linear = nn.Linear(8, 4).requires_grad_(False)
     linear.weight[1] = 0
-    found = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
-    torch.testing.assert_close(found[:, 1], linear.bias[1].expand(3))
+    packed = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
+    torch.testing.assert_close(packed[:, 1], linear.bias[1].expand(3))
     torch.testing.assert_close(LINEAR_FACTORIES["int8"](linear)(torch.zeros(2, 8)), linear.bias.expand(2, 4))
 
 
@@ -139,16 +139,16 @@ def test_confident_model_decodes_the_same_in_every_dtype(dtype):
     prepared = prepare_for_inference(model, dtype)
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     for way in WAYS.values():
-        found = prepared.generate(**batch, max_new_tokens=20, **way)[:: way.get("num_return_sequences", 1)]
-        assert tokenizer.batch_decode(found, skip_special_tokens=True) == list(PAIRS.values())
+        generated = prepared.generate(**batch, max_new_tokens=20, **way)[:: way.get("num_return_sequences", 1)]
+        assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
     inputs = {**batch, "labels": tokenizer(list(PAIRS.values()), padding=True, return_tensors="pt")["input_ids"]}
-    true, found = model(**inputs), prepared(**inputs)
+    true, generated = model(**inputs), prepared(**inputs)
     # Every layer errs by about 2^-9, or half of 1/127, of what it gives out, the norms bring each back to size 1, and
     # the errors of some twenty products, which know nothing of each other, add up like their root.
     largest = {"float32": 1e-5, "bfloat16": 20**0.5 * 2**-8, "int8": 20**0.5 / 127}[dtype]
-    error = (found.logits - true.logits).square().mean().sqrt() / true.logits.square().mean().sqrt()
+    error = (generated.logits - true.logits).square().mean().sqrt() / true.logits.square().mean().sqrt()
     assert error < largest
-    assert found.loss == pytest.approx(float(true.loss), abs=0.05)
+    assert generated.loss == pytest.approx(float(true.loss), abs=0.05)
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -165,8 +165,8 @@ def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind, 
     assert model.config._attn_implementation == attention
     assert [weight.requires_grad for weight in model.parameters()] == needs_gradients
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    places = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    assert not places & {weight.untyped_storage().data_ptr() for weight in prepared.parameters()}
+    addresses = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    assert not addresses & {weight.untyped_storage().data_ptr() for weight in prepared.parameters()}
     inputs = random_batch()
     logits = prepared(**inputs).logits
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -219,12 +219,12 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
 
 def test_prepared_model_gives_the_same_in_every_mode_without_gradients():
     prepared, inputs = prepare_for_inference(random_model()), random_batch()
-    found = []
+    logits = []
     for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
         with mode:
-            found.append(prepared(**inputs).logits)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+            logits.append(prepared(**inputs).logits)
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_body_and_a_single_stack_can_be_prepared():
     torch.testing.assert_close(
         prepare_for_inference(model)(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **FLOAT32
     )
-    found = prepare_for_inference(model.encoder)(inputs["input_ids"]).last_hidden_state
-    torch.testing.assert_close(found, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
+    states = prepare_for_inference(model.encoder)(inputs["input_ids"]).last_hidden_state
+    torch.testing.assert_close(states, model.encoder(inputs["input_ids"]).last_hidden_state, **FLOAT32)
 
 
 @pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
@@ -313,11 +313,13 @@ def test_prepared_modules_return_the_outputs_that_they_can_record(part, wanted):
         inputs = {"input_ids": inputs["input_ids"]}
     if part == "model.decoder":
         inputs = {"input_ids": inputs["decoder_input_ids"], "encoder_hidden_states": torch.randn(3, 7, 32)}
-    found, true = (each(**inputs, use_cache=False, **{wanted: True}) for each in (prepare_for_inference(model), model))
+    prepared_output, true = (
+        each(**inputs, use_cache=False, **{wanted: True}) for each in (prepare_for_inference(model), model)
+    )
     assert len(true) > 1
-    assert list(found) == list(true)
+    assert list(prepared_output) == list(true)
     for name, output in true.items():
-        torch.testing.assert_close(found[name], output, **FLOAT32)
+        torch.testing.assert_close(prepared_output[name], output, **FLOAT32)
 
 
 def test_used_model_is_prepared_like_a_new_one():
@@ -326,9 +328,9 @@ def test_used_model_is_prepared_like_a_new_one():
     model(**inputs, output_attentions=True)
     model.generate(inputs["input_ids"], max_new_tokens=3, cache_implementation="static")
     model(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
-    found = prepare_for_inference(model)(**inputs, output_attentions=True)
-    torch.testing.assert_close(found.logits, model(**inputs).logits, **FLOAT32)
-    assert len(found.cross_attentions) == 2
+    actual = prepare_for_inference(model)(**inputs, output_attentions=True)
+    torch.testing.assert_close(actual.logits, model(**inputs).logits, **FLOAT32)
+    assert len(actual.cross_attentions) == 2
 
 
 SUMS = """

@@ -105,9 +105,9 @@ def test_samples_are_drawn_by_their_probabilities_at_each_position() -> None:
     """The likeliest word of z is v with probability softmax(s)_v: four standard errors over 20,000 equal positions."""
     scores = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(20_000, 4)
     torch.manual_seed(0)
-    found = torch.bincount((scores + gumbel_noise(scores)).argmax(1), minlength=4) / 20_000
+    shares = torch.bincount((scores + gumbel_noise(scores)).argmax(1), minlength=4) / 20_000
     expected = scores[0].softmax(0)
-    assert bool(((found - expected).abs() < 4 * (expected * (1 - expected) / 20_000).sqrt()).all())
+    assert bool(((shares - expected).abs() < 4 * (expected * (1 - expected) / 20_000).sqrt()).all())
 
 
 def test_noise_differs_from_sentence_to_sentence_and_from_position_to_position() -> None:
@@ -129,12 +129,12 @@ def test_chunks_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         settings = LatentPass(lambda states: states @ table.T, is_real, labels, has_hint=True)
         return settings.apply(step, states, table), settings.tokens[0]
 
-    whole, tokens = run()
-    assert torch.equal(whole[~is_real], states[~is_real])
+    in_one, tokens = run()
+    assert torch.equal(in_one[~is_real], states[~is_real])
     assert tokens.kl.shape == (9,)
     monkeypatch.setattr(latent, "CHUNK", 2)
     chunked, chunked_tokens = run()
-    torch.testing.assert_close(chunked, whole, **FLOAT32)
+    torch.testing.assert_close(chunked, in_one, **FLOAT32)
     torch.testing.assert_close(chunked_tokens.kl, tokens.kl, **FLOAT32)
 
 
@@ -225,8 +225,8 @@ def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(latent, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
     shapes, expected = gradient()
     assert (10, 99) in shapes
-    for found, value in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, value, **FLOAT32)
+    for gradient_of_one, value in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient_of_one, value, **FLOAT32)
 
 
 def test_untied_projection_and_embeddings_both_shape_the_latent() -> None:
@@ -252,13 +252,13 @@ def test_embedding_with_a_hook_gives_the_same_states() -> None:
 def test_history_has_the_words_after_every_layer_and_ends_with_the_output() -> None:
     model, source = tiny_iterative_vae(decoder_layers=4), random_tokens(5, 6)
     settings = {"return_dict_in_generate": True, "length_beam_size": 3}
-    found = model.generate(source, return_history=True, **settings)
-    assert found.history.shape == (4, *found.sequences.shape)
-    assert torch.equal(found.history[-1], found.sequences)
-    assert torch.equal(model.generate(source, **settings).sequences, found.sequences)
-    mask = found.sequences[:, 1:].ne(1).long()
+    generated = model.generate(source, return_history=True, **settings)
+    assert generated.history.shape == (4, *generated.sequences.shape)
+    assert torch.equal(generated.history[-1], generated.sequences)
+    assert torch.equal(model.generate(source, **settings).sequences, generated.sequences)
+    mask = generated.sequences[:, 1:].ne(1).long()
     states = model(input_ids=source, decoder_attention_mask=mask, output_hidden_states=True).decoder_hidden_states
-    for layer, words in enumerate(found.history):
+    for layer, words in enumerate(generated.history):
         logits = model.lm_head(states[layer + 1]).index_fill(2, torch.tensor([0, 1, 2]), float("-inf"))
         inner = mask.cumsum(1) < mask.sum(1, keepdim=True)
         assert torch.equal(logits.argmax(-1)[inner], words[:, 1:][inner])

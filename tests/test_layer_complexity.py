@@ -61,8 +61,8 @@ def test_interrupted_command_keeps_what_it_measured(tmp_path, one_thread, monkey
     rows = iter([[row | {"layer": layer} for layer in benchmark.LAYERS]])
 
     def measure(*_):
-        for found in rows:
-            return found
+        for measured in rows:
+            return measured
         raise KeyboardInterrupt
 
     monkeypatch.setattr(benchmark, "measure", measure)

@@ -156,8 +156,8 @@ def test_body_and_complete_model_load_from_each_other(tmp_path) -> None:
     states = body(**batch).last_hidden_state
     assert torch.equal(states, model.model(**batch).last_hidden_state)
     body.save_pretrained(tmp_path / "body")
-    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "body")
-    assert torch.equal(whole(**batch).logits, model(**batch).logits)
+    complete = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "body")
+    assert torch.equal(complete(**batch).logits, model(**batch).logits)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -292,13 +292,13 @@ def test_logits_are_returned_without_labels(is_training: bool) -> None:
 def test_logits_to_keep_trims_the_logits_and_not_the_loss(is_training: bool, kept: int | Tensor) -> None:
     model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch()
     positions = slice(-kept, None) if isinstance(kept, int) else kept
-    whole = model(**batch, skip_logits=False)
+    complete = model(**batch, skip_logits=False)
     trimmed = model(**batch, skip_logits=False, logits_to_keep=kept)
-    torch.testing.assert_close(trimmed.logits, whole.logits[:, positions])
-    torch.testing.assert_close(trimmed.loss, whole.loss)
+    torch.testing.assert_close(trimmed.logits, complete.logits[:, positions])
+    torch.testing.assert_close(trimmed.loss, complete.loss)
     tokens = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     unlabeled = model(input_ids=batch["input_ids"], decoder_input_ids=tokens, logits_to_keep=kept)
-    torch.testing.assert_close(unlabeled.logits, whole.logits[:, positions])
+    torch.testing.assert_close(unlabeled.logits, complete.logits[:, positions])
 
 
 @pytest.mark.parametrize("is_training", [True, False])

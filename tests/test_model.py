@@ -133,12 +133,12 @@ def test_cached_steps_equal_one_pass(
     batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
     if padding:
         batch["decoder_attention_mask"] = target_mask
-    whole = model(**batch).logits
+    complete = model(**batch).logits
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     if is_static:
         cache = static_cache(model.config, 6, source.shape[1])
     kept = target_mask.bool()
-    torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], whole[kept], **FLOAT32)
+    torch.testing.assert_close(stepwise(model, batch, cache, step)[kept], complete[kept], **FLOAT32)
 
 
 def test_padding_tokens_count_without_a_mask() -> None:

@@ -52,7 +52,7 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha)
     model = small_model(seed)
     input_ids = source(3 + seed % 3)
     score, target = best_of_all(model, input_ids, limit=4, alpha=alpha)
-    found = model.generate(
+    generated = model.generate(
         input_ids,
         num_beams=125,  # 5^3 open targets before the last step
         length_penalty=alpha,
@@ -60,8 +60,8 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha)
         return_dict_in_generate=True,
         output_scores=True,
     )
-    assert found.sequences[0].tolist()[: len(target)] == target
-    assert found.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
+    assert generated.sequences[0].tolist()[: len(target)] == target
+    assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
 PARSING = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
@@ -74,9 +74,9 @@ def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(
     model = small_model(seed, vocab_size=5)
     score, target = best_of_all(model, source(3), limit=3, alpha=0.3)
     settings = PARSING | {"max_source_relative_length": 1, "return_dict_in_generate": True, "output_scores": True}
-    found = model.generate(source(3), **settings)
-    assert found.sequences[0].tolist()[: len(target)] == target
-    assert found.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
+    generated = model.generate(source(3), **settings)
+    assert generated.sequences[0].tolist()[: len(target)] == target
+    assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -88,9 +88,9 @@ def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score():
         model.save_pretrained(folder)
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
     settings = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
-    found = model.generate(source(3, 4), num_return_sequences=21, **settings)
-    assert found.sequences.shape == (21, 1 + 3 + 300)
-    for sequence, score in zip(found.sequences[::10], found.sequences_scores[::10], strict=True):
+    generated = model.generate(source(3, 4), num_return_sequences=21, **settings)
+    assert generated.sequences.shape == (21, 1 + 3 + 300)
+    for sequence, score in zip(generated.sequences[::10], generated.sequences_scores[::10], strict=True):
         with torch.no_grad():
             logits = model(input_ids=source(3, 4), decoder_input_ids=sequence[None, :-1]).logits[0]
         total = logits.log_softmax(-1).gather(1, sequence[1:, None]).sum()
@@ -108,10 +108,10 @@ def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
     """Without an end token every target is cut, at its own source's length plus two."""
     model = small_model(0)
     input_ids, mask = padded_batch([3, 5, 1], pad=1)
-    found = model.generate(
+    generated = model.generate(
         input_ids % 6, attention_mask=mask, num_beams=num_beams, max_source_relative_length=2, suppress_tokens=[1, 2]
     )
-    assert (found[:, 1:] != 1).sum(1).tolist() == [5, 7, 3]
+    assert (generated[:, 1:] != 1).sum(1).tolist() == [5, 7, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -123,25 +123,25 @@ def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed):
     options |= {"return_dict_in_generate": True, "output_scores": True}
     together = model.generate(input_ids.masked_fill(mask == 0, 1), attention_mask=mask, **options)
     for row, length in enumerate([4, 2, 6]):
-        alone = model.generate(input_ids[row : row + 1, :length], **options)
-        own = together.sequences[4 * row : 4 * row + 4]
-        width = alone.sequences.shape[1]
-        assert torch.equal(own[:, :width], alone.sequences)
-        assert (own[:, width:] == 1).all()
-        torch.testing.assert_close(together.sequences_scores[4 * row : 4 * row + 4], alone.sequences_scores, **FLOAT32)
+        single = model.generate(input_ids[row : row + 1, :length], **options)
+        of_the_row = together.sequences[4 * row : 4 * row + 4]
+        width = single.sequences.shape[1]
+        assert torch.equal(of_the_row[:, :width], single.sequences)
+        assert (of_the_row[:, width:] == 1).all()
+        torch.testing.assert_close(together.sequences_scores[4 * row : 4 * row + 4], single.sequences_scores, **FLOAT32)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_scores_equal_those_computed_from_the_logits(seed):
     model = small_model(seed, vocab_size=9)
-    found = model.generate(
+    generated = model.generate(
         source(4, 5),
         num_return_sequences=3,
         max_source_relative_length=4,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    for sequence, score in zip(found.sequences, found.sequences_scores, strict=True):
+    for sequence, score in zip(generated.sequences, generated.sequences_scores, strict=True):
         tokens = sequence.tolist()
         target = sequence[: tokens.index(END) + 1 if END in tokens else 8]  # the limit: three source tokens and four
         with torch.no_grad():
@@ -218,10 +218,10 @@ def test_limit_holds_for_every_way_of_calling_generate(way):
     if "encoder_outputs" in way:
         with torch.no_grad():
             way = {"encoder_outputs": model.get_encoder()(input_ids, attention_mask=mask).to_tuple()}
-        found = model.generate(**options, **way)
+        generated = model.generate(**options, **way)
     else:
-        found = model.generate(input_ids, **options, **way)
-    assert found.shape[1] - 1 == 5
+        generated = model.generate(input_ids, **options, **way)
+    assert generated.shape[1] - 1 == 5
 
 
 def limit_of(model, **arguments):
@@ -271,15 +271,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("place", ["call", "config", "model"])
+@pytest.mark.parametrize("level", ["call", "config", "model"])
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_invalid_setting_is_an_error_of_one_line(settings, message, place):
+def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
     model = small_model(0)
-    if place == "model":
+    if level == "model":
         vars(model.generation_config).update(settings)
     config = GenerationConfig(num_beams=2)
     vars(config).update(settings)
-    given = {"call": settings, "config": {"generation_config": config}, "model": {}}[place]
+    given = {"call": settings, "config": {"generation_config": config}, "model": {}}[level]
     with pytest.raises(ValueError, match=message) as error:
         model.generate(source(3), **given)
     assert "\n" not in str(error.value)
@@ -315,8 +315,10 @@ def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(caplog, monkeypa
 def test_prompt_without_the_start_token_gets_it_and_counts_it(starts):
     """As Transformers puts it before such a prompt; the limit counts new tokens only."""
     model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
-    found = model.generate(source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END])
-    assert found.shape == (1, 3 + 2 + 1)
+    generated = model.generate(
+        source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]
+    )
+    assert generated.shape == (1, 3 + 2 + 1)
 
 
 def test_encoder_outputs_of_the_caller_are_unchanged():
@@ -363,5 +365,5 @@ def test_pad_id_0_keeps_the_limit_of_each_sentence():
     model = small_model(0, pad_token_id=0, bos_token_id=1)
     input_ids, mask = padded_batch([3, 1], pad=0)
     input_ids = (input_ids % 3 + 3) * mask
-    found = model.generate(input_ids, attention_mask=mask, max_source_relative_length=1, suppress_tokens=[0, 1, 2])
-    assert (found[:, 1:] != 0).sum(1).tolist() == [4, 2]
+    generated = model.generate(input_ids, attention_mask=mask, max_source_relative_length=1, suppress_tokens=[0, 1, 2])
+    assert (generated[:, 1:] != 0).sum(1).tolist() == [4, 2]

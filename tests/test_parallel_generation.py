@@ -53,7 +53,7 @@ def check_mask_predict(seed: int) -> None:
     tokens, mask = padded_batch([4, 2], "left")
     tokens = tokens.clamp(max=11)
     rounds, lengths = seed % 5 + 1, seed % 3 + 1
-    found = model.generate(
+    generated = model.generate(
         tokens,
         attention_mask=mask,
         num_iterations=rounds,
@@ -67,12 +67,12 @@ def check_mask_predict(seed: int) -> None:
         candidates = logits.argsort(descending=True)[:lengths].tolist()
         results = [(*mask_predict(model, source, m, rounds), m) for m in candidates]
         history, scores, m = max(results, key=lambda result: sum(result[1]) / result[2])
-        assert found.sequences[row, 1 : m + 1].tolist() == history[-1]
-        assert [step[row, 1 : m + 1].tolist() for step in found.history] == history
-        assert found.lengths[row] == m
+        assert generated.sequences[row, 1 : m + 1].tolist() == history[-1]
+        assert [step[row, 1 : m + 1].tolist() for step in generated.history] == history
+        assert generated.lengths[row] == m
         expected = torch.tensor(scores, dtype=torch.float64)
-        torch.testing.assert_close(found.token_scores[row, :m], expected, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found.sequences_scores[row], expected.mean(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(generated.token_scores[row, :m], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(generated.sequences_scores[row], expected.mean(), rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def test_nat_finds_the_best_length_of_all() -> None:
     model = tiny_nat(min_length_difference=-3, max_length_difference=4)
     source = random_tokens(4, 5)
     model.config.mask_token_id = MASK  # not NAT's, but the reference bans it
-    found = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
+    generated = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
     for row in range(4):
         results = []
         for m in range(2, 10):
@@ -102,21 +102,21 @@ def test_nat_finds_the_best_length_of_all() -> None:
             words, scores = best_words(logits, m)
             results.append((sum(scores) / m, words))
         score, words = max(results)
-        assert found.sequences[row, 1 : len(words) + 1].tolist() == words
-        torch.testing.assert_close(found.sequences_scores[row], torch.tensor(score), **FLOAT32)
+        assert generated.sequences[row, 1 : len(words) + 1].tolist() == words
+        torch.testing.assert_close(generated.sequences_scores[row], torch.tensor(score), **FLOAT32)
 
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> None:
-    found = FAMILY[family]().generate(random_tokens(6, 5), length_beam_size=3, return_dict_in_generate=True)
-    for row, m in enumerate(found.lengths.tolist()):
-        tokens = found.sequences[row].tolist()
+    generated = FAMILY[family]().generate(random_tokens(6, 5), length_beam_size=3, return_dict_in_generate=True)
+    for row, m in enumerate(generated.lengths.tolist()):
+        tokens = generated.sequences[row].tolist()
         assert tokens[0] == 0
         assert tokens[m] == END
         assert not BANNED.intersection(tokens[1:m]) - (set() if family == "cmlm" else {MASK})
         assert set(tokens[m + 1 :]) <= {1}
-        assert found.token_scores[row, m:].tolist() == [0.0] * (found.token_scores.shape[1] - m)
-    assert found.sequences.shape[1] == int(found.lengths.max()) + 1
+        assert generated.token_scores[row, m:].tolist() == [0.0] * (generated.token_scores.shape[1] - m)
+    assert generated.sequences.shape[1] == int(generated.lengths.max()) + 1
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -135,8 +135,8 @@ def test_suppressed_tokens_are_never_predicted() -> None:
     model, source = tiny_nat(), random_tokens(4, 9)
     plain = model.generate(source, length_beam_size=9)
     words = sorted(set(plain.flatten().tolist()) - BANNED)
-    found = model.generate(source, length_beam_size=9, suppress_tokens=words)
-    assert not set(words) & set(found.flatten().tolist())
+    generated = model.generate(source, length_beam_size=9, suppress_tokens=words)
+    assert not set(words) & set(generated.flatten().tolist())
 
 
 @pytest.mark.parametrize("family", FAMILY)

@@ -55,10 +55,10 @@ def test_padding_on_either_side_of_the_source_changes_nothing(family: str, side:
     tokens, mask = padded_batch(lengths, side)
     together = model(input_ids=tokens, attention_mask=mask, decoder_attention_mask=canvas(torch.tensor(target_lengths)))
     for row, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
-        own = tokens[row, mask[row].bool()][None]
-        alone = model(input_ids=own, decoder_attention_mask=torch.ones(1, m)).logits
-        assert own.shape == (1, n)
-        torch.testing.assert_close(together.logits[row, :m], alone[0], **FLOAT32)
+        row_tokens = tokens[row, mask[row].bool()][None]
+        single = model(input_ids=row_tokens, decoder_attention_mask=torch.ones(1, m)).logits
+        assert row_tokens.shape == (1, n)
+        torch.testing.assert_close(together.logits[row, :m], single[0], **FLOAT32)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -69,9 +69,9 @@ def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> 
     tokens, mask = padded_batch([3, 9, 1, 5], side)
     together = model.generate(tokens, attention_mask=mask, **settings)
     for row in range(4):
-        alone = model.generate(tokens[row, mask[row].bool()][None], **settings)[0].tolist()
-        assert together[row].tolist()[: len(alone)] == alone
-        assert set(together[row].tolist()[len(alone) :]) <= {1}
+        single = model.generate(tokens[row, mask[row].bool()][None], **settings)[0].tolist()
+        assert together[row].tolist()[: len(single)] == single
+        assert set(together[row].tolist()[len(single) :]) <= {1}
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -145,9 +145,9 @@ def test_two_half_batches_give_the_gradient_of_the_batch(family: str, monkeypatc
             model(input_ids=source[part], **inputs, num_items_in_batch=items).loss.backward()
         return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
-    whole, halves = gradient([slice(0, 4)]), gradient([slice(0, 2), slice(2, 4)])
-    for expected, found in zip(whole, halves, strict=True):
-        torch.testing.assert_close(found, expected, **FLOAT32)
+    complete, halves = gradient([slice(0, 4)]), gradient([slice(0, 2), slice(2, 4)])
+    for expected, half in zip(complete, halves, strict=True):
+        torch.testing.assert_close(half, expected, **FLOAT32)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -202,8 +202,8 @@ def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype, imp
 @pytest.mark.parametrize("family", FAMILY)
 def test_learned_positions_bound_the_predicted_length(family: str) -> None:
     model = FAMILY[family](position_embedding="learned", max_position_embeddings=6)
-    found = model.generate(random_tokens(8, 6), length_beam_size=5)
-    assert found.shape[1] <= 7
+    generated = model.generate(random_tokens(8, 6), length_beam_size=5)
+    assert generated.shape[1] <= 7
 
 
 @pytest.mark.parametrize("settings", [{"relative_attention_clip": None}, {"mask_diagonal": False}], ids=str)

@@ -44,9 +44,9 @@ def test_soft_copy_of_several_targets_reads_its_own_source() -> None:
     memory = torch.randn(2, 5, 3)
     is_real = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
     lengths = torch.tensor([2, 4, 3, 7])
-    found = soft_copy(memory, is_real, lengths, 7)
-    assert torch.equal(found[:2], soft_copy(memory[:1], is_real[:1], lengths[:2], 7))
-    assert torch.equal(found[2:], soft_copy(memory[1:], is_real[1:], lengths[2:], 7))
+    actual = soft_copy(memory, is_real, lengths, 7)
+    assert torch.equal(actual[:2], soft_copy(memory[:1], is_real[:1], lengths[:2], 7))
+    assert torch.equal(actual[2:], soft_copy(memory[1:], is_real[1:], lengths[2:], 7))
 
 
 def test_soft_copy_passes_the_gradient_to_the_memory() -> None:
@@ -60,8 +60,8 @@ def test_length_candidates_equal_lists() -> None:
     """max(1, n + class - 20) for all n up to 40 and all classes."""
     head = LengthDifference(4, -20, 20)
     for n in range(1, 41):
-        found = head.lengths(torch.arange(41)[None], torch.tensor([n]))
-        assert found.tolist() == [[max(1, n + label - 20) for label in range(41)]]
+        actual = head.lengths(torch.arange(41)[None], torch.tensor([n]))
+        assert actual.tolist() == [[max(1, n + label - 20) for label in range(41)]]
         classes = head.classes(torch.full((80,), n), torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 
@@ -118,8 +118,8 @@ def test_relative_attention_equals_a_triple_loop(form: str) -> None:
                 scores = keys @ query[batch, head, i] / math.sqrt(6)
                 weights = scores.masked_fill(~allowed[batch, 0, i], -math.inf).softmax(0)
                 expected[batch, i, head] = weights @ (value[batch, head] + module.relative_values.weight[clipped])
-    found, weights = module.attend(query, key, value, masks[form])
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    actual, weights = module.attend(query, key, value, masks[form])
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     assert weights is not None
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7).double())
 
@@ -138,9 +138,9 @@ def test_positional_weights_do_not_depend_on_the_words() -> None:
     config = VaswaniNatConfig(**TINY)
     config._attn_implementation = "eager"
     module, positions = PositionalAttention(config, 0).eval(), torch.randn(1, 5, 32)
-    (first, weights), (second, others) = (module(torch.randn(3, 5, 32), positions) for _ in range(2))
+    (first, weights), (second, other_weights) = (module(torch.randn(3, 5, 32), positions) for _ in range(2))
     assert not torch.equal(first, second)
-    assert torch.equal(weights, others)
+    assert torch.equal(weights, other_weights)
     assert torch.equal(weights[0], weights[2])
 
 
@@ -155,8 +155,8 @@ def test_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) ->
     expected = real[:, None, None] & ~torch.eye(4).bool()
     expected[0, 0, 0, 0] = True
     assert torch.equal(allowed.expand(3, 1, 4, 4), expected)
-    alone = decoder.without_diagonal(None, torch.randn(1, 1, 32))
-    assert bool((alone if alone.dtype == torch.bool else alone == 0).all())
+    single = decoder.without_diagonal(None, torch.randn(1, 1, 32))
+    assert bool((single if single.dtype == torch.bool else single == 0).all())
 
 
 def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:

@@ -35,8 +35,8 @@ def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
 
 
 def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: Any) -> Any:
-    own = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-    return FAMILY[family](vocab_size=len(tokenizer), **own, **settings)
+    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **settings)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -105,8 +105,8 @@ def test_published_folder_loads_without_the_package(family: str, tmp_path) -> No
     model = model_for(tokenizer, family)
     for part in (model, tokenizer):
         part.with_remote_code().save_pretrained(folder)
-    found = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    tokens, translation = json.loads(found)
+    loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    tokens, translation = json.loads(loaded)
     batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
     assert tokens == model.generate(**batch, length_beam_size=3).tolist()
     assert translation == pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(text)[0]["translation_text"]
@@ -134,7 +134,7 @@ def trainer_for(family: str, folder: Path, collates_masks: bool = False, **setti
     def exact(prediction: Any) -> dict[str, float]:
         hypotheses = tokenizer.batch_decode(prediction.predictions.clip(0), skip_special_tokens=True)
         pairs = zip(hypotheses, PAIRS.values(), strict=True)
-        return {"exact": sum(found == target for found, target in pairs) / len(PAIRS)}
+        return {"exact": sum(text == target for text, target in pairs) / len(PAIRS)}
 
     return Seq2SeqTrainer(
         model,

@@ -134,14 +134,14 @@ def own_names():
 
 
 def test_every_private_name_is_listed_by_its_file():
-    own, found = own_names() | {"_", "_proj"}, {}
+    own_private, used = own_names() | {"_", "_proj"}, {}
     for path in PACKAGE.rglob("*.py"):
         names = set(private_names(path))
-        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own
+        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own_private
         private |= {name.removeprefix("op ") for name in names if name.startswith("op ")}
         if private:
-            found[path.relative_to(PACKAGE).as_posix()] = private
-    assert found == USED
+            used[path.relative_to(PACKAGE).as_posix()] = private
+    assert used == USED
 
 
 @pytest.mark.parametrize("name", sorted(OWNERS))

@@ -76,7 +76,7 @@ def test_published_folder_names_the_body_too(tmp_path) -> None:
 def test_copy_with_code_shares_weights_and_logits() -> None:
     model, tokenizer = model_of_pairs()
     published, batch = model.with_remote_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    assert all(own is other for own, other in zip(model.parameters(), published.parameters(), strict=True))
+    assert all(parameter is other for parameter, other in zip(model.parameters(), published.parameters(), strict=True))
     targets = batch["input_ids"]
     assert torch.equal(
         published(**batch, decoder_input_ids=targets).logits, model(**batch, decoder_input_ids=targets).logits

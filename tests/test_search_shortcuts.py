@@ -90,10 +90,10 @@ SETTINGS = {
 @st.composite
 def searches(draw):
     """The settings of a beam search, with one end token, several or none, and with a target begun or not."""
-    found = {name: draw(values) for name, values in SETTINGS.items()}
-    found |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
+    drawn = {name: draw(values) for name, values in SETTINGS.items()}
+    drawn |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
     ends = draw(st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]))
-    return found | ({} if ends == END else {"eos_token_id": ends})
+    return drawn | ({} if ends == END else {"eos_token_id": ends})
 
 
 def begun(draw, rows):
@@ -113,10 +113,10 @@ def test_grouped_topk_equals_topk(seed, rows, width, count, has_ties, has_holes)
     logits, count = torch.randn(rows, width), min(count, width)
     logits = logits.round() if has_ties else logits
     logits = logits.masked_fill(torch.rand(rows, width) < 0.5, -torch.inf) if has_holes else logits
-    found, places = grouped_topk(logits, count)
-    assert torch.equal(found, logits.topk(count, dim=1).values)
-    assert torch.equal(logits.gather(1, places), found)
-    assert all(len(set(row)) == count for row in places.tolist())
+    values, indices = grouped_topk(logits, count)
+    assert torch.equal(values, logits.topk(count, dim=1).values)
+    assert torch.equal(logits.gather(1, indices), values)
+    assert all(len(set(row)) == count for row in indices.tolist())
 
 
 @settings(max_examples=200)
@@ -134,10 +134,10 @@ def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, 
     logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
     count = min(2 * k, k * width)
     kept = logits.clone()
-    found, places = topk_continuations(logits, scores, count)
+    values, indices = topk_continuations(logits, scores, count)
     every = (logits.float().log_softmax(1).view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
-    assert torch.equal(found, every.topk(count).values)
-    assert torch.equal(every.gather(1, places), found)
+    assert torch.equal(values, every.topk(count).values)
+    assert torch.equal(every.gather(1, indices), values)
     assert torch.equal(logits, kept)
 
 
@@ -182,9 +182,9 @@ def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(
     with search(chooses=False, leaves=False):
         expected = model.generate(**options)
     with search():
-        found = model.generate(**options)
-    assert kind == "nan" or torch.equal(found, expected)
-    assert found.shape == expected.shape
+        generated = model.generate(**options)
+    assert kind == "nan" or torch.equal(generated, expected)
+    assert generated.shape == expected.shape
 
 
 @pytest.mark.slow
@@ -229,12 +229,12 @@ def test_dropping_finished_sources_changes_nothing_in_beam_sampling(seed, length
     model = ending_model(seed)
     options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": returned, "max_new_tokens": 8}
     options |= sources(lengths) | {"max_source_relative_length": None}
-    found = []
+    generated = []
     for leaves in (True, False):
         torch.manual_seed(seed)
         with search(leaves=leaves):
-            found.append(model.generate(**options))
-    assert torch.equal(*found)
+            generated.append(model.generate(**options))
+    assert torch.equal(*generated)
 
 
 WAYS = {
@@ -290,8 +290,8 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, mor
             given["encoder_outputs"] = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
         if "past_key_values" in given:
             given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        found = model.generate(**ways_of(way, **given))
-        assert torch.equal(found.sequences if "return_dict_in_generate" in given else found, expected)
+        generated = model.generate(**ways_of(way, **given))
+        assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
 
 
 def test_greedy_search_without_an_end_token_drops_no_row():
@@ -321,14 +321,14 @@ def test_finished_sources_are_dropped_with_stacks_of_different_depths():
 def test_returned_cache_has_every_row_and_every_token(way):
     k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
     rows = k * len(BATCH)
-    model, own = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    model, given = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
     given_back = model.generate(**ways_of(way, return_dict_in_generate=True)).past_key_values
-    model.generate(**ways_of(way, past_key_values=own))
-    for cache in (given_back, own):
+    model.generate(**ways_of(way, past_key_values=given))
+    for cache in (given_back, given):
         for part in (cache.self_attention_cache, cache.cross_attention_cache):
             assert {layer.keys.shape[0] for layer in part.layers} == {rows}
             assert {layer.values.shape[0] for layer in part.layers} == {rows}
-    assert given_back.get_seq_length() == own.get_seq_length()
+    assert given_back.get_seq_length() == given.get_seq_length()
 
 
 @pytest.mark.slow
@@ -419,10 +419,10 @@ def test_search_ends_the_rows_that_its_criteria_end(name):
     for new_tokens in range(1, 6):
         tokens = torch.randint(0, 5, (20, 1), generator=generator)
         rows = torch.arange(20).view(2, 10)
-        found = search_module.ended(state, rows, tokens.view(2, 10), new_tokens, settings)
+        ends = search_module.ended(state, rows, tokens.view(2, 10), new_tokens, settings)
         sequences = torch.cat((state.beams[0], tokens), dim=1)
         expected = StoppingCriteriaList([*criteria, MaxLengthCriteria(6)])(sequences, None)
-        assert torch.equal(found.flatten(), expected)
+        assert torch.equal(ends.flatten(), expected)
         state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
@@ -440,11 +440,11 @@ def test_search_ends_targets_by_all_its_criteria(way):
     """A criterion that says what an end token says finds what that finds."""
     model, ends = ending_model(1), Doing(lambda _: None)
     expected = model.generate(**ways_of(way))
-    found = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
-    assert torch.equal(found, expected)
+    generated = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
+    assert torch.equal(generated, expected)
     if way == "greedy":
         assert not torch.equal(
-            model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), found
+            model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), generated
         )
 
 
@@ -480,11 +480,11 @@ def test_nested_searches_are_independent(way, inner_way):
         torch.manual_seed(5)
         return inner.generate(**options)
 
-    expected, expected_within, found_within = outer.generate(**ways_of(way)), search_within(), []
-    found = outer.generate(**ways_of(way), stopping_criteria=doing(lambda _: found_within.append(search_within())))
-    assert torch.equal(found, expected)
-    assert len(found_within) > 2
-    assert all(torch.equal(each, expected_within) for each in found_within)
+    expected, expected_within, inner_results = outer.generate(**ways_of(way)), search_within(), []
+    drawn = outer.generate(**ways_of(way), stopping_criteria=doing(lambda _: inner_results.append(search_within())))
+    assert torch.equal(drawn, expected)
+    assert len(inner_results) > 2
+    assert all(torch.equal(each, expected_within) for each in inner_results)
 
 
 def test_searches_on_several_threads_are_independent():
@@ -493,21 +493,21 @@ def test_searches_on_several_threads_are_independent():
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
     options = [ways_of(way) for way in ways]  # drawn here: all threads draw from one generator
     expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
-    barrier, found = threading.Barrier(len(ways)), [None] * len(ways)
+    barrier, drawn = threading.Barrier(len(ways)), [None] * len(ways)
 
-    def decode(place):
+    def decode(index):
         def meet(input_ids):
             if input_ids.shape[1] <= 3:
                 barrier.wait(timeout=60)
 
-        found[place] = models[place].generate(**options[place], stopping_criteria=doing(meet))
+        drawn[index] = models[index].generate(**options[index], stopping_criteria=doing(meet))
 
-    threads = [threading.Thread(target=decode, args=(place,)) for place in range(len(ways))]
+    threads = [threading.Thread(target=decode, args=(index,)) for index in range(len(ways))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(drawn, expected, strict=True))
 
 
 def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
@@ -515,7 +515,7 @@ def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
     model = ending_model(1, 97)
     options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}
     with search():
-        found = model.generate(**options, output_scores=True, output_logits=True)
-    assert {step.shape for step in (*found.scores, *found.logits)} == {torch.Size([6, 97])}
-    for scores, logits in zip(found.scores, found.logits, strict=True):
+        generated = model.generate(**options, output_scores=True, output_logits=True)
+    assert {step.shape for step in (*generated.scores, *generated.logits)} == {torch.Size([6, 97])}
+    for scores, logits in zip(generated.scores, generated.logits, strict=True):
         torch.testing.assert_close(scores, logits.log_softmax(-1), **FLOAT32)

@@ -84,10 +84,10 @@ def test_text_target_gives_labels(source: str, target: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=words, length=st.integers(2, 9))
 def test_truncated_text_still_ends(name: str, text: str, length: int) -> None:
-    whole = TOKENIZERS[name](text).input_ids
+    complete = TOKENIZERS[name](text).input_ids
     cut = TOKENIZERS[name](text, truncation=True, max_length=length).input_ids
-    assert len(cut) == min(length, len(whole))
-    assert cut == [*whole[: len(cut) - 1], 2]
+    assert len(cut) == min(length, len(complete))
+    assert cut == [*complete[: len(cut) - 1], 2]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -78,13 +78,13 @@ def test_blocks_have_the_gradients_of_one_product(kind: type[SelfAttention]) -> 
     mask = torch.ones(2, LONG + 5, dtype=torch.long)
     mask[1, 70:] = 0
     gradient = gradient * mask[:, :, None]
-    found = []
+    gradients = []
     for implementation in ("eager", "sdpa"):
         torch.manual_seed(1)
         attention = kind(tiny_config(attention_window=REACH, attn_implementation=implementation), layer_idx=0)
         inputs = [states, *attention.parameters()]
-        found.append(torch.autograd.grad(windowed(attention, states, mask), inputs, gradient))
-    for expected, blocked in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(windowed(attention, states, mask), inputs, gradient))
+    for expected, blocked in zip(*gradients, strict=True):
         torch.testing.assert_close(blocked, expected, **FLOAT32)
 
 
@@ -133,11 +133,11 @@ def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
     columns = data.draw(either_side if count > 6 else st.one_of(anywhere, either_side))
     tokens = random_tokens(1, count)
     padded, mask = insert_padding(tokens, columns, length)
-    alone = model(input_ids=tokens, decoder_input_ids=tokens).logits
-    others = model(input_ids=padded, attention_mask=mask, decoder_input_ids=padded, decoder_attention_mask=mask).logits[
-        :, columns
-    ]
-    torch.testing.assert_close(others, alone, **FLOAT32)
+    single = model(input_ids=tokens, decoder_input_ids=tokens).logits
+    padded_logits = model(
+        input_ids=padded, attention_mask=mask, decoder_input_ids=padded, decoder_attention_mask=mask
+    ).logits[:, columns]
+    torch.testing.assert_close(padded_logits, single, **FLOAT32)
 
 
 @pytest.mark.parametrize("implementation", MODELS)
@@ -150,8 +150,8 @@ def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: s
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     mask = same_text if implementation == "sdpa" else torch.zeros(same_text.shape).masked_fill(~same_text, -1e30)
     states = model.model.encoder(torch.cat((first, second), 1), attention_mask=mask, position_ids=positions)
-    alone = [model.model.encoder(tokens).last_hidden_state for tokens in (first, second)]
-    torch.testing.assert_close(states.last_hidden_state, torch.cat(alone, 1), **FLOAT32)
+    single = [model.model.encoder(tokens).last_hidden_state for tokens in (first, second)]
+    torch.testing.assert_close(states.last_hidden_state, torch.cat(single, 1), **FLOAT32)
 
 
 @pytest.mark.parametrize("implementation", MODELS)
@@ -159,23 +159,25 @@ def test_window_as_wide_as_the_texts_changes_nothing(implementation: str) -> Non
     source, mask = padded_batch([8, 5])
     batch = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": random_tokens(2, 6)}
     wide = tiny_model(attention_window=7, attn_implementation=implementation)
-    whole = tiny_model(attn_implementation=implementation)
-    torch.testing.assert_close(wide(**batch).logits, whole(**batch).logits, **FLOAT32)
+    complete = tiny_model(attn_implementation=implementation)
+    torch.testing.assert_close(wide(**batch).logits, complete(**batch).logits, **FLOAT32)
 
 
 @pytest.mark.parametrize("implementation", MODELS)
 @pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 1, 3], [6, 3]], ids=str)
 def test_cache_of_r_keys_gives_the_logits_of_the_whole_target(implementation: str, chunks: list[int]) -> None:
     model, source, target = MODELS[implementation], random_tokens(2, 5), random_tokens(2, 9)
-    whole = model(input_ids=source, decoder_input_ids=target).logits
+    complete = model(input_ids=source, decoder_input_ids=target).logits
     encoded, cache, steps = model.get_encoder()(source), None, []
     for chunk in target.split(chunks, dim=1):
         step = model(encoder_outputs=encoded, decoder_input_ids=chunk, past_key_values=cache, use_cache=True)
         cache = step.past_key_values
         steps.append(step.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), whole, **FLOAT32)
-    for own, source_layer in zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True):
-        assert own.keys.shape[2] == own.values.shape[2] == REACH
+    torch.testing.assert_close(torch.cat(steps, 1), complete, **FLOAT32)
+    for self_layer, source_layer in zip(
+        cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True
+    ):
+        assert self_layer.keys.shape[2] == self_layer.values.shape[2] == REACH
         assert source_layer.keys.shape[2] == 5
 
 
@@ -200,12 +202,12 @@ def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: st
         target[:, 0] = 0
         target_mask[:, 0] = 1
         batch |= {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
-    expected, found = (model.generate(**batch, **SEARCHES[search], use_cache=cached) for cached in (False, True))
+    expected, generated = (model.generate(**batch, **SEARCHES[search], use_cache=cached) for cached in (False, True))
     if "outputs" in search:
-        layer = found.past_key_values.self_attention_cache.layers[0]
+        layer = generated.past_key_values.self_attention_cache.layers[0]
         assert (layer.keys.shape[2] == REACH) == (prompt == "none")
-        expected, found = expected.sequences, found.sequences
-    assert torch.equal(found, expected)
+        expected, generated = expected.sequences, generated.sequences
+    assert torch.equal(generated, expected)
 
 
 def test_other_ways_of_decoding_give_the_same_tokens() -> None:
@@ -224,7 +226,7 @@ def test_other_ways_of_decoding_give_the_same_tokens() -> None:
 
 def test_generation_continues_from_a_cache_of_r_keys() -> None:
     model, source = MODELS["sdpa"], random_tokens(2, 7)
-    whole = model.generate(source, max_new_tokens=10, min_new_tokens=10)
+    complete = model.generate(source, max_new_tokens=10, min_new_tokens=10)
     begun = model.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
     resumed = model.generate(
         source,
@@ -233,7 +235,7 @@ def test_generation_continues_from_a_cache_of_r_keys() -> None:
         max_new_tokens=4,
         min_new_tokens=4,
     )
-    assert torch.equal(resumed, whole)
+    assert torch.equal(resumed, complete)
 
 
 def test_cache_that_dropped_a_neighbor_is_an_error() -> None:

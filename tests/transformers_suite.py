@@ -59,8 +59,8 @@ def marks() -> list[str]:
     """The marks that the imported files put on their tests."""
     files = [suite_folder() / "test_modeling_common.py", suite_folder() / "generation" / "test_utils.py"]
     texts = [path.read_text(encoding="utf-8") for path in files if path.exists()]
-    own = {"filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
-    return sorted({name for text in texts for name in re.findall(r"@(?:pytest\.)?mark\.(\w+)", text)} - own)
+    known = {"filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
+    return sorted({name for text in texts for name in re.findall(r"@(?:pytest\.)?mark\.(\w+)", text)} - known)
 
 
 def stand_in(name: str, **contents: object) -> types.ModuleType:

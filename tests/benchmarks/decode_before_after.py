@@ -78,7 +78,10 @@ def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: 
     rounds = []
     for number in range(options.rounds):
         order = (0, 1) if number % 2 else (1, 0)
-        taken = {place: seconds(lambda place=place: both[place]().shape[1] - 1, longest) for place in order}
+        taken = {
+            arm_index: seconds(lambda arm_index=arm_index: both[arm_index]().shape[1] - 1, longest)
+            for arm_index in order
+        }
         rounds.append((taken[0], taken[1]))
     ratios = sorted(before / after for before, after in rounds)
     return {

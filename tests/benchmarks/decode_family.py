@@ -182,9 +182,9 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
             arm.texts[index] = text
 
 
-def median_ratio(others: list[float], mine: list[float]) -> float:
+def median_ratio(other_seconds: list[float], seconds: list[float]) -> float:
     """Return the median over sentences of how many times as long another arm takes."""
-    return statistics.median(other / own for other, own in zip(others, mine, strict=True))
+    return statistics.median(other / second for other, second in zip(other_seconds, seconds, strict=True))
 
 
 def speed(arm: Arm, threads: int, baselines: dict[str, Arm], sentences: int) -> dict[str, Any]:
@@ -234,11 +234,11 @@ def results(arms: list[Arm], references: list[str], options: argparse.Namespace)
     }
 
 
-def markdown_table(found: dict[str, Any], threads: int) -> str:
+def markdown_table(measured: dict[str, Any], threads: int) -> str:
     """Return the table of one number of threads."""
-    columns = [column.format(" / ".join(found["baselines"]) or "none") for column in COLUMNS]
+    columns = [column.format(" / ".join(measured["baselines"]) or "none") for column in COLUMNS]
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] * len(columns))} |"]
-    for arm in found["arms"]:
+    for arm in measured["arms"]:
         timed = arm["threads"][str(threads)]
         cells = [
             arm["model"],
@@ -258,17 +258,18 @@ def markdown_table(found: dict[str, Any], threads: int) -> str:
     return "\n".join(lines)
 
 
-def markdown(found: dict[str, Any], options: argparse.Namespace) -> str:
+def markdown(measured: dict[str, Any], options: argparse.Namespace) -> str:
     """Return the tables, and what they were measured on."""
-    first, revision = found["arms"][0], (found["commit"] or {}).get("hash", "unknown")
+    first, revision = measured["arms"][0], (measured["commit"] or {}).get("hash", "unknown")
     parts = [
-        f"{found['sentences']} sentences, {found['timed_sentences']} of them timed one by one; {found['cpu']}, "
-        f"{found['dtype']}, torch {found['versions']['torch']}, commit {revision}. The references repeat "
+        f"{measured['sentences']} sentences, {measured['timed_sentences']} of them timed one by one; "
+        f"{measured['cpu']}, "
+        f"{measured['dtype']}, torch {measured['versions']['torch']}, commit {revision}. The references repeat "
         f"{first['reference_repeats']:.2%} of their words. BLEU `{first['bleu_signature']}`, chrF "
         f"`{first['chrf_signature']}`."
     ]
     for threads in options.threads:
-        parts += [f"Threads: {threads}", markdown_table(found, threads)]
+        parts += [f"Threads: {threads}", markdown_table(measured, threads)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -282,8 +283,8 @@ def history(arms: list[Arm], sources: list[str], references: list[str], count: i
         for arm in chosen:
             inputs = padded([rows[index]])
             if is_parallel(arm.model):
-                found = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
-                steps = list(enumerate(arm.decode(found), start=1))
+                token_history = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
+                steps = list(enumerate(arm.decode(token_history), start=1))
             else:
                 steps = [(arm.passes, arm.decode(arm.generate(inputs))[0])]
             lines += [f"| {arm.name} | {step} | {text.replace('|', chr(92) + '|')} |" for step, text in steps]
@@ -328,16 +329,16 @@ def run(options: argparse.Namespace) -> None:
     rows = encode(arms, sources)
     for threads in options.threads:
         measure(arms, rows, threads, options)
-    found = results(arms, references, options)
-    text = markdown(found, options)
+    measured = results(arms, references, options)
+    text = markdown(measured, options)
     if options.history is not None:
         text += "\n" + history(arms, sources, references, options.history)
     print(text)
     if options.output is not None:
         with write_errors(f"--output={options.output}", "the table is printed above"):
             Path(f"{options.output}.md").write_text(text, encoding="utf-8")
-            found["options"] = {name: str(value) for name, value in vars(options).items()}
-            Path(f"{options.output}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            measured["options"] = {name: str(value) for name, value in vars(options).items()}
+            Path(f"{options.output}.json").write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

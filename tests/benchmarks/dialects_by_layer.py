@@ -32,7 +32,7 @@ def main() -> None:
             torch.manual_seed(seed)
             model = train_iterative_vae(kl_scale)
             plain = answers_by_layer(model, sources)
-            found = {
+            shares = {
                 "kl_scale": kl_scale,
                 "seed": seed,
                 "right": [share_of_answers(sources, answers) for answers in plain],
@@ -41,7 +41,7 @@ def main() -> None:
                 ],
                 "right_words": [share_of_words(sources, answers) for answers in plain],
             }
-            print(json.dumps(found), flush=True)
+            print(json.dumps(shares), flush=True)
 
 
 if __name__ == "__main__":

@@ -191,10 +191,10 @@ def cell(row: dict[str, Any], field: str, form: Callable[[float], str]) -> str:
 def table(rows: list[dict[str, Any]], field: str, form: Callable[[float], str]) -> list[str]:
     """One line a length, one column a layer, and the growth below."""
     lengths = sorted({row["n"] for row in rows})
-    found = {(row["layer"], row["n"]): row for row in rows}
+    cells = {(row["layer"], row["n"]): row for row in rows}
     lines = [f"| n | {' | '.join(LAYERS)} |", "| ---: |" + " ---: |" * len(LAYERS)]
-    lines += [f"| {n:,} | " + " | ".join(cell(found[name, n], field, form) for name in LAYERS) + " |" for n in lengths]
-    columns = [[found[name, n] for n in lengths] for name in LAYERS]
+    lines += [f"| {n:,} | " + " | ".join(cell(cells[name, n], field, form) for name in LAYERS) + " |" for n in lengths]
+    columns = [[cells[name, n] for n in lengths] for name in LAYERS]
     return [*lines, f"| growth | {' | '.join(growth(column, field) for column in columns)} |"]
 
 

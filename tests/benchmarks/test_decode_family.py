@@ -56,13 +56,13 @@ def test_table_has_a_row_for_each_search(run, tmp_path):
     settings = ["--threads=1", "--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
     output, errors, status = run(["ar", "nat", "cmlm"], *settings, "--distilled", "NAT")
     assert (errors, status) == ("", 0)
-    found = json.loads((tmp_path / "found.json").read_text())
-    arms = {(arm["model"], arm["passes"]): arm for arm in found["arms"]}
+    results = json.loads((tmp_path / "found.json").read_text())
+    arms = {(arm["model"], arm["passes"]): arm for arm in results["arms"]}
     assert list(arms) == [
         *(("AR, beam 1", "m"), ("AR, beam 4", "m"), ("NAT, l = 1", "1"), ("NAT, l = 5", "1")),
         *((f"CMLM, l = {length}", passes) for length in (1, 5) for passes in ("1", "3")),
     ]
-    assert found["baselines"] == ["AR, beam 4", "AR, beam 1"]
+    assert results["baselines"] == ["AR, beam 4", "AR, beam 1"]
     assert [arm["distilled"] for arm in arms.values()] == [False, False, True, True, *[False] * 4]
     assert arms["AR, beam 4", "m"]["threads"]["1"]["speed_up"]["AR, beam 4"] == 1
     assert all(arm["threads"]["1"]["milliseconds_p90"] > 0 for arm in arms.values())

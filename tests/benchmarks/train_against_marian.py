@@ -94,14 +94,14 @@ class Clock(TrainerCallback):
             self.seconds = time.perf_counter() - self.start
 
 
-def sampled(loader: DataLoader, lengths: list[int], count: int, place: float) -> DataLoader:
+def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) -> DataLoader:
     """`count` batches of one epoch, evenly spaced in the order of their size, shuffled; two of them warm up before.
 
     The longest of all would take more memory in the base shape than a small machine has.
     """
     batches = list(cast(Any, loader.batch_sampler))
     batches.sort(key=lambda batch: len(batch) * max(lengths[row] for row in batch))
-    chosen = [batches[int((index + place) * len(batches) / count)] for index in range(count)]
+    chosen = [batches[int((index + phase) * len(batches) / count)] for index in range(count)]
     warm_up = [chosen[-1], chosen[len(chosen) // 2]]
     random.Random(0).shuffle(chosen)
     return DataLoader(loader.dataset, batch_sampler=cast(Any, warm_up + chosen), collate_fn=loader.collate_fn)
@@ -200,12 +200,12 @@ def make_trainer(
 
 
 def one_round(
-    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, place: float
+    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, phase: float
 ) -> dict[str, float]:
     """Speed and padding of one arm over `steps` batches."""
     trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []
     loader = trainer.get_train_dataloader()
-    trainer.get_train_dataloader = lambda: sampled(loader, cast(Any, data["length"][:]), options.steps, place)
+    trainer.get_train_dataloader = lambda: sampled(loader, cast(Any, data["length"][:]), options.steps, phase)
     trainer.data_collator = counting(trainer.data_collator, seen, our_config(SHAPES[options.shape]))
     loader.collate_fn = trainer.data_collator
     trainer.add_callback(clock)
@@ -302,9 +302,9 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
     for turn in range(options.rounds):
         for arm in options.arms:
-            place = (turn + 0.5) / options.rounds
-            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, place))
-    found = {
+            phase = (turn + 0.5) / options.rounds
+            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, phase))
+    summary = {
         arm: {name: statistics.median(one[name] for one in rounds[arm]) for name in rounds[arm][0]}
         | memory(arm, options)
         for arm in options.arms
@@ -317,7 +317,9 @@ def main() -> None:
         for arm in options.arms
         if arm != "ours" and "ours" in options.arms
     }
-    print(json.dumps({"options": vars(options), "torch": torch.__version__, "arms": found, "ratios": ratios}, indent=2))
+    print(
+        json.dumps({"options": vars(options), "torch": torch.__version__, "arms": summary, "ratios": ratios}, indent=2)
+    )
 
 
 if __name__ == "__main__":

@@ -100,9 +100,9 @@ def searched(model, sources, **settings):
     width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
     options = {"return_dict_in_generate": True, "output_scores": True}
-    found = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options | settings)
-    rows = [row[: row.index(END) + 1] if END in row else row for row in found.sequences[:, 1:].tolist()]
-    scores = found.sequences_scores.tolist()
+    generated = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options | settings)
+    rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
+    scores = generated.sequences_scores.tolist()
     every, count = list(zip(rows, scores, strict=True)), settings["num_return_sequences"]
     return [every[start : start + count] for start in range(0, len(every), count)]
 
@@ -113,9 +113,9 @@ def assert_same_search(model, folder, sources, is_early=True, **settings):
         folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
     )
     ours = searched(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
-    for own, found in zip(ours, search(sources), strict=True):
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in own]
-        assert [score for _, score in found] == pytest.approx([score for _, score in own], abs=1e-4)
+    for original, converted in zip(ours, search(sources), strict=True):
+        assert [tokens for tokens, _ in converted] == [tokens for tokens, _ in original]
+        assert [score for _, score in converted] == pytest.approx([score for _, score in original], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -150,9 +150,9 @@ def test_search_with_one_beam_equals_greedy_generate(seed, tmp_path):
     for row, source in enumerate(sources):
         input_ids[row, : len(source)] = torch.tensor(source)
     greedy = model.generate(input_ids, attention_mask=mask, max_new_tokens=9)[:, 1:].tolist()
-    found = CTranslate2Engine(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
+    converted = CTranslate2Engine(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
     expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
-    assert [tokens for ((tokens, _),) in found] == expected
+    assert [tokens for ((tokens, _),) in converted] == expected
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +167,8 @@ def pairs_folder(tmp_path_factory):
 def test_trained_model_translates_the_same_in_every_stored_dtype(quantization, num_beams, tmp_path):
     model, tokenizer = model_of_pairs()
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
-    found = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
-    assert found == list(PAIRS.values())
+    converted = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
+    assert converted == list(PAIRS.values())
 
 
 @pytest.mark.slow
@@ -193,8 +193,8 @@ def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path
     sources = tokenizer([*PAIRS, "hello", "my book is black"])["input_ids"]
     targets = random_tokens(len(sources), 8, vocab_size=300)
     to_ctranslate2(model, None, tmp_path / "converted", quantization)
-    found = log_probs_of_ctranslate2(tmp_path / "converted", sources, targets)
-    difference = (found - log_probs(model, sources, targets)).abs().mean()
+    rounded = log_probs_of_ctranslate2(tmp_path / "converted", sources, targets)
+    difference = (rounded - log_probs(model, sources, targets)).abs().mean()
     assert 0 < difference < tolerance
 
 
@@ -207,12 +207,12 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
     search = CTranslate2Engine(
         pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
     )
-    for (own,), found in zip(
+    for (original,), converted in zip(
         searched(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True
     ):
-        assert found[0][0] == own[0]
-        assert found[0][1] == pytest.approx(own[1], abs=1e-4)
-        assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+        assert converted[0][0] == original[0]
+        assert converted[0][1] == pytest.approx(original[1], abs=1e-4)
+        assert [score for _, score in converted] == sorted((score for _, score in converted), reverse=True)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
@@ -272,8 +272,8 @@ def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
     saved = CTranslate2Engine(folder)
     assert (saved.num_beams, saved.alpha, saved.penalty_type) == (4, 0.6, "gnmt")
     assert (saved.limit(7), saved.limit(90), saved.max_source_tokens()) == (57, 100, 50)
-    own = CTranslate2Engine(folder, num_beams=2, length_penalty=0.0, length_penalty_type="power", max_new_tokens=9)
-    assert (own.num_beams, own.alpha, own.penalty_type, own.limit(7)) == (2, 0.0, "power", 9)
+    given = CTranslate2Engine(folder, num_beams=2, length_penalty=0.0, length_penalty_type="power", max_new_tokens=9)
+    assert (given.num_beams, given.alpha, given.penalty_type, given.limit(7)) == (2, 0.0, "power", 9)
     both = CTranslate2Engine(folder, max_new_tokens=9, max_source_relative_length=1)
     assert (both.limit(7), both.limit(30)) == (8, 9)
     with pytest.raises(ValueError, match=r"A text of 101 tokens is longer than the table of 100 positions; shorten"):
@@ -295,14 +295,14 @@ def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
 
 
 def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: told.append(text % parts))
+    warnings = []
+    monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: warnings.append(text % parts))
     model = lively()
     CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "plain"))
-    assert told == []
+    assert warnings == []
     model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.2, num_beams=4)
     CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "converted"))
-    assert told == [
+    assert warnings == [
         f"{tmp_path / 'converted'}: CTranslate2 searches without the saved no_repeat_ngram_size, repetition_penalty."
     ]
 

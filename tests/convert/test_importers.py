@@ -65,8 +65,8 @@ def logits_of(model, input_ids, decoder_input_ids, pad):
 def assert_alike(ours, theirs, pad):
     sources, targets = torch.randint(4, V - 1, (3, 9)), torch.randint(4, V - 1, (3, 7))
     sources[1, 6:] = sources[2, 2:] = pad
-    found = logits_of(ours, sources, targets, pad)
-    torch.testing.assert_close(found, logits_of(theirs, sources, targets, pad), rtol=1e-4, atol=2e-5)
+    actual = logits_of(ours, sources, targets, pad)
+    torch.testing.assert_close(actual, logits_of(theirs, sources, targets, pad), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -74,14 +74,14 @@ def assert_alike(ours, theirs, pad):
 def test_marian_model_computes_the_same(activation, scale, tmp_path):
     original = marian(activation_function=activation, scale_embedding=scale)
     original.save_pretrained(tmp_path)
-    found = from_marian(str(tmp_path), with_tokenizer=False)
-    assert found.difference < 1e-4
-    assert_alike(found.model, original, PAD)
-    assert found.model.config.tie_word_embeddings
-    assert found.model.config.activation_function == activation.replace("swish", "silu")
+    imported = from_marian(str(tmp_path), with_tokenizer=False)
+    assert imported.difference < 1e-4
+    assert_alike(imported.model, original, PAD)
+    assert imported.model.config.tie_word_embeddings
+    assert imported.model.config.activation_function == activation.replace("swish", "silu")
     beams = {"num_beams": 3, "max_new_tokens": 8}
     sources = torch.randint(4, V - 1, (2, 6))
-    assert torch.equal(found.model.generate(sources, **beams), original.generate(sources, **beams))
+    assert torch.equal(imported.model.generate(sources, **beams), original.generate(sources, **beams))
 
 
 def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path):
@@ -101,11 +101,11 @@ def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path)
     original.final_logits_bias.normal_(std=3)
     original.model.decoder.layers[-1].final_layer_norm.weight.data.uniform_(0.05, 2).mul_(1 - 2 * (seed == 2))
     original.save_pretrained(tmp_path)
-    found = from_marian(str(tmp_path), with_tokenizer=False)
-    assert not found.model.config.tie_word_embeddings
-    assert found.difference < 1e-4
-    assert_alike(found.model, original, PAD)
-    found.model.save_pretrained(tmp_path / "ours")
+    imported = from_marian(str(tmp_path), with_tokenizer=False)
+    assert not imported.model.config.tie_word_embeddings
+    assert imported.difference < 1e-4
+    assert_alike(imported.model, original, PAD)
+    imported.model.save_pretrained(tmp_path / "ours")
     assert_alike(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), original, PAD)
 
 
@@ -122,10 +122,10 @@ def test_bias_that_rounding_would_lose_is_an_error(tmp_path):
 def test_fsmt_model_computes_the_same(scale, tmp_path):
     original = fsmt(scale_embedding=scale)
     original.save_pretrained(tmp_path)
-    found = from_fsmt(str(tmp_path), with_tokenizer=False)
-    assert found.difference < 1e-4
-    assert_alike(found.model, original, PAD)
-    assert found.model.config.target_start_token_id == END
+    imported = from_fsmt(str(tmp_path), with_tokenizer=False)
+    assert imported.difference < 1e-4
+    assert_alike(imported.model, original, PAD)
+    assert imported.model.config.target_start_token_id == END
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ class FairseqLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(D)
 
     def forward(self, x, is_padding, mask=None, memory=None):
-        own = is_padding if memory is None else None
-        x = self.self_attn_layer_norm(x + self.self_attn(x, x, x, key_padding_mask=own, attn_mask=mask)[0])
+        key_padding = is_padding if memory is None else None
+        x = self.self_attn_layer_norm(x + self.self_attn(x, x, x, key_padding_mask=key_padding, attn_mask=mask)[0])
         if memory is not None:
             seen = self.encoder_attn(x, memory, memory, key_padding_mask=is_padding)[0]
             x = self.encoder_attn_layer_norm(x + seen)
@@ -213,13 +213,15 @@ class FairseqTransformer(nn.Module):
 
 def split(state):
     """By the names of newer versions, with queries, keys and values apart."""
-    found = {}
+    split_state = {}
     for key, value in state.items():
         if "in_proj" in key:
-            found |= {key.replace("in_proj_", f"{n}_proj."): v for n, v in zip("qkv", value.chunk(3), strict=True)}
+            split_state |= {
+                key.replace("in_proj_", f"{n}_proj."): v for n, v in zip("qkv", value.chunk(3), strict=True)
+            }
         else:
-            found[key] = value
-    return found
+            split_state[key] = value
+    return split_state
 
 
 ARGUMENTS = {
@@ -248,10 +250,10 @@ def save_checkpoint(path, state, newer=True, **arguments):
 def test_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_path):
     original = FairseqTransformer(scale)
     path = save_checkpoint(tmp_path / "c.pt", original.state_dict(), newer, no_scale_embedding=not scale)
-    found = from_fairseq(path)
-    assert_alike(found.model, original, PAD)
-    assert found.difference < 1e-4  # from Transformers' FSMT
-    config = found.model.config
+    imported = from_fairseq(path)
+    assert_alike(imported.model, original, PAD)
+    assert imported.difference < 1e-4  # from Transformers' FSMT
+    config = imported.model.config
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)
 
 
@@ -259,9 +261,9 @@ def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path):
     original = FairseqTransformer()
     tables = {f"{stack}.embed_positions.weight": torch.randn(30 + PAD + 1, D) for stack in ("encoder", "decoder")}
     original.positions = [table[PAD + 1 :] for table in tables.values()]
-    found = from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
-    assert_alike(found.model, original, PAD)
-    assert found.difference is None
+    imported = from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
+    assert_alike(imported.model, original, PAD)
+    assert imported.difference is None
     tables["decoder.embed_positions.weight"] = torch.randn(9, D)
     with pytest.raises(ValueError, match=r"has positions for \[7, 30\] tokens of source and target; here both"):
         from_fairseq(save_checkpoint(tmp_path / "c.pt", original.state_dict() | tables))
@@ -272,10 +274,10 @@ class Malicious:
         return (exec, ("raise SystemExit('code was run')",))
 
 
-@pytest.mark.parametrize("place", ["args", "model", "last_optimizer_state"])
-def test_checkpoint_cannot_run_code(place, tmp_path):
+@pytest.mark.parametrize("location", ["args", "model", "last_optimizer_state"])
+def test_checkpoint_cannot_run_code(location, tmp_path):
     content = {"model": {}, "args": argparse.Namespace()}
-    torch.save(content | {place: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
+    torch.save(content | {location: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match=r"contains \S*exec, which could run code"):
         from_fairseq(tmp_path / "c.pt")
 
@@ -397,10 +399,10 @@ def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary):
             assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
     split_by_hand = fairseq_tokenizer(vocabulary / "dict.txt", None)
     for pieces in [["low@@", "est", "low"], ["lo@@", "t", "r"]]:
-        found = split_by_hand(" ".join(pieces))["input_ids"]
-        assert found == [ids[piece] for piece in [*pieces, "</s>"]]
+        token_ids = split_by_hand(" ".join(pieces))["input_ids"]
+        assert token_ids == [ids[piece] for piece in [*pieces, "</s>"]]
         text = " ".join(pieces).replace("@@ ", "")
-        assert split_by_hand.decode(found, skip_special_tokens=True) == text
+        assert split_by_hand.decode(token_ids, skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize(
@@ -435,8 +437,8 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary, capsys):
     main(call)
     assert "Largest difference on random sentences: " in capsys.readouterr().out
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForSeq2SeqLM.from_pretrained(out)
-    found = model.generate(**tokenizer(["low lowest"], return_tensors="pt"), max_new_tokens=4)
-    assert found[0, 0] == END
+    generated = model.generate(**tokenizer(["low lowest"], return_tensors="pt"), max_new_tokens=4)
+    assert generated[0, 0] == END
     assert {file.suffix for file in out.iterdir()} == {".json", ".safetensors"}
 
 
@@ -469,14 +471,14 @@ def test_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tmp_pa
     out = tmp_path / "out"
     main(["marian", str(marian_folder), str(out)])
     assert "with a MarianTokenizer\nLargest difference on random sentences: " in capsys.readouterr().out
-    tokenizer, own = AutoTokenizer.from_pretrained(out), MarianTokenizer.from_pretrained(marian_folder)
+    tokenizer, reference = AutoTokenizer.from_pretrained(out), MarianTokenizer.from_pretrained(marian_folder)
     texts = ["the cat is good", "el morning"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
-    assert torch.equal(batch["input_ids"], own(texts, padding=True, return_tensors="pt")["input_ids"])
+    assert torch.equal(batch["input_ids"], reference(texts, padding=True, return_tensors="pt")["input_ids"])
     model, original = AutoModelForSeq2SeqLM.from_pretrained(out), MarianMTModel.from_pretrained(marian_folder)
-    found = model.generate(**batch, num_beams=2, max_new_tokens=6)
+    generated = model.generate(**batch, num_beams=2, max_new_tokens=6)
     expected = original.generate(**batch, num_beams=2, max_new_tokens=6)
-    assert tokenizer.batch_decode(found) == own.batch_decode(expected)
+    assert tokenizer.batch_decode(generated) == reference.batch_decode(expected)
     main(["marian", str(marian_folder), str(tmp_path / "bare"), "--without_tokenizer"])
     assert "without a tokenizer" in capsys.readouterr().out
 
@@ -490,11 +492,11 @@ def test_imported_marian_model_converts_to_ctranslate2(marian_folder, tmp_path, 
         AutoTokenizer.from_pretrained(tmp_path / "ours"),
     )
     texts = ["the cat is good", "el morning"]
-    found = model.generate(
+    generated = model.generate(
         **tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=9, forced_eos_token_id=None
     )
     search = CTranslate2Engine(tmp_path / "engine", max_new_tokens=9, threads=1)
-    assert search.translate(texts) == tokenizer.batch_decode(found, skip_special_tokens=True)
+    assert search.translate(texts) == tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
 def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path, capsys):

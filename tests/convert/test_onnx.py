@@ -59,8 +59,8 @@ class Graphs:
                 ranks = np.where(canvas == 1, scores, np.inf).argsort(1, kind="stable").argsort(1)
                 is_masked = ranks < counts[:, None]
             shown = {"decoder_input_ids": np.where(is_masked, MASK, tokens)} if takes_tokens else {}
-            found, found_scores = self.words(self.decoder.run(None, given | shown)[0], lengths)
-            tokens, scores = np.where(is_masked, found, tokens), np.where(is_masked, found_scores, scores)
+            words, word_scores = self.words(self.decoder.run(None, given | shown)[0], lengths)
+            tokens, scores = np.where(is_masked, words, tokens), np.where(is_masked, word_scores, scores)
         return np.where(canvas == 1, tokens, 1)
 
 
@@ -73,9 +73,9 @@ def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
     graphs = Graphs(to_onnx(model, tmp_path / "onnx"), model.config)
     for side, lengths in [("right", [4, 9, 1]), ("left", [2, 7]), ("right", [6])]:
         tokens, mask = padded_batch(lengths, side)
-        found = graphs.generate({"input_ids": tokens.numpy(), "attention_mask": mask.numpy()}, rounds)
+        words = graphs.generate({"input_ids": tokens.numpy(), "attention_mask": mask.numpy()}, rounds)
         expected = model.generate(tokens, attention_mask=mask, num_iterations=rounds)
-        assert torch.equal(torch.tensor(found), expected[:, 1:])
+        assert torch.equal(torch.tensor(words), expected[:, 1:])
 
 
 def test_autoregressive_model_is_an_error_that_names_the_exporter_of_transformers(tmp_path) -> None:

@@ -232,8 +232,8 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path):
     page = opened(render_page(maps), tmp_path, "#cross-2&view=heat", read)
     count, width, height, opacities = json.loads(page.one("title")["text"])
     assert (count, width, height) == (3, len(maps.source_tokens), len(maps.output_tokens))
-    found = np.array(opacities).reshape(height, width) / 255
-    np.testing.assert_allclose(found, maps.cross[1, 2], atol=1 / 255)
+    actual = np.array(opacities).reshape(height, width) / 255
+    np.testing.assert_allclose(actual, maps.cross[1, 2], atol=1 / 255)
     assert hidden_views(page) == ["lines-view", "overview"]
 
 

@@ -31,10 +31,10 @@ BOUNDS = {
 SHORT = {torch.float32: "float32", torch.bfloat16: "bf16"}
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(actual: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference relative to the norm of what is expected."""
-    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+    actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def compare(what: str, difference: float, bound: float) -> Row:
@@ -86,9 +86,9 @@ def model_part(setting: Setting, attention: str, dtype: torch.dtype, compiles: b
     expected = reference(setting.is_tiny)[2]
     called = torch.compile(model, fullgraph=True, backend=setting.compiler) if compiles else model
     with autocast(setting, dtype):
-        found = measure(called, batch)
+        measured = measure(called, batch)
     for name, bound in BOUNDS[dtype].items():
-        yield compare(name, relative(found[name], expected[name]), bound)
+        yield compare(name, relative(measured[name], expected[name]), bound)
 
 
 def needs_flash(setting: Setting) -> str | None:
@@ -102,11 +102,11 @@ def needs_flex(setting: Setting) -> str | None:
 NEEDS = {"flash_attention_2": needs_flash, "flash_attention_3": needs_flash, "flex_attention": needs_flex}
 
 
-def differing(found: Tensor, expected: Tensor) -> float:
+def differing(actual: Tensor, expected: Tensor) -> float:
     """Return the share of tokens that differ."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return 1.0
-    return float(found.cpu().ne(expected).double().mean())
+    return float(actual.cpu().ne(expected).double().mean())
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -129,8 +129,8 @@ def trained_tokens(setting: Setting, dtype: torch.dtype, compiles: bool) -> Iter
         model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
     for name, search in SEARCHES.items():
         expected = trained.generate(**batch, max_new_tokens=16, **search)
-        found = model.generate(**moved, max_new_tokens=16, **search, **cached)
-        yield compare(f"tokens, {name}", differing(found, expected), 0.0)
+        generated = model.generate(**moved, max_new_tokens=16, **search, **cached)
+        yield compare(f"tokens, {name}", differing(generated, expected), 0.0)
 
 
 def random_tokens(setting: Setting) -> Iterator[Row]:
@@ -142,8 +142,8 @@ def random_tokens(setting: Setting) -> Iterator[Row]:
     on_it = {name: tensor.to(setting.device) for name, tensor in batch.items()}
     for name, search in SEARCHES.items():
         expected = model.generate(**batch, max_new_tokens=20, **search)
-        found = moved.eval().generate(**on_it, max_new_tokens=20, **search)
-        yield compare(f"tokens, {name}", differing(found, expected), 0.0)
+        generated = moved.eval().generate(**on_it, max_new_tokens=20, **search)
+        yield compare(f"tokens, {name}", differing(generated, expected), 0.0)
 
 
 def loss_part(setting: Setting) -> Iterator[Row]:
@@ -165,28 +165,28 @@ def loss_part(setting: Setting) -> Iterator[Row]:
             else:
                 loss = projected_cross_entropy(*sides, labels.to(device), 0.1)
             results.append([loss, *torch.autograd.grad(loss, sides)])
-        for name, found, expected in zip(("loss", "gradient of states", "gradient of weights"), *results, strict=True):
-            yield compare(f"{name}, {SHORT[dtype]}", relative(found, expected), bound)
+        for name, actual, expected in zip(("loss", "gradient of states", "gradient of weights"), *results, strict=True):
+            yield compare(f"{name}, {SHORT[dtype]}", relative(actual, expected), bound)
 
 
 def training_part(setting: Setting) -> Iterator[Row]:
     """Compare the losses of a run with those of the same run on the CPU, step by step."""
     steps = 6 if setting.is_tiny else 50
     folder = str(setting.folder)
-    found = Run(folder, steps, str(setting.device), setting.is_tiny).losses()
+    losses = Run(folder, steps, str(setting.device), setting.is_tiny).losses()
     expected = Run(folder, steps, "cpu", setting.is_tiny).in_a_process()
-    furthest = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
+    furthest = max(abs(one - other) / other for one, other in zip(losses, expected, strict=True))
     yield compare(f"losses of {steps} steps", furthest, 1e-3) | {"first": expected[0], "last": expected[-1]}
 
 
 def checkpoint_part(setting: Setting) -> Iterator[Row]:
     """Train on the device, resume on the CPU, and resume on the device again; compare with a run without a break."""
     steps = 2 if setting.is_tiny else 5
-    device, whole = str(setting.device), str(setting.folder / "whole")
-    expected = Run(whole, 3 * steps, device, setting.is_tiny).in_a_process()
+    device, complete = str(setting.device), str(setting.folder / "whole")
+    expected = Run(complete, 3 * steps, device, setting.is_tiny).in_a_process()
     losses, resume, folder = [], None, str(setting.folder / "legs")
-    for leg, place in enumerate((device, "cpu", device), 1):
-        run = Run(folder, leg * steps, place, setting.is_tiny, resume, saves=True)
+    for leg, where in enumerate((device, "cpu", device), 1):
+        run = Run(folder, leg * steps, where, setting.is_tiny, resume, saves=True)
         losses += run.in_a_process() if device != "cpu" else run.losses()
         resume = f"{folder}/checkpoint-{leg * steps}"
     furthest = max(abs(one - other) / other for one, other in zip(losses, expected, strict=True))

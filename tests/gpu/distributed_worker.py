@@ -54,17 +54,17 @@ def main(kind: str, device_type: str) -> None:
     mean = loss.detach().clone()
     dist.all_reduce(mean)
     expected = dict(plain.named_parameters())
-    found: dict[str, float] = {"loss": abs(float(mean / count - plain_loss.detach()))}
+    differences: dict[str, float] = {"loss": abs(float(mean / count - plain_loss.detach()))}
     gradients = {name: whole(weight.grad) - expected[name].grad for name, weight in model.named_parameters()}
-    found["gradients"] = max(float(difference.abs().max()) for difference in gradients.values())
+    differences["gradients"] = max(float(difference.abs().max()) for difference in gradients.values())
     for parameters in (model.parameters(), plain.parameters()):
         optimizer = paper_adam(parameters)
         paper_schedule(optimizer, d_model=32, warmup_steps=4000)
         optimizer.step()
     weights = {name: whole(weight.detach()) - expected[name].detach() for name, weight in model.named_parameters()}
-    found["weights after a step"] = max(float(difference.abs().max()) for difference in weights.values())
+    differences["weights after a step"] = max(float(difference.abs().max()) for difference in weights.values())
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(differences), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

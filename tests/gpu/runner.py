@@ -212,14 +212,14 @@ class Report:
         self.folder, self.about, self.command = folder, about, shlex.join(command)
         self.results: dict[str, Result] = {}
         if (folder / RESULTS).exists():
-            found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+            saved = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
             for name, value in about.items():
-                if found["about"].get(name) != value:
+                if saved["about"].get(name) != value:
                     raise ValueError(
-                        f"--out: {folder} holds results with another {name}; got {found['about'].get(name)!r}, "
+                        f"--out: {folder} holds results with another {name}; got {saved['about'].get(name)!r}, "
                         f"expected {value!r}. Name an empty folder."
                     )
-            self.results = {one["name"]: Result(**one) for one in found["parts"]}
+            self.results = {one["name"]: Result(**one) for one in saved["parts"]}
         folder.mkdir(parents=True, exist_ok=True)
 
     def is_settled(self, part: Part) -> bool:

@@ -206,7 +206,7 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
             batch = {name: tensor.to(device) for name, tensor in collate(make_pairs(4, 99)).items()}
             with SynchronizationCounter() as counter:
                 model(**batch).loss.backward()
-        yield from ({"operation": f"wait: {place}", "calls a step": count} for place, count in counter.places.items())
+        yield from ({"operation": f"wait: {line}", "calls a step": count} for line, count in counter.places.items())
         return
     step, _ = step_of(setting, make_model("base", setting, attn_implementation="sdpa").to(setting.device).train())
     step()
@@ -218,9 +218,9 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
             step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    places = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
-    for place in dict.fromkeys(places):
-        yield {"operation": f"wait: {'/'.join(place.split('/')[-2:])}", "calls a step": places.count(place)}
+    lines = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    for line in dict.fromkeys(lines):
+        yield {"operation": f"wait: {'/'.join(line.split('/')[-2:])}", "calls a step": lines.count(line)}
 
 
 def seconds_of(setting: Setting, call: Callable[[], Any], rounds: int) -> float:

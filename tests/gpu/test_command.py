@@ -24,9 +24,9 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-3000:]
-    found = {part["name"]: part for part in json.loads((tmp_path / "results.json").read_text())["parts"]}
-    assert list(found) == [part.name for part in parts()]
-    for name, part in found.items():
+    parts_by_name = {part["name"]: part for part in json.loads((tmp_path / "results.json").read_text())["parts"]}
+    assert list(parts_by_name) == [part.name for part in parts()]
+    for name, part in parts_by_name.items():
         if part["status"] == "skipped":
             assert any(word in name for word in NEEDS_AN_ACCELERATOR) or part["reason"] in NO_CTRANSLATE2, part
         else:

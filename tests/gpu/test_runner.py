@@ -50,10 +50,10 @@ COMMAND = ["python", "-m", "tests.gpu"]
 def test_part_ends_with_a_status_and_one_line_of_reason(
     name: str, rows: int, status: str, reason: str | None, tmp_path: Path
 ) -> None:
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     setting = Setting(torch.device("cpu"), True, tmp_path)
-    assert perform(SAMPLES[name], setting, found.append) == (status, reason)
-    assert len(found) == rows
+    assert perform(SAMPLES[name], setting, results.append) == (status, reason)
+    assert len(results) == rows
 
 
 @pytest.mark.parametrize(("module", "status"), [("no_such_package", SKIPPED), ("vaswani_transformer.gone", FAILED)])
@@ -65,8 +65,8 @@ def test_part_without_a_package_is_skipped_and_one_without_a_module_of_the_proje
         yield {}
 
     part = Part("importing", "Speed", importing)
-    found, reason = perform(part, Setting(torch.device("cpu"), True, tmp_path), lambda _: None)
-    assert found == status
+    outcome, reason = perform(part, Setting(torch.device("cpu"), True, tmp_path), lambda _: None)
+    assert outcome == status
     assert reason is not None
     assert f"No module named '{module}'" in reason
 
@@ -190,8 +190,8 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path) -> None:
     chosen = [SAMPLES[name] for name in ("hanging", "crashing", "writing", "good")]
     report = Report(tmp_path, ABOUT, COMMAND)
     assert not run_parts(chosen, "tests.gpu.sample_parts", "cpu", report, minutes=5)
-    found = {name: (one.status, one.reason, len(one.rows)) for name, one in report.results.items()}
-    assert found == {
+    results = {name: (one.status, one.reason, len(one.rows)) for name, one in report.results.items()}
+    assert results == {
         "hanging": (TOO_SLOW, "not done after 10 s", 1),
         "crashing": (FAILED, "the process ended with status 7", 0),
         "writing": (PASSED, None, 1),

@@ -38,7 +38,7 @@ def test_operation_that_the_host_waits_for_is_counted_once(name: str) -> None:
         with SynchronizationCounter() as counter:
             function(values)
     assert counter.counts == {kind: 1}
-    assert all("test_synchronizations.py" in place for place in counter.places)
+    assert all("test_synchronizations.py" in line for line in counter.places)
 
 
 def test_operations_that_stay_on_the_device_are_not_counted() -> None:
@@ -106,7 +106,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
 @pytest.mark.parametrize(("num_beams", "most"), [(1, 2), (4, 3)])
 def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: int, kind: str) -> None:
     """The difference of two searches of different lengths, so that what a call does once does not count."""
-    inputs, found = batch(), []
+    inputs, waits = batch(), []
     del inputs["labels"]
     model = tiny_model(attn_implementation="sdpa", position_embedding=kind)
     expected = model.generate(**inputs, min_new_tokens=8, max_new_tokens=8, num_beams=num_beams)
@@ -117,9 +117,9 @@ def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: in
             lengths = {"min_new_tokens": length, "max_new_tokens": length}
             with SynchronizationCounter() as counter:
                 tokens = model.generate(**inputs, **lengths, num_beams=num_beams)
-            found.append(counter)
+            waits.append(counter)
         assert torch.equal(tokens.cpu(), expected)
-    assert found[1].total - found[0].total <= 4 * most, found[1].places - found[0].places
+    assert waits[1].total - waits[0].total <= 4 * most, waits[1].places - waits[0].places
 
 
 class Totals(TrainerCallback):

@@ -144,8 +144,8 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(arguments, messa
 
 
 def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser) -> None:
-    found = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
-    assert found == [(TREES[0], False), (TREES[1], False)]
+    actual = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
+    assert actual == [(TREES[0], False), (TREES[1], False)]
     with pytest.raises(TypeError, match="give a list of sentences"):
         next(parse(*parser, "The dog slept."))
     for word in ("New York", ""):

@@ -51,7 +51,7 @@ def test_tree_scores_100_against_itself(tree) -> None:
 @given(TREES, TREES)
 def test_brackets_match_at_most_once_and_as_often_the_other_way(one, other) -> None:
     other = Tree("TOP", tuple(Leaf("NN", word) for word in one.words)) if other.words != one.words else other
-    scores, swapped = (score_trees([gold], [found], True) for gold, found in ((one, other), (other, one)))
+    scores, swapped = (score_trees([gold], [predicted], True) for gold, predicted in ((one, other), (other, one)))
     assert scores.matched <= min(scores.gold, scores.predicted)
     if not scores.errors + scores.skipped:
         assert (scores.precision, scores.recall) == (swapped.recall, swapped.precision)

@@ -17,11 +17,11 @@ from training import checkpoints, train
 save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write_atomically
 
 
-def die_at(path: str | Path, whole: bytes) -> None:
+def die_at(path: str | Path, content: bytes) -> None:
     """Leave half of a file, and be killed, if it is the one."""
     file, step = sys.argv[1:3]
     if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
-        Path(path).write_bytes(whole[: len(whole) // 2])
+        Path(path).write_bytes(content[: len(content) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -22,10 +22,10 @@ class FirstGradient(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        found = {name: weight.grad for name, weight in model.named_parameters()}
-        whole = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in found.items()}
+        gradients = {name: weight.grad for name, weight in model.named_parameters()}
+        complete = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in gradients.items()}
         if state.global_step == 0 and state.is_world_process_zero:
-            save_file(whole, Path(args.output_dir).parent / "gradient.safetensors")
+            save_file(complete, Path(args.output_dir).parent / "gradient.safetensors")
 
 
 def make_trainer(*arguments: Any, make: Any = train.make_trainer) -> Any:

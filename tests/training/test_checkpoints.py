@@ -32,24 +32,24 @@ from training.train import run
 from vaswani_transformer.errors import UserError
 
 
-def make(folder, step, *, whole=True):
+def make(folder, step, *, finished=True):
     """A checkpoint of three small files."""
     checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
     for name in ("model.safetensors", "rng_state_1.pth", "trainer_state.json"):
         (checkpoint / name).write_text(name)
-    if whole:
+    if finished:
         mark_complete(checkpoint)
     return checkpoint
 
 
-def steps(found):
-    return [step_of(checkpoint) for checkpoint in found]
+def steps(checkpoints):
+    return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
 def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
-    for step, whole in ((100, True), (9, True), (20, False), (3, True)):
-        make(tmp_path, step, whole=whole)
+    for step, finished in ((100, True), (9, True), (20, False), (3, True)):
+        make(tmp_path, step, finished=finished)
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
     assert steps(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
     assert steps(complete_checkpoints(tmp_path)) == [3, 9, 100]
@@ -58,7 +58,7 @@ def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
-def test_checkpoint_that_lost_a_byte_is_not_complete(tmp_path, damage):
+def test_damaged_checkpoint_is_not_complete(tmp_path, damage):
     checkpoint = make(tmp_path, 3)
     assert is_complete(checkpoint)
     file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
@@ -78,14 +78,14 @@ def test_checkpoint_that_lost_a_byte_is_not_complete(tmp_path, damage):
 
 
 def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path):
-    for step, whole in ((3, True), (6, False), (9, True), (12, False), (15, False)):
-        make(tmp_path, step, whole=whole)
+    for step, finished in ((3, True), (6, False), (9, True), (12, False), (15, False)):
+        make(tmp_path, step, finished=finished)
     assert step_of(resume_point(tmp_path)) == 9
     assert steps(all_checkpoints(tmp_path)) == [3, 6, 9]
 
 
 def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
-    make(tmp_path, 3, whole=False)
+    make(tmp_path, 3, finished=False)
     assert resume_point(tmp_path) is None
     assert all_checkpoints(tmp_path) == []
 
@@ -97,7 +97,7 @@ def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course,
     run, best, saved = tmp_path_factory.mktemp("run"), None, []
     for step, (is_best, is_cut) in enumerate(course, start=1):
         if is_cut:
-            make(run, step, whole=False)
+            make(run, step, finished=False)
             continue
         make(run, step)
         best = step if is_best else best
@@ -107,8 +107,8 @@ def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course,
         protected = {step, best} - {None}
         assert protected <= set(kept)
         assert len(kept) == min(len(saved), max(keep, len(protected)))
-        others = [other for other in kept if other not in protected]
-        assert others == [other for other in saved if other not in protected][len(saved) - len(kept) :]
+        unprotected = [other for other in kept if other not in protected]
+        assert unprotected == [other for other in saved if other not in protected][len(saved) - len(kept) :]
 
 
 def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def never_killed(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
 def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(never_killed, tmp_path, file):
-    arguments, whole = never_killed
+    arguments, uninterrupted = never_killed
     killed = tmp_path / "killed"
     process = start([file, "6", *arguments], killed, module="tests.training.dying")
     process.communicate(timeout=300)
@@ -149,61 +149,66 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(nev
     assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed))
-    assert same_course(whole, killed)
+    assert same_course(uninterrupted, killed)
 
 
 @pytest.mark.slow
 def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(arguments, tmp_path):
     """The second of two processes is killed over its random numbers, which the first does not wait for."""
     arguments = [*arguments, "--training.steps=9"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(start(arguments, whole, launcher=TWO_PROCESSES))
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(arguments, uninterrupted, launcher=TWO_PROCESSES))
     dying = start(["rng_state_1.pth", "6", *arguments], killed, launcher=TWO_PROCESSES, module="tests.training.dying")
     dying.communicate(timeout=300)
     assert dying.returncode != 0
     assert steps(all_checkpoints(killed)) == [3, 6]
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed, launcher=TWO_PROCESSES))
-    assert same_course(whole, killed)
+    assert same_course(uninterrupted, killed)
 
 
 @pytest.mark.slow
 def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments, tmp_path):
-    own = [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6", "--training.evaluation_steps=3"]
-    run(load_recipe(arguments[0], own))
+    settings = [
+        *arguments[1:],
+        f"--output_dir={tmp_path / 'run'}",
+        "--training.steps=6",
+        "--training.evaluation_steps=3",
+    ]
+    run(load_recipe(arguments[0], settings))
     broken, name = tmp_path / "run" / "model.safetensors", "model.encoder.layers.0.feed_forward.fc1.bias"
     results = (tmp_path / "run" / "results.json").rename(tmp_path / "results.json")  # killed after its training
     save_file({**load_file(broken), name: torch.full((16,), torch.nan)}, broken, {"format": "pt"})
     with pytest.raises(UserError, match=rf"{name} \(float32\); remove trainer_state.json there, and the run takes the"):
-        run(load_recipe(arguments[0], own))
+        run(load_recipe(arguments[0], settings))
     results.rename(tmp_path / "run" / "results.json")
     cut_back(tmp_path / "run", 3)
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
-    whole = load_file(checkpoint / "model.safetensors")
+    saved = load_file(checkpoint / "model.safetensors")
     for weights, message in (
-        ({key: weight for key, weight in whole.items() if key != name}, f"missing: {name}. Remove checkpoint-3, and"),
+        ({key: weight for key, weight in saved.items() if key != name}, f"missing: {name}. Remove checkpoint-3, and"),
         (
-            {**whole, name: torch.full((16,), torch.nan)},
+            {**saved, name: torch.full((16,), torch.nan)},
             rf"{name} \(float32\); remove checkpoint-3, and the run",
         ),
     ):
         save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
         mark_complete(checkpoint)
         with pytest.raises(UserError, match=rf"checkpoint-3: .*{message}"):
-            run(load_recipe(arguments[0], own))
+            run(load_recipe(arguments[0], settings))
     (checkpoint / "model.safetensors").write_bytes(b"no weights")
     mark_complete(checkpoint)
     with pytest.raises(UserError, match=r"model\.safetensors: cannot be read .*; remove checkpoint-3, and the run"):
-        run(load_recipe(arguments[0], own))
+        run(load_recipe(arguments[0], settings))
     remove(checkpoint)
-    assert run(load_recipe(arguments[0], own))["steps"] == 6
+    assert run(load_recipe(arguments[0], settings))["steps"] == 6
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
 def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_killed, tmp_path):
     """A limit on the size of a file stands for it: the weights fit below it, the optimiser's state does not."""
-    arguments, whole = never_killed
+    arguments, uninterrupted = never_killed
     folder = tmp_path / "run"
     process = start(arguments, folder)
     while last_checkpoint(folder) is None and process.poll() is None:
@@ -217,7 +222,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_
     assert "Traceback" not in errors
     assert step_of(last_checkpoint(folder)) < 9
     finish(start(arguments, folder))
-    assert same_course(whole, folder)
+    assert same_course(uninterrupted, folder)
 
 
 @pytest.mark.slow
@@ -228,9 +233,11 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_
 )
 def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(arguments, tmp_path, monkeypatch, end):
     """Steps that are no multiple of an epoch's, of which the Trainer would take one more."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    own = [*arguments, "--training.steps=30", *end]
-    recipes = [load_recipe(own[0], [*own[1:], f"--output_dir={folder}"]) for folder in (whole, killed)]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    settings = [*arguments, "--training.steps=30", *end]
+    recipes = [
+        load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in (uninterrupted, killed)
+    ]
     first = run(recipes[0])
 
     def die(*_):
@@ -243,5 +250,5 @@ def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(argum
     assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)
     again = run(recipes[1])
     assert again["steps"] == first["steps"] <= 30
-    assert same_course(whole, killed)
+    assert same_course(uninterrupted, killed)
     assert json.dumps(again["validation"]) == json.dumps(first["validation"])

@@ -160,9 +160,9 @@ def test_shards_together_equal_the_whole(distill, recipe, tmp_path):
     ],
 )
 def test_pairs_outside_the_limits_are_dropped_and_counted(distill, recipe, tmp_path, limit, dropped):
-    found = json.loads(distill(limit)[0])
+    counts = json.loads(distill(limit)[0])
     kept = 12 - sum(dropped.values())
-    assert (found["dropped"], found["kept"]) == (dropped, kept)
+    assert (counts["dropped"], counts["kept"]) == (dropped, kept)
     assert len(load_pairs(data_of(recipe, tmp_path / "distilled"))["train"]) == kept
 
 
@@ -205,14 +205,14 @@ def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(
 
 def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher, recipe, tmp_path):
     distill()
-    whole = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
-    found = fingerprints(whole, load_pairs(whole.data))
-    assert "distilled" not in found["validation"]
-    distillation = found["train"]["distilled"]
+    complete = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
+    prints = fingerprints(complete, load_pairs(complete.data))
+    assert "distilled" not in prints["validation"]
+    distillation = prints["train"]["distilled"]
     assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_teacher(str(teacher))}
-    assert distillation["kept"] == found["train"]["pairs"] == 12
+    assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(prints)) == prints
     (tmp_path / "distilled").rename(tmp_path / "moved")
     assert Distillation.load(tmp_path / "moved").fingerprint() == distillation
 
@@ -300,13 +300,13 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(dist
 def test_invalid_folder_or_model_ends_the_command_with_one_line(distill, recipe, tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine").write_text("mine")
-    for found, message in (
+    for result, message in (
         (distill(folder=tmp_path / "used"), "used: holds files that are no distillation; give another --output_dir."),
         (distill(folder=recipe), "own.yaml"),
         (distill(model="./nothing"), "./nothing: there is no such folder"),
     ):
-        assert (found[0], found[2], found[1].count("\n")) == ("", 2, 1)
-        assert message in found[1]
+        assert (result[0], result[2], result[1].count("\n")) == ("", 2, 1)
+        assert message in result[1]
 
 
 @pytest.mark.slow

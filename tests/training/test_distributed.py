@@ -60,13 +60,16 @@ def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command))
     assert (arguments.num_processes, arguments.num_machines) == FILES[name]
     if arguments.num_processes == 1:
-        _, found = prepare_simple_launcher_cmd_env(arguments)
+        _, environment_of_processes = prepare_simple_launcher_cmd_env(arguments)
     else:
-        found = prepare_multi_gpu_env(arguments)
-    assert (found["ACCELERATE_MIXED_PRECISION"], found["ACCELERATE_DYNAMO_BACKEND"]) == ("no", "NO")
-    assert ("ACCELERATE_USE_FSDP" in found) == ("fsdp" in name)
-    assert found.get("FSDP_VERSION") == ("2" if "fsdp" in name else None)
-    assert found.get("CUDA_VISIBLE_DEVICES", "all") == ("-1,-1" if "cpu" in name else "all")
+        environment_of_processes = prepare_multi_gpu_env(arguments)
+    assert (
+        environment_of_processes["ACCELERATE_MIXED_PRECISION"],
+        environment_of_processes["ACCELERATE_DYNAMO_BACKEND"],
+    ) == ("no", "NO")
+    assert ("ACCELERATE_USE_FSDP" in environment_of_processes) == ("fsdp" in name)
+    assert environment_of_processes.get("FSDP_VERSION") == ("2" if "fsdp" in name else None)
+    assert environment_of_processes.get("CUDA_VISIBLE_DEVICES", "all") == ("-1,-1" if "cpu" in name else "all")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +85,8 @@ def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name
     ],
 )
 def test_training_uses_the_cpu_only_without_a_usable_accelerator(monkeypatch, device, variables, expected):
-    found = None if device is None else torch.device(device)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
+    accelerator = None if device is None else torch.device(device)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: accelerator)
     os.environ.update(variables)
     assert uses_cpu() is expected
 
@@ -150,22 +153,22 @@ def trainer_of(arguments, folder, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asked", "own"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
-def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_path, caplog, asked, own):
-    os.environ.update(ACCELERATE_MIXED_PRECISION=asked, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
-    trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={own}")
-    found = set()
+@pytest.mark.parametrize(("launched", "recipe"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
+def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_path, caplog, launched, recipe):
+    os.environ.update(ACCELERATE_MIXED_PRECISION=launched, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
+    trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={recipe}")
+    precisions = set()
 
     def look(*_):
         if trainer.model.training:
-            found.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+            precisions.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
 
     trainer.model.model.encoder.register_forward_hook(look)
     trainer.train()
-    assert found == {torch.bfloat16 if own == "bf16" else torch.float32}
+    assert precisions == {torch.bfloat16 if recipe == "bf16" else torch.float32}
     assert trainer.accelerator.state.dynamo_plugin.backend.value == "NO"
     assert "ACCELERATE_DYNAMO_BACKEND of the launch is ignored; the recipe sets it." in caplog.text
-    assert ("ACCELERATE_MIXED_PRECISION of the launch is ignored" in caplog.text) == (asked != "no")
+    assert ("ACCELERATE_MIXED_PRECISION of the launch is ignored" in caplog.text) == (launched != "no")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -222,8 +225,8 @@ def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_b
     """In batches of one shape, so that the compiler is called as often before the interruption as after it."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
-    own, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [load_recipe(own[0], [*own[1:], f"--output_dir={folder}"]) for folder in runs]
+    settings, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
+    recipes = [load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in runs]
     first = run(recipes[0])
     losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
     assert losses[-1] < losses[0] - 0.5

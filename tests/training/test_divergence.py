@@ -50,8 +50,8 @@ def poisoned(monkeypatch):
 
 @pytest.mark.slow
 def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(arguments, tmp_path, poisoned):
-    folder, whole = tmp_path / "run", tmp_path / "whole"
-    run(recipe_of(arguments, whole, "--training.steps=9"))
+    folder, uninterrupted = tmp_path / "run", tmp_path / "uninterrupted"
+    run(recipe_of(arguments, uninterrupted, "--training.steps=9"))
     poisoned(BAD_STEP)
     with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, folder, "--training.steps=9"))
@@ -63,7 +63,9 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
     )
     assert [step_of(path) for path in all_checkpoints(folder)] == [3]
     assert not (folder / "results.json").exists()
-    assert equal(weights(folder / "checkpoints" / "checkpoint-3"), weights(whole / "checkpoints" / "checkpoint-3"))
+    assert equal(
+        weights(folder / "checkpoints" / "checkpoint-3"), weights(uninterrupted / "checkpoints" / "checkpoint-3")
+    )
 
 
 @pytest.mark.slow
@@ -71,11 +73,11 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poi
     poisoned(1, micro_batch=2)
     with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
-    found = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
+    match = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
-    assert json.loads(lines[int(found[1].split(",")[0]) - 1])["translation"]["en"]
-    texts = [json.loads(lines[int(number) - 1])["translation"]["en"] for number in found[1].split(",")]
-    assert found[3] in texts
+    assert json.loads(lines[int(match[1].split(",")[0]) - 1])["translation"]["en"]
+    texts = [json.loads(lines[int(number) - 1])["translation"]["en"] for number in match[1].split(",")]
+    assert match[3] in texts
     assert len(texts) < 5
     assert "no checkpoint was written yet" in str(stop.value)
 
@@ -127,15 +129,15 @@ def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arg
 @pytest.mark.parametrize("launch", [{"launcher": TWO_PROCESSES, "module": POISON}, SHARDED | {"module": POISON}])
 def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(arguments, tmp_path, launch):
     """The loss of one micro-batch of the second process is nan in the fifth step."""
-    own = [*arguments, "--training.steps=7", "--training.device_tokens=15"]
-    process = start(own, tmp_path / "run", **launch)
+    settings = [*arguments, "--training.steps=7", "--training.device_tokens=15"]
+    process = start(settings, tmp_path / "run", **launch)
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
-    found = re.findall(r"^step 5: the loss or its gradient is not finite, of the training pairs.*$", errors, re.M)
-    assert len(found) == 1
-    assert "checkpoint 3 is kept" in found[0]
+    messages = re.findall(r"^step 5: the loss or its gradient is not finite, of the training pairs.*$", errors, re.M)
+    assert len(messages) == 1
+    assert "checkpoint 3 is kept" in messages[0]
     assert all_finite(tmp_path / "run")
-    finish(start([*own, "--training.on_divergence=skip"], tmp_path / "run", **launch))
+    finish(start([*settings, "--training.on_divergence=skip"], tmp_path / "run", **launch))
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 7
     assert is_finite(list(weights(tmp_path / "run").values()))
 

@@ -56,13 +56,13 @@ def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
     labels = argmax_labels(logits, is_real)
     expected = teacher(input_ids=tokens, attention_mask=mask, labels=labels).loss * is_real.sum()
     energy = Energy(teacher, operator, operator)
-    found = energy(logits, is_real, tokens, mask)
-    torch.testing.assert_close(found.sum(), expected)
-    torch.testing.assert_close(energy.of_argmax(logits, is_real, tokens, mask), found.detach())
-    alone = [
+    energies = energy(logits, is_real, tokens, mask)
+    torch.testing.assert_close(energies.sum(), expected)
+    torch.testing.assert_close(energy.of_argmax(logits, is_real, tokens, mask), energies.detach())
+    single = [
         teacher(input_ids=tokens[r : r + 1], attention_mask=mask[r : r + 1], labels=labels[r : r + 1]) for r in (0, 1)
     ]
-    torch.testing.assert_close(found[:2], torch.stack([alone[0].loss * 5, alone[1].loss * 1]))
+    torch.testing.assert_close(energies[:2], torch.stack([single[0].loss * 5, single[1].loss * 1]))
 
 
 @pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
@@ -72,7 +72,7 @@ def test_energy_equals_loops(inputs, outputs, monkeypatch):
     noise = torch.randn(10, 99).double()
     monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
-    found, row_noise = Energy(teacher, inputs, outputs)(logits, is_real, tokens, mask), iter(noise)
+    energies, row_noise = Energy(teacher, inputs, outputs)(logits, is_real, tokens, mask), iter(noise)
     table = teacher.model.decoder.embed_tokens.weight * 32**0.5
     for row, m in enumerate((5, 1, 4)):
         log_probs = logits[row, :m, :99].log_softmax(-1)
@@ -90,7 +90,7 @@ def test_energy_equals_loops(inputs, outputs, monkeypatch):
         )
         scored = log_probs.exp() if outputs == "softmax" else torch.eye(99).double()[log_probs.argmax(-1)]
         expected = -sum((scored[t] * scores[t]).sum() for t in range(m - 1)) - scores[m - 1, END]
-        torch.testing.assert_close(found[row], expected)
+        torch.testing.assert_close(energies[row], expected)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -131,7 +131,8 @@ def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_it
         scores = log_probs + noise if "gumbel" in name else log_probs
         assert torch.equal(value, torch.eye(9).double()[scores.argmax(-1)])
         gradients = [
-            torch.autograd.grad((found * weights).sum(), log_probs, retain_graph=True)[0] for found in (value, expected)
+            torch.autograd.grad((operator * weights).sum(), log_probs, retain_graph=True)[0]
+            for operator in (value, expected)
         ]
         torch.testing.assert_close(*gradients)
 
@@ -141,16 +142,16 @@ def test_half_precision_is_close():
     teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
     expected = Energy(teacher)(logits, is_real, tokens, mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = Energy(teacher)(logits, is_real, tokens, mask)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+        energies = Energy(teacher)(logits, is_real, tokens, mask)
+    assert energies.dtype == torch.float32
+    torch.testing.assert_close(energies, expected, rtol=0.02, atol=0.02)
 
 
 def test_batch_is_the_sum_of_its_halves():
     energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
-    whole = energy(logits, is_real, tokens, mask)
+    complete = energy(logits, is_real, tokens, mask)
     halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
-    torch.testing.assert_close(torch.cat(halves), whole)
+    torch.testing.assert_close(torch.cat(halves), complete)
 
 
 # Runs
@@ -187,17 +188,17 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, mod
     ]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     recipes = [load_recipe(trained[0], [*trained[1:], *more, f"--output_dir={folder}"]) for folder in runs]
-    found = run(recipes[0])
-    energies = {entry["step"]: entry["eval_energy"] for entry in found["curve"] if "eval_energy" in entry}
+    run_results = run(recipes[0])
+    energies = {entry["step"]: entry["eval_energy"] for entry in run_results["curve"] if "eval_energy" in entry}
     assert energies[12] < energies[3]
-    assert found["best_validation_energy"] == min(energies.values())
-    entry = next(entry for entry in found["curve"] if "loss" in entry)
+    assert run_results["best_validation_energy"] == min(energies.values())
+    entry = next(entry for entry in run_results["curve"] if "loss" in entry)
     assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
     model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
     start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
     assert model.state_dict().keys() == start.state_dict().keys()
-    assert found["recipe"]["training"]["energy_from"] == "teacher"
-    assert found["models"] == {
+    assert run_results["recipe"]["training"]["energy_from"] == "teacher"
+    assert run_results["models"] == {
         "training.start_from": digest_teacher(str(models / "cmlm")),
         "training.energy_from": digest_teacher(str(models / "teacher")),
     }
@@ -211,30 +212,30 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, mod
 def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeypatch):
     """Without dropout: of a first step in one part, and in two."""
     monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
-    quiet, found = ["--training.steps=1", "--model.dropout=0.0"], []
+    quiet, of_runs = ["--training.steps=1", "--model.dropout=0.0"], []
     for tokens in (60, 30):
         folder = tmp_path / f"of-{tokens}"
         more = [f"--training.device_tokens={tokens}", f"--output_dir={folder}"]
         run(load_recipe(trained[0], [*trained[1:], *quiet, *more]))
-        found.append(load_file(folder / "gradient.safetensors"))
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, **FLOAT32)
+        of_runs.append(load_file(folder / "gradient.safetensors"))
+    assert of_runs[0].keys() == of_runs[1].keys()
+    for name, gradient in of_runs[0].items():
+        torch.testing.assert_close(of_runs[1][name], gradient, **FLOAT32)
 
 
 @pytest.mark.slow
 def test_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
     """In training and in evaluations."""
-    found, energies = [], Energy.energies
+    dtypes, energies = [], Energy.energies
 
     def watched(self, *inputs):
-        found.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         return energies(self, *inputs)
 
     monkeypatch.setattr(Energy, "energies", watched)
     more = ["--training.steps=1", "--training.precision=bf16", f"--output_dir={tmp_path / 'run'}"]
     run(load_recipe(trained[0], [*trained[1:], *more]))
-    assert set(found) == {(True, True), (False, True)}
+    assert set(dtypes) == {(True, True), (False, True)}
 
 
 @pytest.mark.slow

@@ -131,5 +131,5 @@ def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arg
     batch = add_masks(batch, pair_draws(batch, recipe.seed, 0), tokenizer.mask_token_id, tokenizer.pad_token_id)
     assert 0 < batch["labels"].ne(-100).sum() < batch["target_lengths"].sum()
     trainer.model.train()(**batch).loss.backward()
-    found = load_file(tmp_path / "parts" / "gradient.safetensors")
-    close(found, {name: weight.grad for name, weight in trainer.model.named_parameters()})
+    gradient_of_run = load_file(tmp_path / "parts" / "gradient.safetensors")
+    close(gradient_of_run, {name: weight.grad for name, weight in trainer.model.named_parameters()})

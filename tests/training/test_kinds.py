@@ -140,12 +140,12 @@ def pairs(*rows):
 def test_pairs_draws_depend_on_seed_step_and_pair_only():
     """Whatever stands beside it, and in whichever order; another seed, step or pair has others."""
     first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
-    alone, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
-    assert torch.equal(alone[0], together[1, :3])
+    single, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
+    assert torch.equal(single[0], together[1, :3])
     assert not bool(together[1, 3:].any())
     third = ([5, 3], [7, 2])
     for other in (pair_draws(pairs(second), 2, 4), pair_draws(pairs(second), 1, 5), pair_draws(pairs(third), 1, 4)):
-        assert not bool((alone == other).any())
+        assert not bool((single == other).any())
 
 
 def test_draws_leave_torchs_random_numbers_as_they_are():

@@ -30,30 +30,30 @@ def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
 def test_statistics_are_over_the_corpus() -> None:
     """Counted by hand: 10 words, 4 of them different; 7 bigrams, 5 different; 3 words equal their neighbor."""
     predictions = ["a a b", "a b b b", "c b d"]
-    found = text_statistics(predictions, ["x x", "y", "z z z z"])
-    assert found == {
+    statistics = text_statistics(predictions, ["x x", "y", "z z z z"])
+    assert statistics == {
         "distinct_1": 4 / 10,
         "distinct_2": 5 / 7,
         "repeats": 3 / 10,
         "reference_repeats": 4 / 7,
         "length_ratio": 10 / 7,
     }
-    assert found.keys() == STATISTICS.keys()
+    assert statistics.keys() == STATISTICS.keys()
 
 
 @given(TEXTS)
 def test_statistics_are_shares(texts: list[str]) -> None:
-    found = text_statistics(texts, texts)
-    assert all(0 <= value <= 1 for value in found.values())
-    assert found["repeats"] == found["reference_repeats"]
-    assert found["length_ratio"] == float(any(text.strip() for text in texts))
-    assert text_statistics(texts[::-1], texts)["distinct_2"] == found["distinct_2"]
+    statistics = text_statistics(texts, texts)
+    assert all(0 <= value <= 1 for value in statistics.values())
+    assert statistics["repeats"] == statistics["reference_repeats"]
+    assert statistics["length_ratio"] == float(any(text.strip() for text in texts))
+    assert text_statistics(texts[::-1], texts)["distinct_2"] == statistics["distinct_2"]
 
 
 def test_test_set_has_every_metric_and_statistic() -> None:
-    found = TranslationTask("en", "de", "13a").test(["a b c d"], ["a b c e"])
+    scores = TranslationTask("en", "de", "13a").test(["a b c d"], ["a b c e"])
     names = {"bleu", "chrf", "bleu_1", "bleu_2"}
-    assert set(found) == names | {"signature", *(f"{name}_signature" for name in names - {"bleu"}), *STATISTICS}
+    assert set(scores) == names | {"signature", *(f"{name}_signature" for name in names - {"bleu"}), *STATISTICS}
 
 
 def kneser_ney(texts: list[str], first: str, second: str, word: str) -> Fraction:

@@ -75,23 +75,23 @@ scores = st.none() | st.floats(0, 100)
 
 @settings(max_examples=12)
 @given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
-def test_model_index_holds_every_bleu_with_its_signature(found, data):
-    results = results_of(*data, scores=found)
+def test_model_index_holds_every_bleu_with_its_signature(fields, data):
+    results = results_of(*data, scores=fields)
     card = ModelCard(str(make_card(results, REPOSITORY)))  # read back by the Hub's own library
-    told = {
+    read_back = {
         (one.dataset_split, one.metric_type): (one.metric_value, one.metric_args)
         for one in card.data.eval_results or []
     }
     expected = {}
-    for split, score in zip(("validation", "test"), found, strict=True):
+    for split, score in zip(("validation", "test"), fields, strict=True):
         if score is not None:
             name = split if data[0] != "hub" else results["recipe"]["data"][split]
             expected[name, "bleu"] = (round(score, 2), {"signature": SIGNATURE})
             assert f"BLEU {score:.2f}, `{SIGNATURE}`" in card.text
-    if found[1] is not None:
+    if fields[1] is not None:
         name = "test" if data[0] != "hub" else results["recipe"]["data"]["test"]
         expected[name, "chrf"] = (50.0, {"signature": CHRF_SIGNATURE})
-    assert told == expected
+    assert read_back == expected
     assert metadata_errors(str(card)) == []
 
 
@@ -278,8 +278,8 @@ def without_token(command, home):
 @pytest.mark.slow
 def test_without_a_token_one_line_says_so_before_any_work(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which would be loaded next
-    found = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
-    assert found == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
+    answer = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
+    assert answer == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("on-this-machine")
     data = folder / "pairs"
     data.mkdir()
-    words = [f"{number} {thing}" for number in ("one", "two", "three", "four") for thing in ("tree", "dog", "sea")]
+    words = [f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "sea")]
     lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in words]
     for split in ("train", "validation", "test"):
         (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -317,7 +317,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(f
     people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
     for name in held - {"model.safetensors", "LICENSE-code"}:
         text = files[name].read_text()
-        assert not [place for place in (str(finished.parent), str(ROOT), str(Path.home())) if place in text]
+        assert not [secret for secret in (str(finished.parent), str(ROOT), str(Path.home())) if secret in text]
         assert not people.search(text)
     assert str(finished.parent).encode() not in files["model.safetensors"].read_bytes()
 
@@ -369,12 +369,12 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished, t
     assert "POST /api/validate-yaml" in hub.requests
     (block,) = re.findall(r"```python\n(.*?)```", hub.files(REPOSITORY)["README.md"].decode(), flags=re.DOTALL)
     with serving(hub) as url:
-        found = run_python(
+        printed = run_python(
             f"import sys; sys.modules['vaswani_transformer'] = None\n{block}",
             folder=tmp_path,
             **client_environment(url, tmp_path / "home", token=None),
         )
-    assert found.startswith("[")
+    assert printed.startswith("[")
 
 
 UPLOADS = """
@@ -426,12 +426,12 @@ def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path):
     ):
         environment = client_environment(good, tmp_path / "home")
         output = run_python(UPLOADS, str(folder), dying, spoiling, closing, good, **environment)
-    first, spoilt, closed, last, public, foreign, unknown = json.loads(output)
-    for error, files in (first, spoilt, closed):
+    first, damaged, closed, last, public, foreign, unknown = json.loads(output)
+    for error, files in (first, damaged, closed):
         assert error.startswith("somebody/own: the upload broke off (")
         assert "\n" not in error
         assert files == [".gitattributes"]
-    assert "SHA-256 of the received content is" in spoilt[0]
+    assert "SHA-256 of the received content is" in damaged[0]
     assert last == [None, [".gitattributes", "config.json", "model.safetensors"]]
     assert hub.messages(REPOSITORY) == ["Publish a run"]
     (tmp_path / "found.safetensors").write_bytes(hub.files(REPOSITORY)["model.safetensors"])

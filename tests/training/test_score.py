@@ -100,20 +100,23 @@ def test_statistics_of_the_translations_come_with_their_definitions(run, tmp_pat
 def test_language_model_learns_from_the_recipes_training_targets(run, recipe, tmp_path):
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     output, _, _ = run("--lm_score", "--data.train=train.jsonl", "--output", tmp_path / "scores.json")
-    found = json.loads((tmp_path / "scores.json").read_text())["lm"]
-    assert found == lm_scores(REFERENCES, list(PAIRS.values()), REFERENCES)
-    assert f"{found['score']:.3f}  {found['definition']}; of the references {found['reference']:.3f}\n" in output
+    description = json.loads((tmp_path / "scores.json").read_text())["lm"]
+    assert description == lm_scores(REFERENCES, list(PAIRS.values()), REFERENCES)
+    assert (
+        f"{description['score']:.3f}  {description['definition']}; of the references {description['reference']:.3f}\n"
+        in output
+    )
     streamed = tmp_path / "streamed.json"
     run("--lm_score", "--data.train=train.jsonl", "--data.streaming=true", "--output", streamed)
-    assert json.loads(streamed.read_text())["lm"] == found
+    assert json.loads(streamed.read_text())["lm"] == description
 
 
 def save_family(family, folder, **settings):
     """Save a model of the family with random weights and a tokenizer that has `<mask>`."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    own = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-    model = FAMILY[family](vocab_size=len(tokenizer), **own)
+    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    model = FAMILY[family](vocab_size=len(tokenizer), **mask_field)
     model.generation_config = GenerationConfig(pad_token_id=1, eos_token_id=2, bos_token_id=0, **settings)
     for part in (model, tokenizer):
         part.save_pretrained(folder)
@@ -143,12 +146,12 @@ def test_tokens_that_each_iteration_changes_are_counted(run, tmp_path):
     changed, tokens = [0, 0, 0], 0
     for source in SOURCES:
         batch = tokenizer([source], return_tensors="pt")
-        found = model.generate(**batch, return_dict_in_generate=True, return_history=True)
+        generated = model.generate(**batch, return_dict_in_generate=True, return_history=True)
         changed = [
             so_far + int(torch.ne(now, before).sum())
-            for so_far, (before, now) in zip(changed, pairwise(found.history), strict=True)
+            for so_far, (before, now) in zip(changed, pairwise(generated.history), strict=True)
         ]
-        tokens += int(found.lengths)
+        tokens += int(generated.lengths)
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["changed_by_iteration"] == [count / tokens for count in changed]
     assert scores["search"]["num_iterations"] == 4
@@ -263,9 +266,9 @@ def test_invalid_option_or_data_ends_the_command_with_one_line(run, arguments, m
 
 
 def test_missing_model_or_recipe_ends_the_command_with_one_line(run):
-    for found in (run(model="./nothing"), run(recipe="nothing.yaml")):
-        assert (found[0], found[2], found[1].count("\n")) == ("", 2, 1)
-        assert "there is no such" in found[1]
+    for result in (run(model="./nothing"), run(recipe="nothing.yaml")):
+        assert (result[0], result[2], result[1].count("\n")) == ("", 2, 1)
+        assert "there is no such" in result[1]
 
 
 def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
@@ -282,20 +285,20 @@ def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
 
 def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
     """Float32 is prepared wherever a CPU decodes; the model of pairs knows its pairs in 8 bits, too."""
-    found = {}
+    by_copy = {}
     for dtype in ("auto", "bfloat16", "int8", "float16"):
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
-        found[dtype] = json.loads((tmp_path / dtype).read_text())
-    assert [scores["dtype"] for scores in found.values()] == ["float32", "bfloat16", "int8", "float16"]
+        by_copy[dtype] = json.loads((tmp_path / dtype).read_text())
+    assert [scores["dtype"] for scores in by_copy.values()] == ["float32", "bfloat16", "int8", "float16"]
     command = importlib.import_module("vaswani_transformer.translate.loading")
     monkeypatch.setattr(command, "prepare_for_inference", lambda model, _: model)
     run("--device=cpu", "--output", tmp_path / "plain")
     plain = json.loads((tmp_path / "plain").read_text())
-    for scores in found.values():
+    for scores in by_copy.values():
         assert {scores[name]["signature"]: scores[name]["score"] for name in ("sacrebleu", "chrf")} == {
             plain[name]["signature"]: plain[name]["score"] for name in ("sacrebleu", "chrf")
         }
-    assert found["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    assert by_copy["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("way", BROKEN)

@@ -81,8 +81,8 @@ def test_step_in_three_micro_batches_equals_the_step_in_one(in_one, tmp_path):
 def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(in_one, tmp_path, launcher):
     """Gradient and weights after it."""
     arguments, folder = in_one
-    own = [*arguments, "--training.device_tokens=15"]
-    finish(start(own, tmp_path / "run", launcher=launcher, module="tests.training.gradients"))
+    settings = [*arguments, "--training.device_tokens=15"]
+    finish(start(settings, tmp_path / "run", launcher=launcher, module="tests.training.gradients"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["processes"] == 2
     close(gradient(tmp_path / "run"), gradient(folder))
@@ -94,10 +94,10 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
     """Five pairs make a batch of four parts and leave one pair over; the second process has no sentence of its own."""
     five = ["one", "two trees", "three", "four dogs", "the sea"]
     arguments = make_arguments(tmp_path, train=five, validation=["one tree"], test=["two", "dogs"])
-    own = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
-    own += ["--training.device_tokens=5", "--model.dropout=0.0"]
-    finish(start(own, tmp_path / "two", launcher=TWO_PROCESSES))
-    run(load_recipe(own[0], [*own[1:], f"--output_dir={tmp_path / 'one'}"]))
+    settings = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
+    settings += ["--training.device_tokens=5", "--model.dropout=0.0"]
+    finish(start(settings, tmp_path / "two", launcher=TWO_PROCESSES))
+    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={tmp_path / 'one'}"]))
     two, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("two", "one"))
     assert (two["processes"], two["steps"], two["test"]["sentences"]) == (2, 5, 2)
     assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-3)
@@ -111,17 +111,17 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path):
     """
     sentences = ["tree " * (1 + number % 7) for number in range(130)]  # three batches, unlike on the two processes
     arguments = make_arguments(tmp_path, validation=sentences)
-    own = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
-    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
-    finish(start(own, whole, launcher=TWO_PROCESSES))
-    process = start(own, sharded, **SHARDED)
+    settings = [*arguments, "--training.steps=9", "--training.evaluation_beams=2", "--score.examples=16"]
+    unsharded, sharded = tmp_path / "whole", tmp_path / "sharded"
+    finish(start(settings, unsharded, launcher=TWO_PROCESSES))
+    process = start(settings, sharded, **SHARDED)
     while last_checkpoint(sharded) is None and process.poll() is None:
         time.sleep(0.02)
     kill(process)
     assert step_of(last_checkpoint(sharded)) < 9
-    finish(start(own, sharded, **SHARDED))
-    assert same_course(whole, sharded)
-    results = [json.loads((folder / "results.json").read_text()) for folder in (whole, sharded)]
+    finish(start(settings, sharded, **SHARDED))
+    assert same_course(unsharded, sharded)
+    results = [json.loads((folder / "results.json").read_text()) for folder in (unsharded, sharded)]
     for name in ("validation", "steps", "processes"):
         assert results[0][name] == results[1][name]
     assert results[0]["test"]["examples"] == results[1]["test"]["examples"]

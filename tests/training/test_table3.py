@@ -99,11 +99,11 @@ def metrics_of(figures):
 
 
 def test_paper_is_ordered_as_itself():
-    found = orderings(metrics_of(PAPER_FIGURES))
-    assert list(found) == ["A", "B", "C", "D", "E", "big"]
-    assert all(counts["differ"] == [] for metrics in found.values() for counts in metrics.values())
-    assert found["A"]["bleu"]["pairs"] == 9  # of 10: base and 16 heads are equal
-    assert "perplexity" not in found["E"]
+    comparison = orderings(metrics_of(PAPER_FIGURES))
+    assert list(comparison) == ["A", "B", "C", "D", "E", "big"]
+    assert all(counts["differ"] == [] for metrics in comparison.values() for counts in metrics.values())
+    assert comparison["A"]["bleu"]["pairs"] == 9  # of 10: base and 16 heads are equal
+    assert "perplexity" not in comparison["E"]
 
 
 def test_exchanged_rows_are_named_the_better_of_the_paper_first():
@@ -168,14 +168,14 @@ def test_table_resumes_run_by_run(arguments, tmp_path, capsys):
     assert capsys.readouterr().out.strip() == to_markdown(first).strip()
     assert (folder / "table3.md").read_text() == to_markdown(first)
 
-    whole = tmp_path / "whole"
-    (folder / "base" / "seed-1").rename(whole)
+    uninterrupted = tmp_path / "uninterrupted"
+    (folder / "base" / "seed-1").rename(uninterrupted)
     finished = (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns
     run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
-    assert same_course(whole, folder / "base" / "seed-1")
+    assert same_course(uninterrupted, folder / "base" / "seed-1")
     cut_back(folder / "base" / "seed-1", 2)
     again = run_table(arguments, folder, rows, "--seeds=1", "--training.checkpoint_steps=2")
-    assert same_course(whole, folder / "base" / "seed-1")
+    assert same_course(uninterrupted, folder / "base" / "seed-1")
     assert (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns == finished
     assert again["rows"]["A-h1"] == first["rows"]["A-h1"]  # the other seed stays in the table
 

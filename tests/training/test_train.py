@@ -112,11 +112,11 @@ def test_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
 def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
     """Dropout and the order of batches included, in the middle of a later epoch; bit for bit on a CPU."""
     arguments = [*arguments, "--training.steps=40"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(start(arguments, whole, launcher=launcher))
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(arguments, uninterrupted, launcher=launcher))
     assert step_of(kill_after(9, start(arguments, killed, launcher=launcher), killed)) < 40
     finish(start(arguments, killed, launcher=launcher))
-    assert same_course(whole, killed)
+    assert same_course(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
     assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
 
@@ -138,17 +138,17 @@ def streamed(arguments, tmp_path):
 def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
     """Dropout, buffers and batches included, in a later epoch; bit for bit on a CPU."""
     arguments = [*streamed, "--training.steps=50"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(start(arguments, whole, launcher=launcher))
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(arguments, uninterrupted, launcher=launcher))
     checkpoint = kill_after(21, start(arguments, killed, launcher=launcher), killed)
     assert step_of(checkpoint) < 50
     assert json.loads((checkpoint / "stream.json").read_text())["epoch"] > 0
     finish(start(arguments, killed, launcher=launcher))
-    assert same_course(whole, killed)
-    curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (whole, killed)]
-    for alone, resumed in zip(*curves, strict=True):
+    assert same_course(uninterrupted, killed)
+    curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (uninterrupted, killed)]
+    for single, resumed in zip(*curves, strict=True):
         for name in ("step", "epoch", "loss", "eval_loss"):
-            assert alone.get(name) == resumed.get(name)
+            assert single.get(name) == resumed.get(name)
     assert curves[0][-1]["epoch"] == 4
 
 
@@ -190,7 +190,7 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     path.write_text(good)
     results = run(load_recipe(streamed[0], [*streamed[1:], *more]))
     assert results["steps"] == 20
-    assert [split for split, told in results["data"].items() if "first_of_stream" in told] == ["train"]
+    assert [split for split, entry in results["data"].items() if "first_of_stream" in entry] == ["train"]
 
 
 def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(streamed, tmp_path):
@@ -217,10 +217,10 @@ def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
     curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (one, two)]
-    for alone, shared in zip(*curves, strict=True):
-        assert alone["step"] == shared["step"]
-        for name in alone.keys() & {"loss", "eval_loss"}:
-            assert alone[name] == pytest.approx(shared[name], rel=1e-3)
+    for single, shared in zip(*curves, strict=True):
+        assert single["step"] == shared["step"]
+        for name in single.keys() & {"loss", "eval_loss"}:
+            assert single[name] == pytest.approx(shared[name], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -242,9 +242,9 @@ def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(ar
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=12", "--training.average_last=3"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    own = weights(folder)
+    averaged = weights(folder)
     checkpoints = [weights(folder / "checkpoints" / f"checkpoint-{step}") for step in (6, 9, 12)]
-    for name, weight in own.items():
+    for name, weight in averaged.items():
         torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / 3)
     assert results["steps"] == 12
 
@@ -280,11 +280,11 @@ def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
 @pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
 def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_path, end):
     folder = tmp_path / "run"
-    own = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
-    first = run(load_recipe(own[0], own[1:]))
+    settings = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
+    first = run(load_recipe(settings[0], settings[1:]))
     before = weights(folder)
     (folder / "results.json").unlink()  # killed while the test set was translated
-    again = run(load_recipe(own[0], own[1:]))
+    again = run(load_recipe(settings[0], settings[1:]))
     assert again["steps"] == first["steps"] < 30
     assert again["test"]["bleu"] == first["test"]["bleu"]
     assert equal(before, weights(folder))
@@ -293,23 +293,23 @@ def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["--training.steps=7", "--training.minutes=0.001"])
 def test_finished_run_with_larger_limits_equals_one_that_began_with_them(arguments, tmp_path, limit):
-    own = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
-    short, whole = tmp_path / "short", tmp_path / "whole"
-    first = run(load_recipe(arguments[0], [*own, limit, f"--output_dir={short}"]))
+    settings = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
+    short, long = tmp_path / "short", tmp_path / "whole"
+    first = run(load_recipe(arguments[0], [*settings, limit, f"--output_dir={short}"]))
     assert first["steps"] < 12
     kept, model = (short / "results.json").read_text(), weights(short)
     for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
         with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
-            run(load_recipe(arguments[0], [*own, *more, f"--output_dir={short}"]))
+            run(load_recipe(arguments[0], [*settings, *more, f"--output_dir={short}"]))
     assert (short / "results.json").read_text() == kept
     cut = shutil.copytree(short, tmp_path / "cut")
     cut_back(cut, first["steps"])
-    less = load_recipe(arguments[0], [*own, f"--output_dir={cut}", "--training.minutes=0.00001"])
+    less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
     with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
     remarks = ["--expected=better", "--published=as good"]
-    again = run(load_recipe(arguments[0], [*own, *remarks, f"--output_dir={short}"]))
-    true = run(load_recipe(arguments[0], [*own, f"--output_dir={whole}"]))
+    again = run(load_recipe(arguments[0], [*settings, *remarks, f"--output_dir={short}"]))
+    true = run(load_recipe(arguments[0], [*settings, f"--output_dir={long}"]))
     assert again["recipe"]["published"] == "as good"
     assert again["steps"] == true["steps"] == 12
     before = short / f"finished-{first['steps']}"
@@ -318,7 +318,7 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(argumen
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(before), VaswaniTransformerForConditionalGeneration)
     assert AutoTokenizer.from_pretrained(before)("a").input_ids == AutoTokenizer.from_pretrained(short)("a").input_ids
     assert again["test"]["bleu"] == true["test"]["bleu"]
-    assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(whole / "checkpoints" / "checkpoint-12"))
+    assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(long / "checkpoints" / "checkpoint-12"))
 
 
 @pytest.mark.slow
@@ -366,13 +366,13 @@ def test_run_with_another_setting_leaves_a_model_that_decodes(arguments, tmp_pat
 
 @pytest.mark.slow
 def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments, tmp_path):
-    own = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
-    own.save_pretrained(tmp_path / "own")
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
+    tokenizer.save_pretrained(tmp_path / "own")
     more = [f"--output_dir={tmp_path / 'run'}", "--training.steps=3", f"--tokenizer.path={tmp_path / 'own'}"]
     run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == own.get_vocab()
-    own.pad_token = None
-    own.save_pretrained(tmp_path / "own")
+    assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "own")
     more[0] = f"--output_dir={tmp_path / 'other'}"
     with pytest.raises(UserError, match=r"tokenizer\.path: .* has no pad token"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
@@ -483,25 +483,28 @@ def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed, tmp_path):
 @pytest.mark.slow
 def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(arguments, tmp_path, caplog):
     """To the weights of a run that kept them: a step is the same on any split."""
-    own = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
-    whole, other = tmp_path / "whole", tmp_path / "other"
-    run(load_recipe(own[0], [*own[1:], f"--output_dir={whole}"]))
-    run(load_recipe(own[0], [*own[1:], f"--output_dir={other}"]))
+    settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
+    uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
+    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={uninterrupted}"]))
+    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={other}"]))
     cut_back(other, 3)
     more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
     caplog.clear()
     with caplog.at_level("INFO"):
         more += ["--training.gradient_checkpointing=true", "--training.on_divergence=skip"]
-        results = run(load_recipe(own[0], [*own[1:], *more, f"--output_dir={other}"]))
+        results = run(load_recipe(settings[0], [*settings[1:], *more, f"--output_dir={other}"]))
     assert results["recipe"]["training"]["device_tokens"] == 20
     assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 6, 8]
-    first, second = weights(whole / "checkpoints" / "checkpoint-9"), weights(other / "checkpoints" / "checkpoint-9")
+    first, second = (
+        weights(uninterrupted / "checkpoints" / "checkpoint-9"),
+        weights(other / "checkpoints" / "checkpoint-9"),
+    )
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
     assert "Resuming from step 3 of 9." in caplog.text
     assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     with pytest.raises(UserError, match=r"holds a finished run"):
-        run(load_recipe(own[0], [*own[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
+        run(load_recipe(settings[0], [*settings[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
 
 
 def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(arguments, tmp_path):
@@ -519,9 +522,9 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
 @pytest.mark.slow
 def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
     """All that the libraries have to say included."""
-    own = [*arguments, "--training.steps=6", "--training.average_last=2"]
+    settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
-        process = start(own, tmp_path / "run")
+        process = start(settings, tmp_path / "run")
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
@@ -532,8 +535,8 @@ def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
     """Torch's launcher has a traceback of its own to show, and its own exit status."""
-    own, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
-    process = start(own, folder, launcher=launcher)
+    settings, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
+    process = start(settings, folder, launcher=launcher)
     while last_checkpoint(folder) is None and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
@@ -544,7 +547,7 @@ def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, la
         assert process.returncode == 130
         assert "Traceback" not in errors
     step = step_of(last_checkpoint(folder))
-    _, again = start([*own, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
+    _, again = start([*settings, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
 
 

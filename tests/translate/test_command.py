@@ -86,7 +86,7 @@ def test_files_are_read_and_written(run, tmp_path):
 
 def n_best(folder, **settings):
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    return [found.hypotheses for found in translate(model, tokenizer, SOURCES, scores=True, **settings)]
+    return [translation.hypotheses for translation in translate(model, tokenizer, SOURCES, scores=True, **settings)]
 
 
 def test_n_best_lines_have_their_lines_number_and_their_score(run, folder):
@@ -136,8 +136,8 @@ def test_search_is_the_models_unless_options_set_it(run, monkeypatch):
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", watched)
     run(stdin=b"hello world")
     run("--beams=2", "--length_penalty=1.5", "--max_length=3", "--nbest=2", stdin=b"hello world")
-    own = {"num_beams": 2, "length_penalty": 1.5, "max_new_tokens": 3, "num_return_sequences": 2}
-    assert calls == [{"num_return_sequences": 1}, own]
+    saved = {"num_beams": 2, "length_penalty": 1.5, "max_new_tokens": 3, "num_return_sequences": 2}
+    assert calls == [{"num_return_sequences": 1}, saved]
 
 
 def test_translation_of_two_lines_is_written_as_one(run, monkeypatch):
@@ -185,7 +185,7 @@ def test_prepared_model_finds_what_the_plain_one_finds(run, folder):
     words = " ".join(SOURCES).split()
     texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    expected = [found.text for found in translate(model, tokenizer, texts)]
+    expected = [translation.text for translation in translate(model, tokenizer, texts)]
     assert run("--device=cpu", stdin=lines(texts).encode()) == (lines(expected), "", 0)
 
 
@@ -277,10 +277,10 @@ class Interrupted:
     def __init__(self, stop_at):
         self.stop_at, self.format_lines = stop_at, command.format_lines
 
-    def __call__(self, found, number, options):
+    def __call__(self, translation, number, options):
         if number == self.stop_at:
             raise KeyboardInterrupt
-        return self.format_lines(found, number, options)
+        return self.format_lines(translation, number, options)
 
 
 @pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
@@ -288,11 +288,11 @@ class Interrupted:
 def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     run, tmp_path, monkeypatch, options, stop_at, cut_off
 ):
-    source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
+    source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
     source.write_text(lines(rows))
     arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
-    run(*arguments, "--output", whole)
+    run(*arguments, "--output", uninterrupted)
     with monkeypatch.context() as patch:
         patch.setattr(command, "format_lines", Interrupted(stop_at))
         _, errors, status = run(*arguments, "--output", path)
@@ -301,7 +301,7 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     _, errors, status = run(*arguments, "--output", path)
     assert status == 0
     assert ("resumes after line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
-    assert path.read_bytes() == whole.read_bytes()
+    assert path.read_bytes() == uninterrupted.read_bytes()
     assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
 
 
@@ -560,9 +560,9 @@ def test_interactive_session_asks_again_after_an_invalid_line(folder, monkeypatc
     typed = iter([SOURCES[0], "\udcff", no_text, SOURCES[1], EOFError()])
 
     def answer(_):
-        if isinstance(found := next(typed), Exception):
-            raise found
-        return found
+        if isinstance(line := next(typed), Exception):
+            raise line
+        return line
 
     terminal = io.TextIOWrapper(io.BytesIO())
     terminal.isatty = lambda: True
@@ -612,7 +612,7 @@ def test_endless_input_is_translated_as_it_arrives(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_signal_leaves_an_output_that_can_resume(run, folder, tmp_path, sent, status):
-    source, whole, path = (tmp_path / name for name in ("source", "whole", "path"))
+    source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     source.write_text(lines(SOURCES * 20))
     arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
     heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run in background
@@ -625,8 +625,8 @@ def test_signal_leaves_an_output_that_can_resume(run, folder, tmp_path, sent, st
     assert process.returncode == status
     assert 0 < path.read_text().count("\n") < 240
     assert run(*arguments, "--output", path)[2] == 0
-    run(*arguments, "--output", whole)
-    assert path.read_bytes() == whole.read_bytes()
+    run(*arguments, "--output", uninterrupted)
+    assert path.read_bytes() == uninterrupted.read_bytes()
 
 
 def test_command_is_installed_under_its_name():
@@ -646,9 +646,9 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
     source = lines([SOURCES[0], "", *SOURCES[1:]]).encode()
     expected = lines([TARGETS[0], "", *TARGETS[1:]])
     assert run("--engine=ctranslate2", stdin=source, model=engine_folder) == (expected, "", 0)
-    found, _, _ = run("--engine=ctranslate2", "--scores", stdin=source, model=engine_folder)
-    for line, own in zip(found.splitlines(), run("--scores", stdin=source)[0].splitlines(), strict=True):
-        (score, text), (own_score, own_text) = line.split("\t"), own.split("\t")
+    output, _, _ = run("--engine=ctranslate2", "--scores", stdin=source, model=engine_folder)
+    for line, torch_line in zip(output.splitlines(), run("--scores", stdin=source)[0].splitlines(), strict=True):
+        (score, text), (own_score, own_text) = line.split("\t"), torch_line.split("\t")
         assert text == own_text
         assert float(score) == pytest.approx(float(own_score), abs=2e-4)  # four digits are printed
     nbest, _, status = run("--engine=ctranslate2", "--nbest=2", "--format=text", stdin=source, model=engine_folder)
@@ -707,10 +707,10 @@ def test_ctranslate2_computes_in_the_requested_dtype(run, engine_folder, monkeyp
         ctranslate2, "Translator", lambda *given, **named: types.append(named["compute_type"]) or make(*given, **named)
     )
     for options in ([], ["--dtype=int8"]):
-        found = run(
+        output = run(
             "--engine=ctranslate2", "--device=cpu", *options, stdin=lines(SOURCES).encode(), model=engine_folder
         )
-        assert found == (lines(TARGETS), "", 0)
+        assert output == (lines(TARGETS), "", 0)
     assert types == ["default", "int8"]
 
 

@@ -21,15 +21,15 @@ def models(tmp_path_factory):
     """A NAT, a CMLM and a model of beams on disk, and the first two with their tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    root, found = tmp_path_factory.mktemp("models"), {}
+    root, folders = tmp_path_factory.mktemp("models"), {}
     for family, make in FAMILY.items():
-        own = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-        found[family] = make(vocab_size=len(tokenizer), **own)
-        for part in (found[family], tokenizer):
+        mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+        folders[family] = make(vocab_size=len(tokenizer), **mask_field)
+        for part in (folders[family], tokenizer):
             part.save_pretrained(root / family)
     for part in model_of_pairs():
         part.save_pretrained(root / "transformer")
-    return root, found, tokenizer
+    return root, folders, tokenizer
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def run(models, monkeypatch, capsysbinary):
 
 def generated(models, family, **settings):
     """Texts and scores of `generate()`, sentence by sentence."""
-    _, found, tokenizer = models
+    _, folders, tokenizer = models
     lines = []
     for source in SOURCES:
         batch = tokenizer([source], return_tensors="pt")
-        output = found[family].generate(**batch, return_dict_in_generate=True, **settings)
+        output = folders[family].generate(**batch, return_dict_in_generate=True, **settings)
         texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
         lines += list(zip(texts, output.sequences_scores.tolist(), strict=True))
     return lines

@@ -20,10 +20,10 @@ def write_all(path, texts, settings, stop_at=None):
         for number, text in enumerate(counted):
             window.append((number, text))
             if len(window) == 3 or number == len(texts) - 1:
-                for place, result in window:
-                    if place == stop_at:
+                for position, result in window:
+                    if position == stop_at:
                         return
-                    if place >= output.done:
+                    if position >= output.done:
                         output.write([result, result], counted)
                 window = []
         output.finish(counted)
@@ -37,13 +37,13 @@ texts_of_letters = st.lists(st.text("ab", max_size=3), min_size=1, max_size=10)
 @given(texts=texts_of_letters, stop_at=st.integers(0, 10), cut=st.integers(0, 100))
 def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(tmp_path_factory, texts, stop_at, cut):
     folder = tmp_path_factory.mktemp("output")
-    whole, path = folder / "whole", folder / "path"
-    write_all(whole, texts, {"a": 1})
+    uninterrupted, path = folder / "whole", folder / "path"
+    write_all(uninterrupted, texts, {"a": 1})
     write_all(path, texts, {"a": 1}, stop_at)
     if stop_at < len(texts):
         path.write_bytes(path.read_bytes()[:cut])
         write_all(path, texts, {"a": 1})
-    assert path.read_bytes() == whole.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
+    assert path.read_bytes() == uninterrupted.read_bytes() == "".join(f"{text}\n{text}\n" for text in texts).encode()
     assert {each.name for each in folder.iterdir()} == {"whole", "path", "whole.record", "path.record"}
     assert is_finished(path, {"a": 1}, texts, "the input") == (path.stat().st_size > 0)
 
@@ -172,8 +172,8 @@ def test_more_results_than_texts_are_an_error(tmp_path):
 def test_full_disk_is_an_error_and_the_output_resumes(tmp_path):
     """A limit on the size of files stands for the disk's."""
     resource = pytest.importorskip("resource")
-    whole, path, texts = tmp_path / "whole", tmp_path / "path", [letter * 100 for letter in "abcdef"]
-    write_all(whole, texts, {})
+    uninterrupted, path, texts = tmp_path / "uninterrupted", tmp_path / "path", [letter * 100 for letter in "abcdef"]
+    write_all(uninterrupted, texts, {})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -183,7 +183,7 @@ def test_full_disk_is_an_error_and_the_output_resumes(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.stat().st_size == 1000
     write_all(path, texts, {})
-    assert path.read_bytes() == whole.read_bytes()
+    assert path.read_bytes() == uninterrupted.read_bytes()
 
 
 def test_two_commands_do_not_write_the_same_file(tmp_path):

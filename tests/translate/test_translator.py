@@ -33,8 +33,8 @@ def alone(parts, text, **settings):
     model, tokenizer = parts
     if not text.strip():
         return [""] * settings.get("num_return_sequences", 1)
-    found = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
-    return tokenizer.batch_decode(found, skip_special_tokens=True)
+    generated = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
+    return tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
 def tagged(tokenizer):
@@ -81,39 +81,41 @@ texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
 
 @given(texts=texts_of_letters, budget=st.integers(1, 200), window=st.integers(1, 12), skip=st.integers(0, 30))
 def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer, texts, budget, window, skip):
-    whole, rest = Echo(), Echo()
+    complete, remainder = Echo(), Echo()
     settings = {"tokenizer": bytes_tokenizer, "max_source_tokens": 100, "batch_tokens": budget, "window": window}
-    found = list(Translator(whole, **settings)(iter(texts)))
-    assert [translation.text for translation in found] == [text if text.strip() else "" for text in texts]
-    assert [translation.source_tokens for translation in found] == [
+    translations = list(Translator(complete, **settings)(iter(texts)))
+    assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
+    assert [translation.source_tokens for translation in translations] == [
         len(text) + 1 if text.strip() else 0 for text in texts
     ]
     counted = []
-    assert list(Translator(rest, **settings)(texts, skip, counted.append)) == found[skip:]
-    assert all(batch in whole.batches for batch in rest.batches)
-    assert sum(counted) == len(found[skip:])
+    assert list(Translator(remainder, **settings)(texts, skip, counted.append)) == translations[skip:]
+    assert all(batch in complete.batches for batch in remainder.batches)
+    assert sum(counted) == len(translations[skip:])
 
 
 def test_text_is_translated_in_a_batch_as_by_itself(parts):
     expected = [alone(parts, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
-        found = translate(*parts, TEXTS, batch_tokens=batch_tokens, window=window)
-        assert [translation.text for translation in found] == expected
+        translations = translate(*parts, TEXTS, batch_tokens=batch_tokens, window=window)
+        assert [translation.text for translation in translations] == expected
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
 def test_arguments_of_generate_are_passed_on(parts, settings):
-    found = translate(*parts, TEXTS[4:9], **settings)
+    translations = translate(*parts, TEXTS[4:9], **settings)
     expected = [alone(parts, text, **settings) for text in TEXTS[4:9]]
-    assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in found] == expected
+    assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
 
 
 def test_generation_config_is_accepted_as_an_argument(parts):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
     config.decoder_start_token_id = 0
-    (found,) = translate(*parts, ["the cat"], generation_config=config)
-    assert [hypothesis.text for hypothesis in found.hypotheses] == alone(parts, "the cat", generation_config=config)
+    (translation,) = translate(*parts, ["the cat"], generation_config=config)
+    assert [hypothesis.text for hypothesis in translation.hypotheses] == alone(
+        parts, "the cat", generation_config=config
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,41 +132,41 @@ def test_generation_config_is_accepted_as_an_argument(parts):
 def test_scores_are_those_that_beam_search_ranks_by(parts, settings):
     model, tokenizer = parts
     every = list(translate(*parts, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
-    for text, found in zip(TEXTS[:6], every, strict=True):
+    for text, translation in zip(TEXTS[:6], every, strict=True):
         batch = tokenizer([text], return_tensors="pt")
         asked = {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 4}
         expected = model.generate(**batch, **asked, **settings).sequences_scores
-        scores = torch.tensor([hypothesis.score for hypothesis in found.hypotheses])
+        scores = torch.tensor([hypothesis.score for hypothesis in translation.hypotheses])
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
 
 def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
     model, tokenizer = parts
-    (found,) = translate(*parts, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
+    (actual,) = translate(*parts, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
     batch = tokenizer(["the cat is"], return_tensors="pt")
     tokens = model.generate(**batch, num_beams=1)
     steps = model(**batch, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(-1)
     expected = steps.gather(-1, tokens[:, 1:, None]).sum().item()
-    assert found.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
-    assert found.hypotheses[0].tokens == tokens.shape[1] - 1
+    assert actual.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
+    assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
 
 
 def test_scores_are_none_unless_requested(parts):
-    found = list(translate(*parts, ["", "hello world"]))
-    assert [translation.hypotheses[0].score for translation in found] == [None, None]
+    translations = list(translate(*parts, ["", "hello world"]))
+    assert [translation.hypotheses[0].score for translation in translations] == [None, None]
 
 
 def test_empty_text_has_n_empty_translations(parts):
-    (found,) = translate(*parts, ["\t "], scores=True, num_return_sequences=2)
-    assert found.hypotheses == [Hypothesis("", 0, 0.0)] * 2
-    assert found.source_tokens == 0
+    (translation,) = translate(*parts, ["\t "], scores=True, num_return_sequences=2)
+    assert translation.hypotheses == [Hypothesis("", 0, 0.0)] * 2
+    assert translation.source_tokens == 0
 
 
 def test_texts_may_be_endless(parts):
     taken = []
     texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
-    found = translate(*parts, texts, window=6)
-    assert [translation.text for translation in itertools.islice(found, 8)] == [*TARGETS, *TARGETS[:2]]
+    translations = translate(*parts, texts, window=6)
+    assert [translation.text for translation in itertools.islice(translations, 8)] == [*TARGETS, *TARGETS[:2]]
     assert len(taken) == 12
 
 
@@ -174,23 +176,23 @@ LONG = "the cat is black i love you this is a book"
 def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(parts):
     model, tokenizer = parts
     tokens = tokenizer(LONG)["input_ids"]
-    short, found = translate(*parts, ["cat", LONG], max_source_tokens=8)
-    assert (found.source_tokens, found.is_truncated, short.is_truncated) == (len(tokens), True, False)
+    short, long = translate(*parts, ["cat", LONG], max_source_tokens=8)
+    assert (long.source_tokens, long.is_truncated, short.is_truncated) == (len(tokens), True, False)
     batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
-    assert found.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
+    assert long.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
 
 
 def test_text_that_is_too_long_is_kept_on_request(parts):
-    (found,) = translate(*parts, [LONG], max_source_tokens=8, too_long="keep")
-    assert (found.text, found.is_truncated) == (alone(parts, LONG)[0], False)
+    (translation,) = translate(*parts, [LONG], max_source_tokens=8, too_long="keep")
+    assert (translation.text, translation.is_truncated) == (alone(parts, LONG)[0], False)
 
 
 def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(bytes_tokenizer):
     search = Echo()
-    found = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
-    assert [translation.text for translation in itertools.islice(found, 2)] == ["a", "b"]
+    translations = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
+    assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
-        next(found)
+        next(translations)
     assert (refusal.value.index, len(search.batches)) == (3, 1)
 
 
@@ -202,8 +204,8 @@ def test_learned_positions_bound_the_source_and_its_translation():
     model.generation_config.max_source_relative_length = 10
     assert TransformersEngine(model, 1).max_source_tokens() == 20
     assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
-    (found,) = translate(model, tokenizer, [LONG * 3])
-    assert found.is_truncated
+    (translation,) = translate(model, tokenizer, [LONG * 3])
+    assert translation.is_truncated
     assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024
 
 
@@ -221,8 +223,8 @@ def test_log_probabilities_are_those_of_each_pair_by_itself(parts):
     model, tokenizer = parts
     batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
     labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-    found = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
-    for source, target, value in zip(SOURCES, TARGETS, found, strict=True):
+    actual = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
+    for source, target, value in zip(SOURCES, TARGETS, actual, strict=True):
         pair = tokenizer([source], text_target=[target], return_tensors="pt")
         torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
 
@@ -236,13 +238,13 @@ def test_model_of_another_architecture_translates_too():
     )  # fmt: skip
     model = MarianMTModel(config).eval()
     settings = {"num_beams": 3, "max_new_tokens": 6}
-    found = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
-    assert [translation.text for translation in found] == [
+    translations = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
+    assert [translation.text for translation in translations] == [
         alone((model, tokenizer), text, **settings)[0] for text in TEXTS
     ]
     batch = tokenizer(["cat"], return_tensors="pt")
     expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
-    assert found[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
+    assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
     assert TransformersEngine(model, 1).max_source_tokens() == 40
 
 

@@ -63,8 +63,8 @@ def test_parallel_text_files_are_read_line_by_line(tmp_path):
     for split in ("train", "validation"):
         (tmp_path / f"{split}.en").write_text("one\ntwo\n", encoding="utf-8")
         (tmp_path / f"{split}.de").write_text("eins\nzwei\n", encoding="utf-8")
-    own = recipe(tmp_path, kind="text", train="train.{language}", validation="validation.{language}", test=None)
-    assert load_pairs(own)["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
+    data = recipe(tmp_path, kind="text", train="train.{language}", validation="validation.{language}", test=None)
+    assert load_pairs(data)["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
 
 
 def test_shipped_task_has_three_splits():
@@ -75,8 +75,8 @@ def test_shipped_task_has_three_splits():
 def test_data_set_in_the_schema_of_the_hub_is_read():
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
-    own = DataRecipe(kind="hub", path="own/set")
-    assert to_source_target(datasets.DatasetDict(train=split), own)["train"].to_dict() == {
+    data = DataRecipe(kind="hub", path="own/set")
+    assert to_source_target(datasets.DatasetDict(train=split), data)["train"].to_dict() == {
         "source": ["a"],
         "target": ["b"],
     }
@@ -87,23 +87,23 @@ def test_data_set_in_the_schema_of_the_hub_is_read():
 def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
     """A folder stands in for the data set: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    own = tmp_path / "set"
-    own.mkdir()
+    folder_of_set = tmp_path / "set"
+    folder_of_set.mkdir()
     lines = [json.dumps({"id": str(number)} | json.loads(json_line(*pair))) for number, pair in enumerate(PAIRS)]
-    (own / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    hub = DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test=None)
+    (folder_of_set / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    hub = DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test=None)
     pairs = load_pairs(hub)
     assert {name: len(split) for name, split in pairs.items()} == {"train": 3, "validation": 2}
     assert pairs["train"].column_names == ["source", "target"]
     with pytest.raises(UserError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
-        load_pairs(DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test="test"))
+        load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
 
 
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
     (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
-    own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
-    assert load_pairs(own)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
+    data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
+    assert load_pairs(data)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_missing_file_is_an_error_that_names_it(folder):
 
 
 def test_truncated_file_is_an_error_that_names_it(folder):
-    whole = (folder / "train.jsonl.gz").read_bytes()
-    (folder / "train.jsonl.gz").write_bytes(whole[: len(whole) - 10])
+    complete = (folder / "train.jsonl.gz").read_bytes()
+    (folder / "train.jsonl.gz").write_bytes(complete[: len(complete) - 10])
     with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
 
@@ -174,9 +174,9 @@ def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path):
 def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
     (tmp_path / "train.en").write_text("one\n\nthree\n", encoding="utf-8")
     (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
-    own = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
+    data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
     with caplog.at_level(logging.WARNING):
-        load_pairs(dataclasses.replace(own, empty="drop"))
+        load_pairs(dataclasses.replace(data, empty="drop"))
     assert f"{tmp_path / 'train.en'}: dropped 1 pairs with an empty side." in caplog.messages
 
 
@@ -185,9 +185,9 @@ def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(fol
     for side, code in enumerate(("en", "de")):
         (folder / f"train.{code}").write_text("".join(pair[side] + "\n" for pair in PAIRS), encoding="utf-8")
     names = {} if kind == "json" else {"kind": "text", "train": "train.{language}", "validation": "train.{language}"}
-    own = recipe(folder, streaming=True, test=None, **names)
-    at_once = load_pairs(dataclasses.replace(own, streaming=False))["train"]
-    stream = PairStream(own, seed=0)
+    data = recipe(folder, streaming=True, test=None, **names)
+    at_once = load_pairs(dataclasses.replace(data, streaming=False))["train"]
+    stream = PairStream(data, seed=0)
     for epoch in range(2):
         stream.set_epoch(epoch)
         assert list(stream) == list(zip(at_once["source"], at_once["target"], strict=True))
@@ -197,25 +197,27 @@ def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(fol
 def hub(tmp_path, monkeypatch):
     """A folder of four shards that stands in for a data set of the Hub: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    own = tmp_path / "set"
-    own.mkdir()
+    folder_of_set = tmp_path / "set"
+    folder_of_set.mkdir()
     for shard in range(4):
         lines = [json_line(f"text {shard} {number}", f"wort {number}" if number else "") for number in range(10)]
-        (own / f"train-{shard}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return DataRecipe(kind="hub", path=str(own), train="train", validation="train[:2]", test=None, streaming=True)
+        (folder_of_set / f"train-{shard}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return DataRecipe(
+        kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test=None, streaming=True
+    )
 
 
 def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(hub, caplog):
-    own = dataclasses.replace(hub, empty="drop", buffer=10)
+    data = dataclasses.replace(hub, empty="drop", buffer=10)
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
-        stream = PairStream(own, seed)
+        stream = PairStream(data, seed)
         stream.set_epoch(epoch)
         with caplog.at_level(logging.WARNING):
             orders.append(list(stream))
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert len(orders[0]) == 36
-    assert caplog.messages == [f"{own.path}, split train: dropped 4 pairs with an empty side."] * 4
+    assert caplog.messages == [f"{data.path}, split train: dropped 4 pairs with an empty side."] * 4
     first, second, again, other = orders
     assert first == again
     assert second != first != other
@@ -224,17 +226,17 @@ def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(hub, capl
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_sources_of_the_hub_keep_their_order(hub, monkeypatch, streaming):
-    own = dataclasses.replace(hub, empty="drop", streaming=streaming)
-    sources = list(sources_in_order(own))
+    data = dataclasses.replace(hub, empty="drop", streaming=streaming)
+    sources = list(sources_in_order(data))
     assert sources == [f"text {shard} {number}" for shard in range(4) for number in range(1, 10)]
     monkeypatch.setattr(distilled, "FIRST_SOURCES", 15)  # beyond the first pair with an empty side
-    found = digest_sources(sources)
-    assert (found["sources"], found["first"]["sources"]) == (36, 15)
+    digests = digest_sources(sources)
+    assert (digests["sources"], digests["first"]["sources"]) == (36, 15)
     settings = {"window": 40}
-    distillation = Distillation(Path(), {"data": found, "settings": settings})
-    check_sources(distillation, sources_in_order(own), streaming)
+    distillation = Distillation(Path(), {"data": digests, "settings": settings})
+    check_sources(distillation, sources_in_order(data), streaming)
     with pytest.raises(UserError, match="was written for other sources"):
-        check_sources(distillation, sources_in_order(dataclasses.replace(own, source="de", target="en")), streaming)
+        check_sources(distillation, sources_in_order(dataclasses.replace(data, source="de", target="en")), streaming)
 
 
 def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub):
@@ -251,16 +253,16 @@ def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub):
 def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(folder, monkeypatch):
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
-    own = recipe(folder, train="train.jsonl", streaming=True)
+    data = recipe(folder, train="train.jsonl", streaming=True)
     for bad in (1, 2, 3):
         text = "\n".join([*lines[: bad - 1], "{", *lines[bad - 1 :]])
         (folder / "train.jsonl").write_text(text, encoding="utf-8")
         if bad < 3:
             with pytest.raises(UserError, match=rf"train\.jsonl, line {bad}: not JSON"):
-                load_pairs(own)
+                load_pairs(data)
         else:
-            assert len(load_pairs(own)["train"]) == 2
-            pairs = iter(PairStream(own, seed=0))
+            assert len(load_pairs(data)["train"]) == 2
+            pairs = iter(PairStream(data, seed=0))
             assert list(itertools.islice(pairs, 2)) == PAIRS[:2]
             with pytest.raises(UserError, match=r"train\.jsonl, line 3: not JSON"):
                 next(pairs)
@@ -268,12 +270,12 @@ def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(folde
 
 def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_of_a_stream(folder):
     (folder / "train.jsonl").write_text("\n".join(json_line(f"s{n}", f"t{n}") for n in range(10)), encoding="utf-8")
-    own = recipe(folder, train="train.jsonl", streaming=True)
-    stream, whole = PairStream(own, seed=0), load_pairs(own)["train"]
-    assert list(sample_texts(whole, 3)) == ["s0", "s3", "s6", "t0", "t3", "t6"]
+    data = recipe(folder, train="train.jsonl", streaming=True)
+    stream, in_memory = PairStream(data, seed=0), load_pairs(data)["train"]
+    assert list(sample_texts(in_memory, 3)) == ["s0", "s3", "s6", "t0", "t3", "t6"]
     assert list(sample_texts(stream, 3)) == ["s0", "t0", "s1", "t1", "s2", "t2"]
     everything = {f"{side}{number}" for side in "st" for number in range(10)}
-    for pairs in (whole, stream):
+    for pairs in (in_memory, stream):
         for count in (None, 10, 11):
             assert set(sample_texts(pairs, count)) == everything
 
@@ -313,9 +315,9 @@ def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are
 
 
 def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(folder, tokenizer):
-    own = recipe(folder, streaming=True)
-    at_once = tokenize(load_pairs(own), tokenizer, own)["train"].remove_columns(["reference", "number"])
-    assert make_encode_fn(tokenizer, own)(list(PairStream(own, seed=0))) == at_once.to_list()
+    data = recipe(folder, streaming=True)
+    at_once = tokenize(load_pairs(data), tokenizer, data)["train"].remove_columns(["reference", "number"])
+    assert make_encode_fn(tokenizer, data)(list(PairStream(data, seed=0))) == at_once.to_list()
 
 
 def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(folder, tokenizer):

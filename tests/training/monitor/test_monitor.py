@@ -52,11 +52,11 @@ class FakeStopwatch(Stopwatch):
 @given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 1000), st.booleans())))
 def test_phases_cover_every_moment_exactly_once(course):
     stopwatch, expected = FakeStopwatch(), dict.fromkeys(PHASES, 0)
-    for phase, seconds, looks in course:
+    for phase, seconds, is_read in course:
         stopwatch.enter(phase)
         stopwatch.now += seconds
         expected[phase] += seconds
-        if looks:
+        if is_read:
             stopwatch.flush()
     stopwatch.flush()
     assert stopwatch.seconds == expected
@@ -95,9 +95,9 @@ def test_device_time_counts_on_a_gpu_and_no_step_waits_for_it(monkeypatch):
 @given(st.lists(st.floats(0, 1e6), min_size=len(PHASES), max_size=len(PHASES)))
 def test_shares_sum_to_a_hundred_and_are_exact_up_to_rounding(times):
     seconds = dict(zip(PHASES, times, strict=True))
-    found, total = dict(phase_shares(seconds)), sum(times)
-    assert sum(found.values()) == (100 if total else 0)
-    for phase, share in found.items():
+    shares, total = dict(phase_shares(seconds)), sum(times)
+    assert sum(shares.values()) == (100 if total else 0)
+    for phase, share in shares.items():
         assert 0 <= share <= 100
         assert abs(share - 100 * seconds[phase] / (total or 1)) <= 1 + 1e-9  # both its bounds are rounded
 
@@ -216,12 +216,12 @@ def trained_by_hand(recipe, folder, ranks, parts):
     pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in LANGUAGE]
     everyone = [dealt(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
     while True:
-        phase_shares = [[pairs[index] for index in next(own)] for own in everyone for _ in range(parts)]
+        phase_shares = [[pairs[index] for index in next(batches)] for batches in everyone for _ in range(parts)]
         positions = sum(collate(share)[name].numel() for share in phase_shares for name in ("input_ids", "labels"))
-        whole = collate([pair for share in phase_shares for pair in share])
-        lengths = whole["attention_mask"].sum(1), whole["labels"].ne(-100).sum(1)
+        step_batch = collate([pair for share in phase_shares for pair in share])
+        lengths = step_batch["attention_mask"].sum(1), step_batch["labels"].ne(-100).sum(1)
         source, target = (int(side.sum()) for side in lengths)
-        loss = model(**whole).loss
+        loss = model(**step_batch).loss
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -372,21 +372,21 @@ def test_phases_of_a_run_sum_to_its_time(arguments, tmp_path):
 def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, monkeypatch):
     """The checkpoint is made to tell of an hour of training, of which the recipe's minutes leave one step."""
     folder = tmp_path / "run"
-    own = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
-    interrupt(monkeypatch, own, step=7)
+    settings = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
+    interrupt(monkeypatch, settings, step=7)
     saved = folder / "checkpoints" / "checkpoint-6" / MONITOR_FILE
     before = json.loads(saved.read_text())
     assert 0 < before["trained"] < 60
     assert before["time"]["forward"] > 0
     saved.write_text(json.dumps({"trained": 3600.0, "time": before["time"] | {"forward": 3000.0}}))
     mark_complete(saved.parent)  # with the file as it is now
-    results = run(load_recipe(own[0], own[1:]))
+    results = run(load_recipe(settings[0], settings[1:]))
     assert results["steps"] == 7
     assert 3000 < results["time"]["forward"] < 3060
     assert results["seconds"] > 3000
 
     (folder / "results.json").unlink()  # killed while the test set was translated
-    again = run(load_recipe(own[0], own[1:]))
+    again = run(load_recipe(settings[0], settings[1:]))
     assert again["steps"] == 7
     assert again["time"]["forward"] == results["time"]["forward"]
 

@@ -60,8 +60,8 @@ def test_card_s_metadata_are_valid():
         "translation",
     )
     assert all(isinstance(result, EvalResult) for result in card.data.eval_results)
-    found = {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
-    assert found == {("validation", "bleu"): 36.25, ("test", "bleu"): 36.71, ("test", "chrf"): 60.4}
+    values = {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
+    assert values == {("validation", "bleu"): 36.25, ("test", "bleu"): 36.71, ("test", "chrf"): 60.4}
     assert ModelCardData(**card.data.__dict__).to_dict() == card.data.to_dict()
 
 

@@ -87,10 +87,10 @@ def test_commit_is_none_without_git(monkeypatch):
 
 
 def test_versions_and_hardware_are_those_in_use():
-    found = versions()
-    assert found["torch"] == torch.__version__
-    assert found["datasets"] == datasets.__version__
-    assert found["vaswani_transformer"] == vaswani_transformer.__version__
+    recorded = versions()
+    assert recorded["torch"] == torch.__version__
+    assert recorded["datasets"] == datasets.__version__
+    assert recorded["vaswani_transformer"] == vaswani_transformer.__version__
     machine = hardware(torch.device("cpu"))
     assert machine["cpu"]
     assert machine["cores"] >= 1
@@ -130,19 +130,19 @@ def test_results_are_complete_and_name_no_user_host_or_path(arguments, tmp_path)
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=3", f"--tokenizer.path={tmp_path}/vocabulary"]
     run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    found = json.loads((folder / "results.json").read_text())
-    assert list(found) == [
+    results = json.loads((folder / "results.json").read_text())
+    assert list(results) == [
         "name", "recipe", "data", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops",
         "best_validation_bleu", "curve", "validation", "test", "time", "seconds",
     ]  # fmt: skip
-    assert (found["recipe"]["data"]["path"], found["recipe"]["tokenizer"]["path"]) == ("data", "vocabulary")
-    assert found["data"]["train"] == fingerprint(dataset([(text, text[::-1]) for text in LANGUAGE]))
-    assert set(found["data"]) == {"train", "validation", "test"}
+    assert (results["recipe"]["data"]["path"], results["recipe"]["tokenizer"]["path"]) == ("data", "vocabulary")
+    assert results["data"]["train"] == fingerprint(dataset([(text, text[::-1]) for text in LANGUAGE]))
+    assert set(results["data"]) == {"train", "validation", "test"}
     signatures = {"signature", "chrf_signature", "bleu_1_signature", "bleu_2_signature"}
-    assert {name for name in found["test"] if "signature" in name} == signatures
-    assert found["validation"].keys() == {"loss", "perplexity", "bleu", "signature"}
+    assert {name for name in results["test"] if "signature" in name} == signatures
+    assert results["validation"].keys() == {"loss", "perplexity", "bleu", "signature"}
     names = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
-    for text in texts(found):
+    for text in texts(results):
         assert not Path(text).is_absolute()
         assert str(tmp_path) not in text
         assert not names.search(text)

@@ -25,14 +25,14 @@ def dialogue(tokenize="none"):
 
 
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety():
-    found = dialogue().test(REPLIES, REFERENCES)
+    scores = dialogue().test(REPLIES, REFERENCES)
     for order in (1, 2):
         expected = bleu(REPLIES, REFERENCES, "none", order)
-        assert found[f"bleu_{order}"] == expected["bleu"]
-        assert found[f"bleu_{order}_signature"] == expected["signature"]
-    assert found["distinct_1"] == 5 / 6
-    assert found["repeats"] == 1 / 6
-    assert dialogue().evaluate(REPLIES, REFERENCES).items() <= found.items()
+        assert scores[f"bleu_{order}"] == expected["bleu"]
+        assert scores[f"bleu_{order}_signature"] == expected["signature"]
+    assert scores["distinct_1"] == 5 / 6
+    assert scores["repeats"] == 1 / 6
+    assert dialogue().evaluate(REPLIES, REFERENCES).items() <= scores.items()
 
 
 def test_every_score_of_dialogue_is_a_metric_with_a_signature():

@@ -59,17 +59,17 @@ def test_compounds_are_split_at_hyphens_within_words(text, expected):
 
 
 def test_tokenized_bleu_counts_the_tokens_of_moses():
-    found = tokenized_bleu(['Er sagt, "z.B." & so.'], ["Er sagt : & so ."], "de")
+    actual = tokenized_bleu(['Er sagt, "z.B." & so.'], ["Er sagt : & so ."], "de")
     expected = bleu(["Er sagt , &quot; z.B. &quot; &amp; so ."], ["Er sagt : &amp; so ."], tokenize="none")
-    assert found["bleu"] == pytest.approx(expected["bleu"])
-    assert found["signature"] == f"{expected['signature']}|text:moses-de-sacremoses-{sacremoses.__version__}"
+    assert actual["bleu"] == pytest.approx(expected["bleu"])
+    assert actual["signature"] == f"{expected['signature']}|text:moses-de-sacremoses-{sacremoses.__version__}"
 
 
 def test_tokenized_bleu_of_tokenized_files_counts_their_own_tokens():
-    found = tokenized_bleu(["a b, c d"], ["a b, c e"], None)
+    actual = tokenized_bleu(["a b, c d"], ["a b, c e"], None)
     expected = bleu(["a b, c d"], ["a b, c e"], tokenize="none")
-    assert found["bleu"] == expected["bleu"]
-    assert found["signature"].endswith("|text:tokens")
+    assert actual["bleu"] == expected["bleu"]
+    assert actual["signature"].endswith("|text:tokens")
 
 
 def test_splitting_compounds_raises_bleu_if_their_parts_are_right():

@@ -92,11 +92,13 @@ def test_loaded_tokenizer_must_have_the_labels(recipe, tmp_path) -> None:
 
 def test_scores_of_linear_trees_are_those_of_the_trees(recipe) -> None:
     task, predicted = make_task(to_dict(recipe)), read(PREDICTED)
-    found, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
+    measured, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
     for metric in task.metrics:
-        assert found[metric.key] == getattr(expected, metric.key)
-        assert found[metric.signature_key].startswith("evalb:COLLINS.prm|punctuation:gold-tags|sentences:6|skipped:1")
-    assert found["repaired"] == 0
+        assert measured[metric.key] == getattr(expected, metric.key)
+        assert measured[metric.signature_key].startswith(
+            "evalb:COLLINS.prm|punctuation:gold-tags|sentences:6|skipped:1"
+        )
+    assert measured["repaired"] == 0
     scores = task.all_scores([linearize(tree) for tree in predicted], TARGETS)
     assert scores["evalb_f1"]["score"] == score_trees(GOLD_TREES, predicted, own_punctuation=True).f1
     assert "errors:1" in scores["evalb_f1"]["signature"]

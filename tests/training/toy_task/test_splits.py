@@ -94,8 +94,8 @@ def test_sentence_reserved_for_two_splits_is_in_neither(sample):
 
 def test_training_sees_every_word_of_the_other_splits(splits):
     for language in ("en", "es"):
-        known, *others = (words_of(splits, split, language) for split in ("train", "validation", "test"))
-        for words in others:
+        known, *other_splits = (words_of(splits, split, language) for split in ("train", "validation", "test"))
+        for words in other_splits:
             assert words <= known
 
 
