@@ -30,7 +30,7 @@ LONG_SENTENCE = [
 
 
 def cpu_dtypes() -> list[str]:
-    """The dtypes of packed layers that this CPU and this build of torch have, by torch's account of them."""
+    """Return the dtypes of packed layers that torch reports for this CPU and this build."""
     if not torch.backends.mkldnn.is_available():
         return []
     has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -42,7 +42,7 @@ DTYPES = cpu_dtypes()
 
 
 def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
-    """A tiny model with large random weights and biases."""
+    """Return a tiny model with large random weights and biases."""
     model = tiny_model(**overrides)
     torch.manual_seed(seed)
     for weight in model.parameters():
@@ -51,7 +51,7 @@ def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForCon
 
 
 def small_model(seed: int, vocab_size: int = 6, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
-    """A model of a few words whose next tokens are far from even, so that searches differ."""
+    """Return a model of a few words with uneven probabilities, so that searches differ."""
     torch.manual_seed(seed)
     model = tiny_model(
         vocab_size=vocab_size, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, **overrides
@@ -63,7 +63,7 @@ def small_model(seed: int, vocab_size: int = 6, **overrides: object) -> VaswaniT
 
 
 class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):
-    """The same model under Transformers' own search, without a step of this package's."""
+    """The same model under Transformers' own search, without any step of this package."""
 
     _tied_weights_keys = VaswaniTransformerForConditionalGeneration._tied_weights_keys
 
@@ -83,7 +83,7 @@ def random_attention_maps(
     source: list[str] = LONG_SENTENCE,
     target: tuple[str, ...] = ("el", "gato", "</s>"),
 ) -> AttentionMaps:
-    """Random weights of a sentence with long words, a repeated word and signs that could be read as a formula."""
+    """Return random weights of a sentence with long words, a repeated word and signs of a formula."""
     generator = np.random.default_rng(0)
 
     def rows(queries: int, keys: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""A language in which two answers are equally right: it tells the ways of decoding apart.
+"""A language in which two answers are equally right, which shows how ways of decoding differ.
 
-A source is 3 to 9 of 20 symbols. Its target is reversed, symbol 0 is left out and symbol 1 is doubled, and a coin
-chooses for the whole sentence between two target vocabularies. Positions that are predicted independently mix the two.
+A source is 3 to 9 of 20 symbols. Its target is reversed, without symbol 0 and with symbol 1 doubled. A coin chooses one
+of two target vocabularies for the complete sentence. Positions that are predicted independently mix the two.
 
 B batch, S source, T target.
 """
@@ -31,7 +31,7 @@ STEPS, BATCH, HELD_OUT = 1200, 64, 512
 
 
 def target_in(dialect: int, source: list[int]) -> list[int]:
-    """The one target of a source in a dialect, with its end."""
+    """Return the only target of a source in a dialect, with its end."""
     words = [symbol for symbol in reversed(source) for _ in range((0, 2)[symbol] if symbol < 2 else 1)]
     return [FIRST + (1 + dialect) * SYMBOLS + word for word in words] + [END]
 
@@ -46,13 +46,13 @@ def pad(rows: list[list[int]], value: int) -> Tensor:
 
 
 def encode(sources: list[list[int]]) -> dict[str, Tensor]:
-    """The tokens of the sources and their mask (B, S)."""
+    """Return the tokens of the sources and their mask (B, S)."""
     tokens = pad([[FIRST + symbol for symbol in source] + [END] for source in sources], 1)
     return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
 
 
 def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float]) -> Any:
-    """The model after `steps` of Adam at 1e-3, falling to 0 over the last third.
+    """Return the model after `steps` of Adam at 1e-3, falling to 0 over the last third.
 
     Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
     """
@@ -75,19 +75,19 @@ def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float])
 
 
 def answers_of(sequences: Tensor) -> list[list[int]]:
-    """The targets, with their ends, of sequences (B, T + 1)."""
+    """Return the targets, with their ends, of sequences (B, T + 1)."""
     rows = sequences[:, 1:].tolist()
     return [row[: row.index(END) + 1] if END in row else row for row in rows]
 
 
 def share_of_answers(sources: list[list[int]], answers: list[list[int]]) -> float:
-    """The share of answers that are the target in one of the two dialects."""
+    """Return the share of answers that are the target in one of the two dialects."""
     pairs = zip(sources, answers, strict=True)
     return sum(answer in [target_in(dialect, source) for dialect in (0, 1)] for source, answer in pairs) / len(sources)
 
 
 def share_of_words(sources: list[list[int]], answers: list[list[int]]) -> float:
-    """The share of words that are right, each in either dialect; all words of a wrong length are wrong."""
+    """Return the share of words that are right in either dialect; a wrong length makes all words of an answer wrong."""
     right = 0
     for source, answer in zip(sources, answers, strict=True):
         words = list(zip(target_in(0, source), target_in(1, source), strict=True))
@@ -97,18 +97,18 @@ def share_of_words(sources: list[list[int]], answers: list[list[int]]) -> float:
 
 
 def share_right(model: Any, **settings: Any) -> float:
-    """The share of held-out sentences that are the target in one of the two dialects."""
+    """Return the share of held-out sentences whose translation is the target in one of the two dialects."""
     sources = draw_sources(random.Random(2), HELD_OUT)
     return share_of_answers(sources, answers_of(model.generate(**encode(sources), **settings)))
 
 
 def train_iterative_vae(kl_scale: float) -> VaswaniIterativeVaeForConditionalGeneration:
-    """An IterativeVAE of the language, whose divergences reach their full weight halfway."""
+    """Return an IterativeVAE of the language, trained with divergences that reach their full weight halfway."""
     model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
     return train(model, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
 
 
 def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> list[list[list[int]]]:
-    """The answers after each layer of a model with a history."""
+    """Return the answers after each layer of a model with a history."""
     generated = model.generate(**encode(sources), return_history=True, return_dict_in_generate=True, **settings)
     return [answers_of(words) for words in generated.history]

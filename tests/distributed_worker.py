@@ -1,4 +1,4 @@
-"""One process of a distributed model, started by test_distributed.py: prints how far it is from the whole model.
+"""One process of a distributed model, started by test_distributed.py: prints how far it is from the complete model.
 
 Usage: python -m torch.distributed.run --nproc_per_node=2 tests/distributed_worker.py tensor|fsdp FOLDER
 """

@@ -1,4 +1,4 @@
-"""The functions of the flash-attn package, for a CPU."""
+"""The functions of the flash-attn package for a CPU."""
 
 import math
 
@@ -9,7 +9,7 @@ from transformers import modeling_flash_attention_utils
 
 
 class FlashKernels:
-    """The functions of the flash-attn package, written out: concatenated texts with their lengths."""
+    """Plain versions of these functions, for texts of one length and for concatenated texts."""
 
     @staticmethod
     def fixed(

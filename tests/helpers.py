@@ -1,4 +1,4 @@
-"""Small models and batches, and the comparisons that several tests make.
+"""Small models, batches and comparisons that several tests share.
 
 B batch, S source, T target.
 """
@@ -40,29 +40,29 @@ FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def tiny_config(**overrides: object) -> VaswaniTransformerConfig:
-    """Two layers of 32, four heads; `overrides` are fields to set otherwise."""
+    """Return a config of two layers of 32 and four heads; `overrides` replace fields."""
     return VaswaniTransformerConfig(**{**TINY, **overrides})
 
 
 def tiny_model(**overrides: object) -> VaswaniTransformerForConditionalGeneration:
-    """A tiny model with random weights, in evaluation mode, the same one whenever it is asked for."""
+    """Return a tiny model with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return VaswaniTransformerForConditionalGeneration(tiny_config(**overrides)).eval()
 
 
 def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
-    """Ordinary tokens: no start, no padding, no end."""
+    """Return ordinary tokens: no start, no padding, no end."""
     return torch.randint(4, vocab_size, shape)
 
 
 def random_batch(batch: int = 3, source: int = 7, target: int = 5) -> dict[str, Tensor]:
-    """Sources (B, S) and the target tokens so far (B, T), without padding."""
+    """Return sources (B, S) and target tokens (B, T), without padding."""
     return {"input_ids": random_tokens(batch, source), "decoder_input_ids": random_tokens(batch, target)}
 
 
 def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple[Tensor, Tensor]:
-    """Random texts of these lengths as (B, longest), filled up with `pad` on one side, and their mask."""
+    """Return random texts of these lengths as (B, longest), padded with `pad` on one side, and their mask."""
     width = max(lengths)
     tokens = torch.full((len(lengths), width), pad)
     mask = torch.zeros(len(lengths), width, dtype=torch.long)
@@ -75,7 +75,7 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
 
 @functools.cache
 def model_of_pairs() -> tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]:
-    """A model that has memorized the six sentence pairs, in about a second, and its tokenizer; change neither."""
+    """Return a model that memorized the six sentence pairs, in about a second, and its tokenizer; change neither."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")
@@ -101,7 +101,7 @@ BROKEN = {
 
 
 def break_model(folder: Path, copy: Path, way: str) -> Path:
-    """A copy of a saved model of two layers whose weights are broken in one of the ways of `BROKEN`."""
+    """Copy a saved model of two layers, and break its weights in one of the ways of `BROKEN`."""
     shutil.copytree(folder, copy)
     config, weights = json.loads((copy / "config.json").read_text()), load_file(copy / "model.safetensors")
     key = "model.encoder.layers.0.feed_forward.fc1.bias"
@@ -117,7 +117,7 @@ def break_model(folder: Path, copy: Path, way: str) -> Path:
 
 
 def run_python(code: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
-    """What a new Python process prints that runs `code` in the checkout, or in `folder` without the checkout."""
+    """Run `code` in a new Python process, in the checkout or in `folder` without it, and return the output."""
     path = {"PYTHONPATH": str(ROOT) if folder is None else ""}
     variables = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | path | environment
     finished = subprocess.run(
@@ -133,7 +133,7 @@ def run_python(code: str, *arguments: str, folder: Path | None = None, **environ
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes, in both passes."""
+    """Records the number of elements of the largest tensor that any operation of either pass makes."""
 
     numel = 0
 

@@ -19,14 +19,14 @@ END, MASK = 2, 3
 
 
 def tiny_nat(**overrides: Any) -> VaswaniNatForConditionalGeneration:
-    """A tiny NAT with random weights, in evaluation mode, the same one each time."""
+    """Return a tiny NAT with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return VaswaniNatForConditionalGeneration(VaswaniNatConfig(**{**TINY, **overrides})).eval()
 
 
 def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
-    """A tiny CMLM with random weights, in evaluation mode, the same one each time."""
+    """Return a tiny CMLM with random weights, in evaluation mode, the same at each call."""
     settings = {**TINY, "mask_token_id": MASK, "max_target_length": 20, **overrides}
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -34,7 +34,7 @@ def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
 
 
 def tiny_iterative_vae(**overrides: Any) -> VaswaniIterativeVaeForConditionalGeneration:
-    """A tiny IterativeVAE with random weights, in evaluation mode, the same one each time."""
+    """Return a tiny IterativeVAE with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         config = VaswaniIterativeVaeConfig(**{**TINY, **overrides})
@@ -45,7 +45,7 @@ FAMILY = {"nat": tiny_nat, "iterative_vae": tiny_iterative_vae, "cmlm": tiny_cml
 
 
 def targets(*lengths: int) -> Tensor:
-    """Labels (B, T) of these lengths, each with its end, padded on the right by -100."""
+    """Return labels (B, T) of these lengths, each with its end, padded on the right by -100."""
     labels = torch.full((len(lengths), max(lengths)), -100)
     for row, length in enumerate(lengths):
         labels[row, :length] = torch.cat([random_tokens(length - 1), torch.tensor([END])])

@@ -1,9 +1,9 @@
-"""Decoding speed of this checkout and of another one, in turn, in one process, with the same tokens.
+"""Compare the decoding speed of this checkout with another one, in turn, in one process, with the same tokens.
 
 `git worktree add ../before COMMIT`, then `python -m tests.benchmarks.decode_before_after ../before --shape=small
 --batches 1 8 32` decodes the same random sources by both and prints one JSON object: the median over rounds of the
 ratio of the other checkout's seconds to this one's, so that 1.2 is 1.2 times as fast as before. Each round takes both
-in turn, the first of them by turns. Tokens of all arms but int8 have to be the same. `decode_against_marian` explains
+in turn and alternates which is first. All arms but int8 must write the same tokens. `decode_against_marian` explains
 the options that both have.
 """
 
@@ -30,7 +30,7 @@ BEFORE = "vaswani_transformer_before"
 
 
 def import_before(checkout: Path) -> tuple[Any, Any]:
-    """The model's module of another checkout and its `prepare_for_inference`, beside those of this one."""
+    """Return the model's module of another checkout and its `prepare_for_inference`; those of this one stay."""
     package = types.ModuleType(BEFORE)  # without its __init__, which would register its classes in place of ours
     package.__path__ = [str(checkout / "vaswani_transformer")]
     sys.modules[BEFORE] = package
@@ -42,7 +42,7 @@ def import_before(checkout: Path) -> tuple[Any, Any]:
 def calls(
     shape: dict[str, int], arm: str, beams: int, lengths: Tensor, before: tuple[Any, Any]
 ) -> list[Callable[[], Tensor]]:
-    """The search of the other checkout and of this one, over the same weights."""
+    """Return the search of the other checkout and of this one, over the same weights."""
     torch.manual_seed(0)
     ours = make_model("ours", shape).eval()
     config = importlib.import_module(f"{BEFORE}.config").VaswaniTransformerConfig(**ours.config.to_diff_dict())
@@ -68,7 +68,7 @@ def calls(
 
 
 def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """The seconds of both, round by round, and the median of their ratios."""
+    """Return the seconds of both, round by round, and the median of their ratios."""
     lengths = target_lengths(count, options.lengths)
     longest = int(lengths.max())
     both = calls(SHAPES[options.shape], arm, beams, lengths, before)

@@ -5,11 +5,11 @@
 one at every length beam of `--lengths`, and a CMLM also at every count of `--iterations`. It prints the table as
 Markdown; `--output=NAME` writes `NAME.md` and `NAME.json`. The models have to share a vocabulary, up to `<mask>`.
 
-Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. For every sentence, or
-batch, each arm takes its turn, and each time another arm begins. The first `--warmup` sentences do not count. On one
-thread the seconds are those of the CPU, which other work on the same core changes least; on more, those of the clock. A
-speed-up is the median over sentences of the ratio of both arms' times on that sentence. Quality is that of the whole
-set, at predicted lengths, in batches of 32.
+Models are prepared for the CPU. A time is that of one `generate()`, from token ids to token ids. Every arm translates
+each sentence, or batch, in turn, and each time another arm is first. The first `--warmup` sentences do not count. With
+one thread, seconds are CPU time, which other work on the same core changes least; with more, clock time. A speed-up is
+the median over sentences of the ratio of both arms' times. Quality is measured on the complete set, at predicted
+lengths, in batches of 32.
 """
 
 import argparse
@@ -127,10 +127,10 @@ def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
-    """Return the token ids of the sources, which must be the same for every model.
+    """Return the token ids of the sources, which every model must share.
 
     Raises:
-        UserError: they are not.
+        UserError: two models have different token ids.
     """
     encoded = None
     for arm in {arm.model_name: arm for arm in arms}.values():
@@ -153,7 +153,7 @@ def padded(rows: list[list[int]]) -> dict[str, Tensor]:
 def in_turn(
     arms: list[Arm], batches: list[list[list[int]]], clock: Callable[[], float]
 ) -> Iterator[tuple[Arm, int, float, Tensor]]:
-    """Yield each arm, the number of a batch, and the seconds and tokens of its translation; another arm begins each."""
+    """Yield each arm, a batch number, and the seconds and tokens of the translation; the first arm alternates."""
     for number, rows in enumerate(batches):
         inputs, first = padded(rows), number % len(arms)
         for arm in arms[first:] + arms[:first]:
@@ -188,7 +188,7 @@ def median_ratio(other_seconds: list[float], seconds: list[float]) -> float:
 
 
 def speed(arm: Arm, threads: int, baselines: dict[str, Arm], sentences: int) -> dict[str, Any]:
-    """Return the figures of one arm on so many threads."""
+    """Return the times of one arm with this number of threads."""
     seconds = sorted(arm.single[threads])
     return {
         "milliseconds_median": 1000 * statistics.median(seconds),
@@ -321,7 +321,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure, print and write."""
+    """Run all measurements, print the table, and write the files."""
     sources, references = read_data(options)
     if len(sources) <= options.warmup or (options.history or 0) > len(sources):
         raise UserError(f"--data: {len(sources)} sentences; give more than --warmup and at least --history.")

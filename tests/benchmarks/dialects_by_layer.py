@@ -1,4 +1,4 @@
-"""How IterativeVAE settles on one of two right answers, layer by layer, on the language of `tests.dialects`.
+"""Measure how IterativeVAE decides between two right answers, layer by layer, on the language of `tests.dialects`.
 
 `python -m tests.benchmarks.dialects_by_layer --kl_scale 0.01 1 --seed 1 2` trains a model for each and prints, as lines
 of JSON, the share of held-out sentences right after each layer, without and with noise, and the share of right words.

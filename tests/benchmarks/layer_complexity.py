@@ -2,7 +2,7 @@
 
 `python -m tests.benchmarks.layer_complexity --output table1` takes the layers in turn on the same random text, batch 1,
 forward in evaluation mode and float32. It writes table1.json, table1.md and table1.svg into a new folder, and the
-Markdown to standard output. Ctrl-C ends it with what is measured. The layers have width d:
+Markdown to standard output. Ctrl-C ends it and keeps what it has measured. The layers have width d:
 
   self-attention          equation (1) step by step ("eager"), heads of 64
   self-attention, fused   the same by torch's fused product, which stores no weights
@@ -10,8 +10,8 @@ Markdown to standard output. Ctrl-C ends it with what is measured. The layers ha
   recurrent               torch's LSTM or GRU (`--cell`)
   convolutional           one convolution over k positions (`--kernel`)
 
-Seconds are medians over rounds: CPU time of the process on one thread, else by the clock. Memory is the peak of a
-forward pass above what the process holds before it; on a CPU only Linux tells it. Operations are counted by formula,
+Seconds are medians over rounds: CPU time of the process with one thread, otherwise clock time. Memory is the peak of a
+forward pass above what the process holds before it; on a CPU only Linux reports it. Operations are counted by formula,
 two for a multiplication and its addition, with the projections, which the paper's column leaves out. A layer that would
 need more than `--memory` GiB is skipped, and the table marks it.
 """
@@ -97,7 +97,7 @@ def operations(name: str, n: int, d: int, options: argparse.Namespace) -> int:
 
 
 def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> float:
-    """About what a forward pass takes: scores and weights of every pair of positions, and eight texts."""
+    """Estimate the memory of a forward pass: scores and weights of every pair of positions, and eight texts."""
     heads = max(1, d // HEAD_DIM)
     pairs = 2 * heads * n * n if name == "self-attention" else 0
     return 4 * (pairs + 8 * n * d) / 2**30
@@ -125,14 +125,14 @@ def resident(field: str) -> float:
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
-    """The peak of one call above what is held before it; None where the system does not tell."""
+    """Return the peak of one call above the memory before it, or None if the system does not report it."""
     if device.type != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # or memory that is freed but kept would be used again
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # otherwise the call could use memory that is freed but kept
         Path("/proc/self/clear_refs").write_text("5")  # the peak is forgotten
     except OSError:
         return None
@@ -143,7 +143,7 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
 
 @torch.no_grad()
 def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a layer, all layers in turn in every round, the first of them by turns."""
+    """Return one row a layer. Every round measures all layers in turn and begins with another one."""
     device = torch.device(options.device)
     rows = {name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS}
     calls: dict[str, Callable[[], object]] = {}
@@ -182,7 +182,7 @@ def growth(rows: list[dict[str, Any]], field: str) -> str:
 
 
 def cell(row: dict[str, Any], field: str, form: Callable[[float], str]) -> str:
-    """A number of the table, or why there is none."""
+    """Return a number of the table, or the reason why it is missing."""
     if row.get(field) is None:
         return "skipped" if "skipped" in row else "-"
     return form(row[field])

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, capsys, monkeypatch):
-    """The command with some of the models; its output, errors and status."""
+    """Run the command with some of the models; return its output, errors and status."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
 
     def run(names, *options):

@@ -1,15 +1,15 @@
-"""Training speed of this model and of Transformers' MarianMTModel of the same shape, in turn, in one process, on Linux.
+"""Compare the training speed of this model and of MarianMTModel of the same shape, in turn, in one process, on Linux.
 
 `python -m tests.benchmarks.train_against_marian --shape=small --rounds=3 --steps=8` trains the arms in turn on the same
 sentences, synthetic token ids with a log-normal mix of lengths of mean 25, each through Seq2SeqTrainer, and prints one
-JSON object: real target tokens a second (the median over rounds), the share of cells that are padding, the share of
-the matrix products' peak speed that real tokens reach, the peak memory of a process of its own above weights,
-gradients and optimiser, and the ratios.
+JSON object: real target tokens a second (the median over rounds), the padding share, the share of
+the matrix products' peak speed that real tokens reach, the peak memory of a separate process above weights, gradients
+and optimizer, and the ratios.
 
 The arms: ours with the paper's Adam, batches by token budget and the model's own label smoothing; Marian with random
 batches of a fixed number of sentences, as many as hold the same real tokens on average, and the Trainer's label
-smoother; Marian with `group_by_length` beside it. Each arm's sampler deals a whole epoch, of which a round takes
-batches evenly spaced by their size, so that few steps stand for all: `group_by_length` begins with the longest.
+smoother; Marian with `group_by_length` too. Each arm's sampler makes the batches of an epoch. A round takes batches
+evenly spaced by size, so that few steps represent all: `group_by_length` begins with the longest.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def sentences(count: int, vocab_size: int) -> datasets.Dataset:
 
 
 class Clock(TrainerCallback):
-    """Seconds of all steps but the first two, which warm up."""
+    """Measures the seconds of all steps but the first two, which warm up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -95,7 +95,7 @@ class Clock(TrainerCallback):
 
 
 def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) -> DataLoader:
-    """`count` batches of one epoch, evenly spaced in the order of their size, shuffled; two of them warm up before.
+    """Return `count` batches of one epoch, evenly spaced in the order of their size, shuffled, after two to warm up.
 
     The longest of all would take more memory in the base shape than a small machine has.
     """
@@ -108,7 +108,7 @@ def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) ->
 
 
 def counting(collate: Any, seen: list[dict[str, int]], config: VaswaniTransformerConfig) -> Any:
-    """A collator that notes what each batch holds, and the operations of a model of ours to learn from it."""
+    """Return a collator that records what each batch holds, and the operations of our model on it."""
 
     def collated(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = collate([{name: feature[name] for name in ("input_ids", "labels")} for feature in features])
@@ -127,7 +127,7 @@ def counting(collate: Any, seen: list[dict[str, int]], config: VaswaniTransforme
 
 
 def common_fields(shape: dict[str, int]) -> dict[str, Any]:
-    """What both configurations call by the same name."""
+    """Return the fields that have one name in both configurations."""
     layers = {"encoder_layers": shape["layers"], "decoder_layers": shape["layers"]}
     return layers | {"vocab_size": shape["vocab_size"], "d_model": shape["d_model"], "dropout": 0.1}
 
@@ -160,7 +160,7 @@ def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
 def make_trainer(
     arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace
 ) -> Seq2SeqTrainer:
-    """What trains an arm, `steps` steps and two before them."""
+    """Return a trainer of an arm for `steps` steps after two to warm up."""
     arguments: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(),
         "max_steps": options.steps + 2,
@@ -220,7 +220,7 @@ def one_round(
 
 
 def gemm_peak(precision: str) -> float:
-    """FLOP a second of a large matrix product, the fastest of several."""
+    """Return the FLOP a second of a large matrix product, the fastest of several."""
     size, times = 2048, []
     device = torch.accelerator.current_accelerator() or "cpu"
     factor = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -232,9 +232,10 @@ def gemm_peak(precision: str) -> float:
 
 
 def memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
-    """MiB that an arm takes at its peak above weights, gradients and optimiser, in a process of its own.
+    """Return the MiB that an arm needs at its peak above weights, gradients and optimizer, in a separate process.
 
-    Of whole steps, and of logits and loss alone, forward and backward, for as many target tokens as a step has.
+    One number is that of complete steps, one that of only logits and loss, forward and backward, for the target tokens
+    of a step.
     """
     command = [sys.executable, "-m", "tests.benchmarks.train_against_marian", f"--memory_of={arm}"]
     command += [f"--{name}={getattr(options, name)}" for name in ("shape", "tokens", "precision", "threads")]
@@ -274,7 +275,7 @@ def loss_memory(arm: str, model: Any, options: argparse.Namespace) -> float:
 
 
 def make_tokenizer() -> VaswaniTransformerTokenizer:
-    """One that pads; it never sees a text."""
+    """Return a tokenizer for padding only."""
     return VaswaniTransformerTokenizer.train_from_iterator(["a"], 300)
 
 

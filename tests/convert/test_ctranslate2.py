@@ -1,4 +1,4 @@
-"""The model in CTranslate2: the same probabilities, the same searches, and folders written whole or not at all."""
+"""The model in CTranslate2 has the same probabilities and searches; a folder is written completely or not at all."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def lively(seed=0, **overrides):
-    """A tiny model whose next tokens are far from even, its norms and biases too, so that searches differ."""
+    """Return a tiny model with large random weights, norms and biases too, so that searches differ."""
     model = tiny_model(**overrides)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -34,7 +34,7 @@ def lively(seed=0, **overrides):
 
 
 def log_probs(model, sources, targets):
-    """log P of each target token and of the end behind it, with sources of unequal length padded: (B, T + 1)."""
+    """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
     width = max(map(len, sources))
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
     starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
@@ -89,14 +89,14 @@ def test_converted_model_has_the_same_probabilities(overrides, tmp_path):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_converted_activation_is_the_same(name, tmp_path):
-    """gelu_fast and its kind are one formula rounded otherwise: far nearer to each other than GELUs of two kinds."""
+    """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
     model = lively(activation_function=name)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
 
 def searched(model, sources, **settings):
-    """What `generate()` finds: the tokens of each source's n best and their scores."""
+    """Return what `generate()` returns: the tokens of each source's n best and their scores."""
     width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
     options = {"return_dict_in_generate": True, "output_scores": True}
@@ -132,7 +132,7 @@ def assert_same_search(model, folder, sources, is_early=True, **settings):
 def test_beam_search_under_power_equals_generate(
     tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early
 ):
-    """Token for token and score for score, with sources of unequal length together."""
+    """Token for token and score for score, for a batch of sources of unequal length."""
     model, folder = lively(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
     to_ctranslate2(model, None, folder)
     sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
@@ -184,7 +184,7 @@ def test_search_of_a_trained_model_equals_generate(num_beams, is_early, pairs_fo
 @pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "tolerance"), [("bfloat16", 0.03), ("float16", 0.004), ("int8", 0.1)])
 def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path):
-    """In log P of a token, a mean over sentences that the model knows and does not.
+    """The measure is log P of a token, a mean over sentences that the model knows and does not.
 
     A weight of 8 bits, of -127 to 127, is off by up to 1/254 of its row's largest; bfloat16 keeps 8 binary digits of
     each weight and float16 11. The tolerances are some five times the means that were measured: 0.007, 0.0007, 0.020.
@@ -200,7 +200,7 @@ def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path
 
 @pytest.mark.slow
 def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
-    """Scores are those of the model itself, and the best is the model's own where both searches finished it."""
+    """Scores are those of the model itself, and the best is the model's if both searches finished it."""
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS))["input_ids"]
     options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
@@ -217,7 +217,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
 def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
-    """CTranslate2 quantises in place."""
+    """CTranslate2 quantizes in place."""
     model = lively()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     to_ctranslate2(model, None, tmp_path / "converted", quantization)

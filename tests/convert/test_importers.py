@@ -1,4 +1,4 @@
-"""Models of other tools read into this package compute the same, and what has no place here is refused by name."""
+"""Imported models of other tools compute the same, and a setting without a counterpart is an error that names it."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ SHAPE = {
 
 
 def stir(model):
-    """Random weights of which none is 0 or 1, norms and biases too; the tables of positions stay."""
+    """Set random weights, none of them 0 or 1, norms and biases too; the tables of positions stay."""
     for name, weight in model.named_parameters():
         if "embed_positions" not in name:
             weight.data = 0.3 * torch.randn_like(weight) + name.endswith("norm.weight")
@@ -95,7 +95,7 @@ def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path):
-    """The very logits, not only the same probabilities, with the last norm's gains as uneven as trained ones."""
+    """The logits are equal, not only the probabilities; the last norm's weights are as uneven as trained ones."""
     torch.manual_seed(seed)
     original = marian()
     original.final_logits_bias.normal_(std=3)
@@ -154,7 +154,7 @@ def test_setting_without_a_counterpart_is_an_error_that_names_it(make, message, 
 
 
 def positions_of_fairseq(count):
-    """Written out: position p has the number p + 2, and frequency i is 10000^(-i / (d / 2 - 1))."""
+    """Return the table by its formula: position p has the number p + 2, and frequency i is 10000^(-i / (d / 2 - 1))."""
     rows = []
     for position in range(count):
         angles = [(position + PAD + 1) * math.exp(-i * math.log(10000) / (D // 2 - 1)) for i in range(D // 2)]
@@ -163,7 +163,7 @@ def positions_of_fairseq(count):
 
 
 class FairseqLayer(nn.Module):
-    """A post-norm layer of plain torch modules, whose weights go by fairseq's names."""
+    """A post-norm layer of plain torch modules with fairseq's weight names."""
 
     def __init__(self, has_memory):
         super().__init__()
@@ -185,7 +185,7 @@ class FairseqLayer(nn.Module):
 
 
 class FairseqTransformer(nn.Module):
-    """The oracle: fairseq's transformer_wmt_en_de, of torch's own attention."""
+    """The oracle: fairseq's transformer_wmt_en_de with torch's own attention."""
 
     def __init__(self, scale=True):
         super().__init__()
@@ -212,7 +212,7 @@ class FairseqTransformer(nn.Module):
 
 
 def split(state):
-    """By the names of newer versions, with queries, keys and values apart."""
+    """Return the state by the names of newer versions, with separate queries, keys and values."""
     split_state = {}
     for key, value in state.items():
         if "in_proj" in key:
@@ -383,7 +383,7 @@ def vocabulary(tmp_path):
 
 
 def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary):
-    """By hand, by the rules of subword-nmt: merges in their order, "</w>" at a word's end, "@@" where it goes on."""
+    """The rules of subword-nmt by hand: merges in their order, "</w>" at the end of a word, "@@" before it."""
     tokenizer = fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
     ids = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
     expected = {
@@ -444,7 +444,7 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary, capsys):
 
 @pytest.fixture(scope="module")
 def marian_folder(tmp_path_factory):
-    """A Marian model with the tokenizer that such models have: two sentencepiece models and a vocabulary."""
+    """Save a Marian model with its usual tokenizer: two sentencepiece models and a vocabulary."""
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("models") / "marian"
     folder.mkdir()

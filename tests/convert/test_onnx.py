@@ -30,14 +30,14 @@ class Graphs:
         )
 
     def lengths(self, source: Arrays, length_logits: np.ndarray) -> np.ndarray:
-        """The likeliest length (B,) of each target."""
+        """Return the likeliest length (B,) of each target."""
         best = length_logits.argmax(1)
         if self.config.model_type == "vaswani_cmlm":
             return best
         return np.maximum(1, source["attention_mask"].sum(1) + best + self.config.min_length_difference)
 
     def words(self, logits: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest words (B, T) of logits (B, T, V), the end at the last position, and their log-probabilities."""
+        """Return the likeliest words (B, T) of logits (B, T, V), with the end last, and their log-probabilities."""
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         allowed = log_probs.copy()
         allowed[:, :, [0, 1, END, *([MASK] if self.config.model_type == "vaswani_cmlm" else [])]] = -np.inf
@@ -46,7 +46,7 @@ class Graphs:
         return tokens, np.take_along_axis(log_probs, tokens[:, :, None], 2)[:, :, 0]
 
     def generate(self, source: Arrays, rounds: int) -> np.ndarray:
-        """Targets (B, T) by Mask-Predict over the likeliest length; of one-pass models in one round."""
+        """Return targets (B, T) by Mask-Predict over the likeliest length; one-pass models need one round."""
         states, length_logits = self.encoder.run(None, source)
         lengths = self.lengths(source, length_logits)
         canvas = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)  # (B, T)
@@ -68,7 +68,7 @@ class Graphs:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("family", FAMILY)
 def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
-    """Other batches and lengths than those of the export, padded on either side; a CMLM in three passes."""
+    """Batches and lengths differ from those of the export, with padding on either side; a CMLM has three passes."""
     model, rounds = FAMILY[family](), 3 if family == "cmlm" else 1
     graphs = Graphs(to_onnx(model, tmp_path / "onnx"), model.config)
     for side, lengths in [("right", [4, 9, 1]), ("left", [2, 7]), ("right", [6])]:

@@ -33,7 +33,7 @@ from vaswani_transformer.schedule import learning_rate
 def words_of(figure):
     """Return all visible texts of a figure with their boxes."""
     figure.draw_without_rendering()
-    beyond = set()  # labels of ticks outside an axis, which are there and not drawn
+    beyond = set()  # labels of ticks outside an axis exist but are not drawn
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
         beyond |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}

@@ -136,7 +136,7 @@ def test_command_error_is_one_line(arguments, message, folder, capsys):
 
 
 def opened(text, folder, address="", actions=""):
-    """Return the page as a browser has it after `actions`: JavaScript statements in which $ selects elements."""
+    """Return the page in a browser after `actions`: JavaScript statements in which $ selects elements."""
     script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
     path = folder / "page.html"
     path.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")

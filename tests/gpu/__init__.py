@@ -1,1 +1,1 @@
-"""Everything that a GPU has to show: `python -m tests.gpu`, see docs/gpu.md."""
+"""The checks and measurements on a GPU: `python -m tests.gpu`, see docs/gpu.md."""

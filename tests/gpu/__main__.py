@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 
 
 def commit() -> str:
-    """Return the commit of the checkout, with "-dirty" where files differ from it."""
+    """Return the commit of the checkout, with "-dirty" if files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
     )
@@ -26,7 +26,7 @@ def commit() -> str:
 
 
 def about(device: str) -> dict[str, Any]:
-    """Return what results hold for."""
+    """Return the device, commit and versions that results belong to."""
     index = torch.device(device)
     name = torch.cuda.get_device_name(index) if index.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -44,7 +44,7 @@ def default_device() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return 0 where nothing failed, 1 where a part did or was too slow, 2 where it cannot run."""
+    """Run the command; return 0 if nothing failed, 1 if a part failed or was too slow, 2 if it cannot run."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="after which no part starts")

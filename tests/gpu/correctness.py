@@ -22,7 +22,7 @@ from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 
 TABLE = "Correctness"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
-# Differences are norms relative to the CPU's float32. float32 sums in another order differ by some 1e-6 after twelve
+# Differences are norms relative to the CPU's float32. float32 sums in another order differ by about 1e-6 after twelve
 # layers; bfloat16 rounds to 2^-9, some hundred times one after another, which adds up as a random walk does.
 BOUNDS = {
     torch.float32: {"logits": 1e-4, "loss": 1e-5, "gradients": 1e-3},
@@ -53,7 +53,7 @@ def measure(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @functools.cache
 def reference(is_tiny: bool) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
-    """Return the model on the CPU, a batch, and what it makes of it in float32."""
+    """Return the model on the CPU, a batch, and the model's results on it in float32."""
     setting = Setting(torch.device("cpu"), is_tiny, Path())
     model = make_model("base", setting, dropout=0.0, attn_implementation="eager")
     batch = collate(make_pairs(6, model.config.vocab_size))
@@ -64,7 +64,7 @@ def on_device(setting: Setting, attention: str) -> tuple[Any, dict[str, Tensor]]
     """Return the reference's model and batch on the device.
 
     Raises:
-        SkipPart: there is no such attention here.
+        SkipPart: this machine lacks the attention.
     """
     model, batch, _ = reference(setting.is_tiny)
     model = copy.deepcopy(model)
@@ -147,7 +147,7 @@ def random_tokens(setting: Setting) -> Iterator[Row]:
 
 
 def loss_part(setting: Setting) -> Iterator[Row]:
-    """Compare the loss, whose softmax works in place, with torch's own in float64, over several chunks."""
+    """Compare the loss, which computes its softmax in place, with torch's in float64, over several chunks."""
     tokens, vocab_size, d_model = (600, 99, 32) if setting.is_tiny else (5000, 37_000, 512)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(tokens, d_model, generator=generator)
@@ -157,7 +157,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         results = []
         for device, kind in ((setting.device, dtype), (torch.device("cpu"), torch.float64)):
-            # Both start from the same rounded numbers, so that only sums and roundings on the way differ.
+            # Both start from the same rounded numbers, so only sums and later rounding differ.
             sides = [side.to(dtype).to(device, kind).requires_grad_() for side in (hidden, weight)]
             if kind == torch.float64:
                 logits = sides[0] @ sides[1].T
@@ -180,7 +180,7 @@ def training_part(setting: Setting) -> Iterator[Row]:
 
 
 def checkpoint_part(setting: Setting) -> Iterator[Row]:
-    """Train on the device, resume on the CPU, and resume on the device again; compare with a run without a break."""
+    """Train on the device, resume on the CPU, and resume on the device; compare with an uninterrupted run."""
     steps = 2 if setting.is_tiny else 5
     device, complete = str(setting.device), str(setting.folder / "whole")
     expected = Run(complete, 3 * steps, device, setting.is_tiny).in_a_process()

@@ -24,7 +24,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def distribute(model: Any, kind: str, device: torch.device) -> Any:
-    """Return the model as DDP has it, or with its layers, and the rest, sharded in place."""
+    """Return the model wrapped in DDP, or with its layers, and then everything else, sharded in place."""
     if kind == "ddp":
         return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):

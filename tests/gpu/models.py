@@ -20,7 +20,7 @@ Pairs = list[dict[str, list[int]]]
 
 
 def config_of(name: str, setting: Setting, **overrides: Any) -> VaswaniTransformerConfig:
-    """Return the paper's model `name`, or a tiny one where everything is tiny."""
+    """Return the config of the paper's model `name`, or a tiny one if the setting is tiny."""
     if setting.is_tiny:
         return VaswaniTransformerConfig(**{**TINY, **overrides})
     return VaswaniTransformerConfig.from_paper(name, **overrides)
@@ -69,7 +69,7 @@ def make_pairs(count: int, vocab_size: int) -> Pairs:
 
 
 def pad(rows: list[list[int]], value: int) -> Tensor:
-    """Return rows as (B, longest), filled up with `value`."""
+    """Return rows as (B, longest), padded with `value`."""
     return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
@@ -84,7 +84,7 @@ def collate(pairs: Pairs) -> dict[str, Tensor]:
 
 
 def collate_for_marian(pairs: Pairs) -> dict[str, Tensor]:
-    """Return the same with `decoder_input_ids`, which the Trainer's label smoother leaves as the only target."""
+    """Return the same with `decoder_input_ids`: the Trainer's label smoother removes the labels."""
     batch = collate(pairs)
     shifted = nn.functional.pad(batch["labels"][:, :-1], (1, 0), value=0)
     return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, 1)}

@@ -1,4 +1,4 @@
-"""Runs parts in a process of their own, each within its time, and writes what they find as they find it."""
+"""Run parts in separate processes, each within its time limit, and write every result at once."""
 
 import dataclasses
 import json
@@ -25,8 +25,8 @@ Row = dict[str, Any]
 RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"
 PASSED, FAILED, TOO_SLOW, SKIPPED, NOT_RUN = "passed", "failed", "too slow", "skipped", "not run"
 START_LIMIT = 180.0  # seconds for a process to import everything
-CPU_PATIENCE = 5  # times a part's limit, where a CPU does other work too
-LEAST_TIME = 1.0  # seconds, below which no part starts
+CPU_PATIENCE = 5  # times a part's limit on a CPU, which does other work too
+LEAST_TIME = 1.0  # seconds that must be left for a part to start
 NO_TIME = "the minutes were over; the same command with the same --out continues here"
 OWN_PACKAGES = ("tests", "training", "vaswani_transformer")
 
@@ -41,7 +41,7 @@ class Setting:
 
     Attributes:
         device: the device under test.
-        is_tiny: whether shapes are tiny, as on a CPU.
+        is_tiny: whether shapes are tiny, for a CPU.
         folder: an empty folder for what a part writes.
     """
 
@@ -64,19 +64,19 @@ class Setting:
 
 
 def nothing(setting: Setting) -> None:
-    """What a part needs that runs anywhere."""
+    """Return None: the part runs anywhere."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to find out.
+    """A check or measurement.
 
     Attributes:
-        name: how results call it.
-        table: the heading of the table that its rows stand in.
-        run: yields rows; one with a `difference` above its `bound` fails the part.
-        limit: seconds, after which its process is ended; `CPU_PATIENCE` times as many on a CPU.
-        needs: returns why it cannot run here, or None.
+        name: its name in the results.
+        table: the heading of the table of its rows.
+        run: yields rows; the part fails if a row's `difference` is above its `bound`.
+        limit: seconds until the runner ends its process; `CPU_PATIENCE` times as many on a CPU.
+        needs: returns the reason why it cannot run here, or None.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Part:
 
 @dataclass
 class Result:
-    """What a part found, as `results.json` holds it."""
+    """The result of a part, as `results.json` holds it."""
 
     name: str
     table: str
@@ -99,12 +99,12 @@ class Result:
 
 
 def is_within(row: Row) -> bool:
-    """Return whether a row keeps to its bound; a difference that is not a number does not."""
+    """Return whether a row's difference is within its bound; NaN never is."""
     return "bound" not in row or row["difference"] <= row["bound"]
 
 
 def is_missing_here(error: Exception) -> bool:
-    """Return whether a part lacks what this machine may lack: a package, but no module of the project's own."""
+    """Return whether a part lacks a package that this machine may lack, and no module of the project."""
     is_own = isinstance(error, ImportError) and (error.name or "").partition(".")[0] in OWN_PACKAGES
     return isinstance(error, SkipPart | ImportError) and not is_own
 
@@ -132,12 +132,12 @@ def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[
 
 
 class Worker:
-    """A process that runs parts of `catalog` one after another, and can be ended.
+    """A process that runs parts of `catalog` one after another until it is closed.
 
     Args:
         catalog: the module whose `parts()` names the parts.
         device: the device under test.
-        log: the file for what the process prints.
+        log: the file for the output of the process.
     """
 
     def __init__(self, catalog: str, device: str, log: Path) -> None:
@@ -161,10 +161,10 @@ class Worker:
         self.events.put(None)
 
     def next_event(self, deadline: float) -> dict[str, Any] | None:
-        """Return the next event, or None where the process has ended.
+        """Return the next event, or None if the process has ended.
 
         Raises:
-            queue.Empty: there is none until `deadline`, by `time.monotonic`.
+            queue.Empty: no event came until `deadline`, by `time.monotonic`.
         """
         return self.events.get(timeout=max(0.0, deadline - time.monotonic()))
 
@@ -186,9 +186,9 @@ class Worker:
         return FAILED, f"the process ended with status {self.process.wait(10)}"
 
     def close(self) -> None:
-        """End the process and those that it started, without waiting for one that hangs in a driver."""
+        """End the process and its children, without waiting for one that hangs in a driver."""
         try:
-            # The process leads a session of its own, so its group holds it and what it started.
+            # The process leads its session, so its group holds it and its children.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(10)
         except (ProcessLookupError, subprocess.TimeoutExpired):
@@ -201,11 +201,11 @@ class Report:
 
     Args:
         folder: where `results.json`, `results.md` and the log go.
-        about: what the results hold for: device, commit, versions.
+        about: the device, commit and versions that the results belong to.
         command: the command line.
 
     Raises:
-        ValueError: the folder holds results of something else.
+        ValueError: the folder holds results of another device, commit or version.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], command: list[str]) -> None:
@@ -223,7 +223,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
 
     def is_settled(self, part: Part) -> bool:
-        """Return whether an earlier call has brought the part to its end."""
+        """Return whether the part has a final result from an earlier call."""
         return part.name in self.results and self.results[part.name].status != NOT_RUN
 
     def add(self, result: Result) -> None:
@@ -238,14 +238,14 @@ class Report:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file so that it is never half there."""
+    """Write a file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 def spell(value: Any) -> str:
-    """Return a value as a cell of a table."""
+    """Return the text of a value in a cell of a table."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
@@ -258,7 +258,7 @@ def spell(value: Any) -> str:
 
 
 def render_table(results: Iterable[Result]) -> list[str]:
-    """Return the rows of parts as a Markdown table, whose columns are those of all rows in order of appearance."""
+    """Return the rows of parts as a Markdown table with the columns of all rows, in order of appearance."""
     rows = [{"part": result.name} | row for result in results for row in result.rows]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
@@ -266,7 +266,7 @@ def render_table(results: Iterable[Result]) -> list[str]:
 
 
 def render(about: dict[str, Any], command: str, results: list[Result]) -> str:
-    """Return all tables as Markdown, then what did not pass and why."""
+    """Return all tables as Markdown, then the parts that did not pass, with reasons."""
     lines = [f"`{command}`", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
     for table in dict.fromkeys(result.table for result in results if result.rows):
         lines += [f"### {table}", "", *render_table(result for result in results if result.table == table), ""]
@@ -277,9 +277,9 @@ def render(about: dict[str, Any], command: str, results: list[Result]) -> str:
 
 
 def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minutes: float) -> bool:
-    """Run every part that has no result yet, and return whether none failed or was too slow.
+    """Run every part without a result, and return whether all passed or were skipped.
 
-    A process in which a part did not pass is not used again: a kernel may hang in it, or memory be lost.
+    A new process replaces one in which a part did not pass, because a kernel may hang in it or hold memory.
     """
     end, worker = time.monotonic() + 60 * minutes, None
     try:
@@ -321,7 +321,7 @@ def start_worker(catalog: str, device: str, log: Path) -> Worker:
     """Return a worker that is ready.
 
     Raises:
-        RuntimeError: it does not start.
+        RuntimeError: the worker does not start.
     """
     worker = Worker(catalog, device, log)
     if not worker.is_ready:

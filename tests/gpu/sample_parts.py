@@ -1,4 +1,4 @@
-"""Parts for the tests of the runner: each ends in another way."""
+"""Parts for the tests of the runner, each with another ending."""
 
 import os
 import time

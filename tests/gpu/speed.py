@@ -1,4 +1,4 @@
-"""Speed on a device: a paper step, where its time goes, the loss, and decoding, against Marian and CTranslate2."""
+"""Speed on a device: a paper step and its operations, the loss, and decoding, against Marian and CTranslate2."""
 
 import functools
 import importlib.util
@@ -29,7 +29,7 @@ from tests.gpu.models import (
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
-from training.monitor.flops import peak_teraflops, training_flops  # the one line that needs the training package
+from training.monitor.flops import peak_teraflops, training_flops  # the only import from the training package
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
@@ -40,13 +40,13 @@ from vaswani_transformer.schedule import paper_adam
 
 TRAINING, TIME, DECODING, LOSS = "Training", "Where the time of a step goes", "Decoding", "Loss"
 WARM_UP = 3  # steps
-COMPILER_WARM_UP = 8  # steps, in which the compiler meets enough lengths to make a graph for all
+COMPILER_WARM_UP = 8  # steps with enough different lengths for the compiler to make a graph for all
 TARGET_LENGTH = 27  # tokens that every search writes
 GIB = 2**30
 
 
 def paper_tokens(setting: Setting) -> int:
-    """Return the tokens a side of a step (5.1)."""
+    """Return the number of tokens on each side of a step (5.1)."""
     return 400 if setting.is_tiny else 25_000
 
 
@@ -64,7 +64,7 @@ def peak_gib(setting: Setting) -> float | None:
 
 
 class SomeBatches:
-    """The first batches of a sampler, once dealt, so that arms train on the same pairs."""
+    """The first batches of a sampler, kept in a list, so that all arms train on the same pairs."""
 
     def __init__(self, sampler: Any, count: int) -> None:
         self.batches = list(itertools.islice(iter(sampler), count))
@@ -84,13 +84,13 @@ def random_batches(pairs: Pairs, tokens: int, accumulation: int) -> list[list[in
 
 
 def flops_of(config: Any, pairs: Pairs) -> int:
-    """Return the operations of the model's matrix products by which it learns from pairs."""
+    """Return the number of operations in the matrix products of a training step on the pairs."""
     lengths = [torch.tensor([len(pair[name]) for pair in pairs]) for name in ("input_ids", "labels")]
     return training_flops(config, *lengths)
 
 
 def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool, accumulation: int) -> Row:
-    """Return the figures of some paper steps of an arm in the Trainer."""
+    """Return the metrics of some paper steps of an arm in the Trainer."""
     ours = make_model(shape, setting, attn_implementation="eager")
     warm_up = COMPILER_WARM_UP if compiles and not setting.is_tiny else WARM_UP
     config, tokens, count = ours.config, paper_tokens(setting), warm_up + timed_steps(setting)
@@ -174,7 +174,7 @@ def step_of(setting: Setting, model: Any) -> tuple[Callable[[], None], Any]:
 
 
 def profile_part(setting: Setting) -> Iterator[Row]:
-    """Find the operations that take most of a step's time."""
+    """Yield the operations that take most of a step's time."""
     model = make_model("base", setting, attn_implementation="sdpa").to(setting.device).train()
     step, _ = step_of(setting, model)
     for _ in range(WARM_UP):
@@ -199,7 +199,7 @@ def profile_part(setting: Setting) -> Iterator[Row]:
 
 
 def synchronization_part(setting: Setting) -> Iterator[Row]:
-    """Count how often a training step waits for the device: by the device's own check, or on a pretended device."""
+    """Count how often a training step waits for the device, by torch's check on CUDA or on a pretended device."""
     if not setting.is_cuda:
         with pretended_device() as device:
             model = move(make_model("base", setting, attn_implementation="sdpa")).train()
@@ -236,7 +236,7 @@ def seconds_of(setting: Setting, call: Callable[[], Any], rounds: int) -> float:
 
 
 def loss_part(setting: Setting) -> Iterator[Row]:
-    """Measure the loss by the size of its chunks, and with padding masked instead of taken out."""
+    """Measure the loss for several sizes of its chunks, and with padding masked instead of dropped."""
     tokens, vocab_size, d_model = (400, 99, 32) if setting.is_tiny else (25_000, 37_000, 512)
     dtype = torch.float32 if setting.device.type == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, d_model, device=setting.device, dtype=dtype, requires_grad=True)
@@ -265,7 +265,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
 
 
 def search_config(num_beams: int, vocab_size: int) -> GenerationConfig:
-    """Return a search that writes `TARGET_LENGTH` tokens: its end token is outside of the vocabulary."""
+    """Return a search that writes `TARGET_LENGTH` tokens, because its end token is outside of the vocabulary."""
     return GenerationConfig(
         max_new_tokens=TARGET_LENGTH,
         num_beams=num_beams,
@@ -277,7 +277,7 @@ def search_config(num_beams: int, vocab_size: int) -> GenerationConfig:
 
 
 def generating(setting: Setting, arm: str, dtype: torch.dtype) -> Callable[[int, int], Callable[[], int]]:
-    """Return what makes, of beams and a batch size, a call that says how many tokens it wrote for each source."""
+    """Return a function of beams and batch size that returns a search, which returns the tokens per source."""
     make = make_marian if arm == "marian" else make_model
     model: Any = make("base", setting).eval()
     vocab_size = model.config.vocab_size
@@ -303,7 +303,7 @@ def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Ca
     """Return the same for CTranslate2.
 
     Raises:
-        SkipPart: it is not installed, or has no CUDA.
+        SkipPart: CTranslate2 is not installed, or has no CUDA.
     """
     if importlib.util.find_spec("ctranslate2") is None:
         raise SkipPart("ctranslate2 is not installed")

@@ -1,10 +1,10 @@
-"""Counts, without a GPU, where the host would wait for one.
+"""Count, without a GPU, the operations for which the host would wait for one.
 
-A GPU works through a queue that the host fills. An operation whose result the host must know (`.item()`, `if tensor`,
-indexing with a boolean mask, `.tolist()`) empties that queue, and so does a copy between pageable memory and the
+A GPU works through a queue that the host fills. The host waits until that queue is empty if it needs a result
+(`.item()`, `if tensor`, indexing with a boolean mask, `.tolist()`), or for a copy between pageable memory and the
 device. `pretended_device` runs real code on tensors that report an accelerator's device and hold their numbers on the
-CPU: code takes its accelerator's path and gives real results, and `SynchronizationCounter` counts every such operation
-with the line that asks for it.
+CPU. So code takes the path for accelerators and gives real results. `SynchronizationCounter` counts every such
+operation with the line that calls it.
 """
 
 import collections
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
-# The one device type beside the CPU that every build of torch knows and that needs no driver.
+# The only other device type than the CPU that every build of torch knows and that needs no driver.
 DEVICE = torch.device("meta")
 HOST = torch.device("cpu")
 # Operations whose result, or its size, the host must know.
@@ -40,7 +40,7 @@ WAITING = {
     "aten::bincount": "bincount",
 }
 INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-# What reads a tensor's memory behind the dispatcher's back.
+# Functions that read a tensor's memory without the dispatcher.
 READING = {Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
 MAKING = (torch.tensor, torch.as_tensor)
 
@@ -76,14 +76,14 @@ COUNTERS: list["SynchronizationCounter"] = []
 
 
 def record(kind: str) -> None:
-    """Count a synchronization in every open counter, with the line that asks for it."""
+    """Count a synchronization in every open counter, with the line that calls it."""
     for counter in COUNTERS:
         counter.counts[kind] += 1
         counter.places[f"{kind} at {asking_line()}"] += 1
 
 
 def asking_line() -> str:
-    """Return the innermost line of the stack outside of torch, and the line of the checkout that led there."""
+    """Return the innermost line of the stack outside torch, and the innermost line of the checkout."""
     frame, outer = sys._getframe(), None
     while frame is not None:
         path = frame.f_code.co_filename
@@ -98,7 +98,7 @@ def asking_line() -> str:
 
 
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the numbers of its tensors, and count it where a host would wait for it."""
+    """Run an operation on the numbers of its tensors, and count it if a host would wait for it."""
     is_on_device = False
 
     def unwrap(tensor: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class DeviceMode(TorchDispatchMode):
 
 
 class ReadingMode(TorchFunctionMode):
-    """Handles what the dispatcher does not see: tensors made of Python numbers, and the reading of whole tensors."""
+    """Handles calls that bypass the dispatcher: tensors made of Python numbers, and reading complete tensors."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in READING and isinstance(args[0], DeviceTensor):
@@ -162,11 +162,11 @@ class ReadingMode(TorchFunctionMode):
 
 
 class SynchronizationCounter(contextlib.AbstractContextManager):
-    """Counts synchronizations between entering and leaving.
+    """Counts synchronizations within a `with` block.
 
     Attributes:
-        counts: how many of each kind.
-        places: how many of each kind at each line.
+        counts: the number of each kind.
+        places: the number of each kind at each line.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class SynchronizationCounter(contextlib.AbstractContextManager):
 
 
 def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of autocast that does not know `DEVICE`."""
+    """Wrap a function of autocast that lacks `DEVICE`."""
 
     def known(device_type: str | None = None, *args: Any, **kwargs: Any) -> Any:
         if device_type == DEVICE.type:
@@ -198,7 +198,7 @@ def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) 
 
 @contextlib.contextmanager
 def pretended_device() -> Iterator[torch.device]:
-    """Give a device that behaves as an accelerator without autocast; tensors and models are moved to it by `to`."""
+    """Yield a device that behaves as an accelerator without autocast; `to` moves tensors and models to it."""
     autocast = mock.patch.multiple(
         torch,
         is_autocast_enabled=known_autocast(torch.is_autocast_enabled, lambda: False),

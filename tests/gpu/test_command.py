@@ -1,4 +1,4 @@
-"""The whole command runs on a CPU with tiny shapes, so that it is in order whenever a GPU is at hand."""
+"""The complete command runs on a CPU with tiny shapes, so that it works on the next GPU."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Parts that raise, hang, crash or lack something leave the others and their own rows as they are."""
+"""Parts that raise, hang, crash or lack a package keep their rows and change no other part."""
 
 import importlib
 import json
@@ -72,7 +72,7 @@ def test_part_without_a_package_is_skipped_and_one_without_a_module_of_the_proje
 
 
 class FakeWorker:
-    """Performs parts in this process, and counts how many there were of it."""
+    """Performs parts in this process, and counts its instances."""
 
     made = 0
 
@@ -104,7 +104,7 @@ def test_run_continues_after_parts_that_do_not_pass(
     report = Report(tmp_path, ABOUT, COMMAND)
     assert not run_parts([SAMPLES[name] for name in names], "", "cpu", report, minutes=1)
     assert [one.status for one in report.results.values()] == [FAILED, FAILED, TOO_SLOW, SKIPPED, PASSED]
-    assert fake_worker.made == 4  # a process whose part did not pass is used no more
+    assert fake_worker.made == 4  # a new process replaces one whose part did not pass
     assert capsys.readouterr().out.splitlines()[-1].startswith("passed   good (")
     written = json.loads((tmp_path / RESULTS).read_text())
     assert written["about"] == ABOUT

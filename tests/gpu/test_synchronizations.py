@@ -1,4 +1,4 @@
-"""The host waits for an accelerator as rarely as is written here, and the counter of it counts what it should."""
+"""The host waits for an accelerator no more often than listed here, and the counter counts every wait."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_pretended_device_computes_the_numbers_of_the_cpu() -> None:
 def test_copy_is_counted_only_if_the_host_waits_for_it() -> None:
     with pretended_device() as device, SynchronizationCounter() as counter:
         torch.arange(3).to(device, non_blocking=True).to("cpu", non_blocking=True)
-    assert counter.counts == {"copy to the host": 1}  # its numbers are there only after a wait
+    assert counter.counts == {"copy to the host": 1}  # its numbers exist only after a wait
 
 
 def batch() -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(is_target == 0, -100)}
 
 
-# One for the number of target tokens, without which the loss would project padding too.
+# One for the number of target tokens; without it the loss would project padding too.
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -105,7 +105,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 @pytest.mark.parametrize(("num_beams", "most"), [(1, 2), (4, 3)])
 def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: int, kind: str) -> None:
-    """The difference of two searches of different lengths, so that what a call does once does not count."""
+    """The difference between searches of two lengths, which leaves out what a call does once."""
     inputs, waits = batch(), []
     del inputs["labels"]
     model = tiny_model(attn_implementation="sdpa", position_embedding=kind)
@@ -123,7 +123,7 @@ def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: in
 
 
 class Totals(TrainerCallback):
-    """Keeps what had been counted at the end of each step."""
+    """Keeps the count at the end of each step."""
 
     def __init__(self, counter: SynchronizationCounter) -> None:
         self.counter, self.steps = counter, []
@@ -135,7 +135,7 @@ class Totals(TrainerCallback):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 2])
 def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch, the number of its tokens, clipping, the optimizer, the schedule and the callbacks add nothing."""
+    """The batch, the count of its tokens, clipping, the optimizer, the schedule and the callbacks add no wait."""
     pytest.importorskip("datasets")
     from tests.training.runs import make_arguments
     from training.distributed import init_distributed
@@ -161,7 +161,7 @@ def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, mon
         trainer.train()
     assert trainer.args.gradient_accumulation_steps == passes
     waits = totals.steps[3] - totals.steps[1]
-    del waits["item"]  # the divergence guard asks once a step where Adam is not fused, as on the pretended device
+    del waits["item"]  # the divergence guard's, once a step, because Adam is not fused on the pretended device
     assert waits == {"nonzero": 2 * passes}, counter.places
 
 

@@ -1,4 +1,4 @@
-"""A stock Seq2SeqTrainer with the paper's batches, optimizer and schedule, as a user's own script has it.
+"""A stock Seq2SeqTrainer with the paper's batches, optimizer and schedule, as in a user's script.
 
 Usage: python -m tests.gpu.training_run JSON, which prints the losses of the run that JSON describes.
 """
@@ -67,12 +67,12 @@ def arguments(folder: Path, steps: int, **settings: Any) -> Seq2SeqTrainingArgum
         "seed": 0,
     }
     made = Seq2SeqTrainingArguments(output_dir=str(folder), max_steps=steps, **(defaults | settings))
-    made._n_gpu = min(1, made.n_gpu)  # the Trainer would spread a batch over all devices by DataParallel
+    made._n_gpu = min(1, made.n_gpu)  # the Trainer would split a batch over all devices by DataParallel
     return made
 
 
 class TokenBudgetTrainer(Seq2SeqTrainer):
-    """Takes its batches from a sampler, and the paper's optimizer and schedule unless it is told otherwise."""
+    """Takes its batches from a sampler, with the paper's optimizer and schedule unless others are given."""
 
     def __init__(
         self, model: nn.Module, args: Seq2SeqTrainingArguments, pairs: Pairs, sampler: Any, **kwargs: Any
@@ -115,8 +115,8 @@ class Run:
     """A short run on one device.
 
     Attributes:
-        folder: where its checkpoints are.
-        steps: the number of its last step, at which it saves a checkpoint where `saves`.
+        folder: the folder of its checkpoints.
+        steps: the number of its last step, at which it saves a checkpoint if `saves`.
         device: "cpu" or the accelerator.
         resume: the checkpoint that it resumes from.
     """
@@ -143,7 +143,7 @@ class Run:
         return seen.losses
 
     def in_a_process(self) -> list[float]:
-        """Do the same in a process of its own, which on a CPU sees no accelerator."""
+        """Do the same in a separate process, which for a CPU has no accelerator."""
         hidden = HIDDEN_DEVICES if self.device == "cpu" else {}
         done = subprocess.run(
             [sys.executable, "-m", "tests.gpu.training_run", json.dumps(dataclasses.asdict(self))],

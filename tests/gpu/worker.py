@@ -1,4 +1,4 @@
-"""The process that parts run in: names of parts come in by lines, rows and statuses go out as JSON lines.
+"""The process that runs parts: it reads names of parts line by line, and writes rows and statuses as JSON lines.
 
 Usage: python -m tests.gpu.worker CATALOG DEVICE
 """
@@ -19,7 +19,7 @@ from tests.gpu.runner import Setting, perform
 
 def main(catalog: str, device: str) -> None:
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is for the log
+    os.dup2(2, 1)  # the output of libraries goes to the log
 
     def tell(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=channel, flush=True)

@@ -1,4 +1,4 @@
-"""The command and `parse`: a tree a line with the line's words, resumed, drawn, and refused in one line."""
+"""The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
 
 import io
 import sys
@@ -20,7 +20,7 @@ SENTENCES = [" ".join(tree.words) for tree in TREES]
 
 @pytest.fixture(scope="module")
 def parser():
-    """A model that has memorized four trees, in about two seconds, and its tokenizer."""
+    """Return a model that memorized four trees, in about two seconds, and its tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
     targets = [linearize(tree) for tree in TREES]
     tokenizer.add_tokens(sorted(linear_tokens(targets)))
@@ -41,7 +41,7 @@ def parser():
 
 @pytest.fixture(scope="module")
 def folder(parser, tmp_path_factory):
-    """The same on disk."""
+    """Save the model and its tokenizer."""
     saved = tmp_path_factory.mktemp("parser")
     for part in parser:
         part.save_pretrained(saved)
@@ -50,7 +50,7 @@ def folder(parser, tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch, capsysbinary):
-    """The command in this process: its standard input in, its standard output, its errors and its status out."""
+    """Return a function that runs the command in this process and returns its output, errors and status."""
 
     def run(*arguments, stdin=""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
@@ -106,7 +106,7 @@ def test_output_file_is_resumed_and_a_finished_one_stays(run, tmp_path) -> None:
 
 
 def test_drawings_of_a_finished_file_are_an_error_of_one_line(run, tmp_path) -> None:
-    """Which would stay missing without a word."""
+    """Without the error the drawings would be missing silently."""
     source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
     source.write_text(lines(SENTENCES[:1]), encoding="utf-8")
     arguments = ("--tokenized", "--input", source, "--output", target)

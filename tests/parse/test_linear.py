@@ -1,4 +1,4 @@
-"""Linear trees: lossless both ways, and a tree with a sentence's words from any text."""
+"""Linear trees are lossless both ways, and any text gives a tree with the sentence's words."""
 
 import pytest
 from hypothesis import given
@@ -43,9 +43,9 @@ def test_any_text_gives_a_tree_of_exactly_the_words(text, words) -> None:
         ("(S()DT()NN()NN)S", "(TOP (S (DT the) (NN dog)))"),  # a place too many
         ("(S(NP()DT", "(TOP (S (NP (DT the) (XX dog))))"),  # joins the innermost that is open
         ("(S(NP)NP()DT()NN)S", "(TOP (S (DT the) (NN dog)))"),  # no word within: dropped
-        ("(S)VP()DT()NN)S", "(TOP (S (DT the) (NN dog)))"),  # an opening label before a closing one is no place
+        ("(S)VP()DT()NN)S", "(TOP (S (DT the) (NN dog)))"),  # an opening label before a closing one is not a place
         ("", "(TOP (XX the) (XX dog))"),
-        ("(S ()DT dog ()NN )S", "(TOP (S (DT the) (NN dog)))"),  # text that is no token
+        ("(S ()DT dog ()NN )S", "(TOP (S (DT the) (NN dog)))"),  # text outside the tokens
     ],
 )
 def test_malformed_text_is_repaired_by_the_rules(text, expected) -> None:

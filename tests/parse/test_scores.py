@@ -1,4 +1,4 @@
-"""Labelled brackets: EVALB's own digits, and what must hold for any trees."""
+"""Labeled brackets: EVALB's digits, and properties of any trees."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def printed(scores) -> list[str]:
 
 
 def test_scores_are_those_that_evalb_prints() -> None:
-    """Made by `evalb -p COLLINS.prm gold predicted`, EVALB of 2013, from `GOLD` and `PREDICTED`."""
+    """Numbers of `evalb -p COLLINS.prm gold predicted`, EVALB of 2013, for `GOLD` and `PREDICTED`."""
     scores = score_trees(read(GOLD), read(PREDICTED), own_punctuation=True)
     assert printed(scores) == ["86.21", "80.65", "83.33", "20.00", "95.45"]
     assert (scores.matched, scores.gold, scores.predicted) == (25, 29, 31)

@@ -1,4 +1,4 @@
-"""Bracketed trees: read and written without loss, broken ones refused by file and line, cleaned for evaluation."""
+"""Bracketed trees: read and written without loss, errors by file and line, cleaned for evaluation."""
 
 import pytest
 from hypothesis import given
