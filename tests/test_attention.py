@@ -53,7 +53,7 @@ def multi_head(attention: nn.Module, states: Tensor, memory: Tensor, visible: np
 
 
 def additive(visible: np.ndarray) -> Tensor:
-    """A mask (1, 1, Q, K) that is added to scores."""
+    """Return a mask (1, 1, Q, K) that is added to scores."""
     return torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), torch.finfo(torch.float32).min)[
         None, None
     ]
@@ -205,7 +205,7 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
 
 @pytest.fixture
 def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditionalGeneration:
-    """A model that calls flash attention through Transformers, with the kernels above."""
+    """Return a model that calls flash attention through Transformers, with the kernels of `flash_kernels`."""
     FlashKernels.install(monkeypatch)
     model = tiny_model().requires_grad_(False)
     model.config._attn_implementation_internal = "flash_attention_2"
@@ -217,7 +217,7 @@ def flash_model(monkeypatch: pytest.MonkeyPatch) -> VaswaniTransformerForConditi
 def test_flash_attention_equals_eager(
     flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
 ) -> None:
-    """With and without padding, for targets shorter than the source, as long and longer."""
+    """With and without padding, for targets shorter than the source, of equal length and longer."""
     source, source_mask = padded_batch(sources)
     target, target_mask = padded_batch(targets)
     batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}

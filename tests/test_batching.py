@@ -47,7 +47,7 @@ def test_batch_keeps_to_both_budgets(pairs):
 
 
 def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
-    """Where it has a pair for every part, as each of these has."""
+    """Every step here has a pair for each micro-batch."""
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
     one_process = [sorted(batch) for batch in sampler(pairs)]
@@ -115,7 +115,7 @@ def test_too_few_pairs_for_the_micro_batches_of_a_step_are_an_error():
 
 
 class Stream:
-    """Pairs of these lengths, anew in every iteration."""
+    """Pairs of these lengths; every iteration begins with the first."""
 
     def __init__(self, pairs):
         self.pairs = pairs
@@ -134,7 +134,7 @@ def numbers(batches):
 
 
 def ranks_of(pairs, num_processes, accumulation, epoch=0):
-    """The numbers of the pairs in every rank's batches of an epoch."""
+    """Return the numbers of the pairs in every rank's batches of an epoch."""
     options = {"num_processes": num_processes, "accumulation": accumulation}
     return [numbers(streamed(pairs, rank=rank, **options).batches_of(epoch)) for rank in range(num_processes)]
 
@@ -144,7 +144,7 @@ def test_streamed_ranks_get_every_pair_once_and_the_same_number_of_batches(pairs
     ranks = ranks_of(pairs, num_processes, accumulation, epoch)
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(len(pairs)))
     assert len({len(rank) for rank in ranks}) == 1
-    assert len(ranks[0]) % accumulation == 0  # an epoch ends with a whole step
+    assert len(ranks[0]) % accumulation == 0  # an epoch ends with a complete step
     assert all(batch for rank in ranks for batch in rank)
 
 
@@ -162,7 +162,7 @@ def test_streamed_step_keeps_to_both_budgets_and_a_micro_batch_to_its_share_plus
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=72, max_size=300), st.integers(0, 3))
 def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches(pairs, epoch):
-    """Where it has a pair for every part; but for the last of a buffer, every step of such short pairs has."""
+    """Every step of such short pairs has a pair for each micro-batch, except the last of a buffer."""
     (one_process,) = ranks_of(pairs, 1, 1, epoch)
     assume(min(map(len, one_process)) >= 6)
     for num_processes, accumulation in ((2, 1), (1, 3), (3, 2)):
@@ -210,7 +210,7 @@ def test_stream_sets_the_epoch_of_its_source_before_reading_it():
 
 
 class Counted(dict):
-    """A pair; how many there are at once is known."""
+    """A pair that counts how many of its kind exist at once."""
 
     alive = most = 0
 
@@ -235,13 +235,13 @@ def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_
     pairs = [(generator.randint(1, 30), generator.randint(1, 30)) for _ in range(2000)]
     for _ in TokenBudgetBatches(CountedStream(pairs), 60, 60, buffer_size=buffer_size).batches_of(0):
         pass
-    assert buffer_size < Counted.most <= buffer_size + buffer_size // 10 + 60  # and the batch in hand
+    assert buffer_size < Counted.most <= buffer_size + buffer_size // 10 + 60  # and the current batch
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(0, 200))
 def test_stream_resumes_from_its_saved_position(pairs, accumulation, steps):
-    """Bit for bit, also in a later epoch, and on another number of processes from the same step."""
-    pairs = [(9, 40), *pairs]  # which is dropped
+    """The batches are equal, also in a later epoch, and on another number of processes from the same step."""
+    pairs = [(9, 40), *pairs]  # an incomplete step, which resuming drops
     options = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"}
     left = streamed(pairs, **options)
     batches = iter(left)
@@ -310,7 +310,7 @@ def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count()
     assert "Epoch 4: dropped 2 of 4 pairs, longer than 30 source or 30 target tokens." in captured.out
     with CaptureLogger(batching.logger) as captured:
         list(streamed(pairs, too_long="drop", num_processes=2, rank=1).batches_of(0))
-    assert not captured.out  # one rank says it for all
+    assert not captured.out  # only one rank reports it
 
 
 def test_count_of_dropped_pairs_continues_in_a_resumed_stream():
@@ -362,7 +362,7 @@ def padding_share(batches):
     ("buffer_size", "tokens", "share"), [(20_000, 4_096, 0.04), (20_000, 25_000, 0.12), (100_000, 25_000, 0.05)]
 )
 def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buffer_size, tokens, share):
-    """Bounds are just above the measured share; a buffer of 20,000 makes only 28 steps of 25,000 tokens, each of which
+    """Bounds are just above the measured share. A buffer of 20,000 makes only 28 steps of 25,000 tokens, so each step
     has a twenty-eighth of all lengths.
     """
     generator = random.Random(0)
@@ -375,14 +375,14 @@ def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buf
 
 
 class StreamTrainer(Seq2SeqTrainer):
-    """The stock Trainer with its data path as the docstring of `TokenBudgetBatches` gives it."""
+    """The stock Trainer with the data loader of the docstring of `TokenBudgetBatches`."""
 
     def get_train_dataloader(self):
         return DataLoader(self.train_dataset, batch_size=None, collate_fn=self.data_collator)
 
 
 class TextStream:
-    """The six pairs, with which a model can be trained, so often that an epoch has several buffers."""
+    """The six pairs for training a model, repeated until an epoch has several buffers."""
 
     def __init__(self, tokenizer):
         self.rows = [
@@ -398,7 +398,7 @@ class TextStream:
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path, accumulation):
-    """Dropout and batches are as if it had gone on."""
+    """Dropout and batches are those of an uninterrupted run."""
     _, tokenizer = model_of_pairs()
 
     def train(folder, resume=None):

@@ -1,4 +1,4 @@
-"""A cache whose beams lie side by side: each target looks at what it would hold in a row of its own."""
+"""A cache that keeps the beams of a source in one row: each beam attends to its own tokens only."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def new_token(rows):
 
 
 def seen(kept, mask, targets):
-    """What each target row looks at (k B, H, T, d), in order, of all that is kept (B, H, T k, d)."""
+    """Return the entries (k B, H, T, d) that each beam attends to, in order, among all stored ones (B, H, T k, d)."""
     sources, heads, length, _ = kept.shape
     every = (mask.expand(sources * heads, targets, length) == 0).unflatten(0, (sources, heads))
     assert torch.equal(every, every[:, :1].expand_as(every))
@@ -64,7 +64,7 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(seed, sources, t
     ),
 )
 def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, lengths, way):
-    """Over more tokens than there is room for at first, with sources that end early and leave."""
+    """The search writes more tokens than the first slots hold, and drops sources that end early."""
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
     ids, mask = padded_batch(lengths)

@@ -1,4 +1,4 @@
-"""A broken model ends loading, and every command, with one line that says what is wrong."""
+"""A broken model ends loading, and every command, with one line that names the fault."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from vaswani_transformer.translate import command as translate
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The model of pairs with its tokenizer, on disk."""
+    """Save the model of pairs with its tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     for part in model_of_pairs():
         part.save_pretrained(folder)
@@ -50,7 +50,7 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(save
 def test_broken_weights_end_every_command_with_one_line(saved, tmp_path, capsys, monkeypatch, main, arguments, way):
     pytest.importorskip("ctranslate2")
     folder, out = break_model(saved, tmp_path / "model", way), tmp_path / "out"
-    monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads it
+    monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads the file later
     with pytest.raises(SystemExit, match="2"):
         main([argument.format(folder=folder, out=out) for argument in arguments])
     output, errors = capsys.readouterr()

@@ -92,7 +92,7 @@ def test_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int
 
 
 def test_inductor_compiles_the_model() -> None:
-    """Inductor, once for logits and once for a training step."""
+    """The test compiles logits and a training step by Inductor."""
     model, batch = tiny_model().requires_grad_(False), masked_batch([5, 3], [6, 2])
     logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
     assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
@@ -162,7 +162,7 @@ def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, position_type: str) -> None:
-    """One for the first step, which fills the cache of the source, and one for all others."""
+    """One graph is for the first step, which fills the cache of the source, and one for all others."""
     model, graphs = tiny_model(position_embedding=position_type), []
     source, mask = padded_batch([5, 3])
     inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}

@@ -66,7 +66,8 @@ PAPER = {
     "E": {"position_embedding": "learned"},
 }
 
-# The d_k and d_v that Table 3 prints if they are not 64; 8 heads in parsing are our reading.
+# The d_k and d_v that Table 3 prints if they are not 64. The paper does not give the heads in parsing; 8 is our
+# reading.
 HEAD_WIDTHS = {
     "A-h1": (512, 512),
     "A-h4": (128, 128),
@@ -85,7 +86,7 @@ rates = st.floats(0, 1, exclude_max=True, allow_nan=False)
 
 @st.composite
 def configurations(draw: st.DrawFn) -> VaswaniTransformerConfig:
-    """Any valid config of small sizes."""
+    """Draw a valid config of small sizes."""
     num_heads = draw(st.integers(1, 4))
     widths = st.none() | st.integers(1, 9)
     return VaswaniTransformerConfig(

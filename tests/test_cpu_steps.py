@@ -17,7 +17,7 @@ needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed la
 
 
 def sources_of(attention, count, tokens, targets):
-    """States of targets (k B, d_model), a memory (B, K, d_model) of which the last tokens of a source are padding."""
+    """Return states (k B, d_model), a memory (B, K, d_model) with padding at the end of a source, and its mask."""
     d_model = attention.config.d_model
     mask = torch.zeros(count, 1, 1, tokens)
     mask[0, :, :, tokens // 2 + 1 :] = torch.finfo(torch.float32).min
@@ -29,7 +29,7 @@ def sources_of(attention, count, tokens, targets):
 @pytest.mark.parametrize(("count", "tokens"), [(1, 8), (2, 4), (1, 9), (3, 5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_cross_attention_equals_its_module(kind, count, tokens, has_padding):
-    """The products with the weights come first for 32 columns of scores at most, as wide as the model."""
+    """Weight absorption is used for at most 32 columns of scores, the width of the model."""
     attention = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
     assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
     states, memory, mask = sources_of(attention, count, tokens, targets=3)
@@ -45,7 +45,7 @@ def test_cached_cross_attention_equals_its_module(kind, count, tokens, has_paddi
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="no packed layers in int8 here")
 def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
-    """Without the rounding of inputs: nearer to the layers' result in float32 than they are."""
+    """Absorption does not round the inputs, so it is closer to the float32 result than the layers are."""
     model = random_model()
     attention = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
     states, memory, _ = sources_of(attention, 1, 8, targets=3)
@@ -69,7 +69,7 @@ def test_cross_attention_in_bfloat16_absorbs_no_weights():
 @pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoder_step_has_the_logits_of_the_complete_decoder(kind, prompt, lengths):
-    """Token by token, or the first three at once."""
+    """The steps take one token at a time, or the first three at once."""
     prepared = prepare_for_inference(random_model(**KINDS[kind]))
     ids, mask = padded_batch(lengths)
     targets = torch.randint(3, 40, (2 * len(lengths), 5))
@@ -82,7 +82,7 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind, prompt, lengt
 
 
 class Halved(nn.LayerNorm):
-    """A norm with a forward of its own."""
+    """A norm with another forward."""
 
     def forward(self, hidden_states):
         return super().forward(hidden_states) * 0.5
@@ -99,7 +99,7 @@ def test_norm_with_another_forward_is_called():
 
 
 class HalvedEmbedding(ScaledEmbedding):
-    """Embeddings with a forward of their own."""
+    """Embeddings with another forward."""
 
     def forward(self, input):
         return super().forward(input) * 0.5
@@ -131,7 +131,7 @@ def test_next_search_uses_changed_embedding_weights():
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
 def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams):
-    """Autocast would make the attention's products bfloat16, which a packed layer cannot take; so its modules run."""
+    """Under autocast attention would multiply in bfloat16, which a packed layer does not take, so its modules run."""
     model = random_model()
     prepared = prepare_for_inference(model)
     ids, mask = padded_batch([5, 3])
@@ -162,7 +162,7 @@ def test_subclass_with_another_forward_takes_every_step_of_a_search(beams):
 
 
 class Asking(StoppingCriteria):
-    """Asks the model for one more token of its own, with a cache or without, in the middle of a search."""
+    """Calls the model for one more token, with or without a cache, in the middle of a search."""
 
     def __init__(self, model, memory, has_cache):
         self.model, self.memory, self.has_cache, self.found = model, memory, has_cache, []

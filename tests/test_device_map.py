@@ -18,7 +18,7 @@ VARIANTS = {
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "max_position_embeddings": 40, "attention_bias": True, "d_v": 5},
 }
-# Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder some 34,000.
+# Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder about 34,000.
 ROOM = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
 EMBEDDINGS = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
 
@@ -66,7 +66,7 @@ def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")
     again = distribute(tmp_path / "model", ROOM[room])
-    if room != "disk":  # there no weight stays in memory
+    if room != "disk":  # no weight stays in memory there
         assert {again.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {again.model.shared.weight}
     again.save_pretrained(tmp_path / "again")
     complete = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
@@ -79,7 +79,7 @@ def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None
 @given(first=st.integers(0, 300_000), second=st.integers(0, 300_000), tied=st.booleans())
 def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bool) -> None:
     """Two accelerators of any size, which need not exist, and the CPU."""
-    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns each time that they do not exist
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # a warning each time that they do not exist
     with torch.device("meta"):
         model = tiny_model(tie_word_embeddings=tied)
     model.tie_weights()

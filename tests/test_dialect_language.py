@@ -1,4 +1,4 @@
-"""The ways of decoding told apart on the dialect language: what mixes two right answers, and what settles on one."""
+"""Ways of decoding differ on the dialect language: some mix the two right answers, others give one of them."""
 
 import functools
 import random
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def trained_autoregressive() -> VaswaniTransformerForConditionalGeneration:
-    """An autoregressive model of the language, which several tests share."""
+    """Return an autoregressive model of the language, which several tests share."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return train(VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**SIZES)))
@@ -65,7 +65,7 @@ def test_glancing_answers_in_one_dialect_in_one_pass() -> None:
 
 
 def test_iterative_vae_settles_on_a_dialect_from_layer_to_layer() -> None:
-    """With its full divergences: the first layer mixes the dialects as NAT does, and the last one less."""
+    """With full divergences the first layer mixes the dialects as NAT does, and the last one less."""
     model, sources = train_iterative_vae(kl_scale=1.0), draw_sources(random.Random(2), HELD_OUT)
     layers = answers_by_layer(model, sources)
     shares = [share_of_answers(sources, answers) for answers in layers]
@@ -82,7 +82,7 @@ def test_cmlm_answers_in_one_dialect_after_four_iterations() -> None:
 
 
 def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialect() -> None:
-    """A CMLM that has learned a little, from an autoregressive teacher and from no word of a target."""
+    """A CMLM with little training learns from an autoregressive teacher, without any word of a target."""
     energy, student = Energy(trained_autoregressive()), train_cmlm(300)
     optimizer, coins = torch.optim.Adam(student.parameters(), lr=5e-4), random.Random(5)
 
@@ -91,7 +91,7 @@ def test_engine_lowers_the_energy_of_the_likeliest_words_and_settles_on_a_dialec
         return encode(sources), pad([target_in(coins.randrange(2), source) for source in sources], -100)
 
     def held_out() -> float:
-        """The energy of the likeliest words, a mean over tokens at the references' lengths."""
+        """Return the energy of the likeliest words, a mean over tokens at the references' lengths."""
         batch, labels = draw_batch(random.Random(2), HELD_OUT)
         is_real = labels.ne(-100)
         with torch.no_grad():

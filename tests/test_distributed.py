@@ -1,4 +1,4 @@
-"""The model split over two processes by its own plans gives and learns in a step what the whole model does."""
+"""The model split over two processes by its plans has the logits and the training step of the complete model."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""README and docs: every Python block runs, every shell command parses, every link leads somewhere, the site builds."""
+"""README and docs: every Python block runs, every shell command parses, every link has a target, the site builds."""
 
 import argparse
 import ast
@@ -32,20 +32,20 @@ def page_name(page: Path) -> str:
 
 
 def blocks_of(page: Path, language: str) -> list[str]:
-    """The fenced blocks of one language, without the indent that a list gives them."""
+    """Return the fenced blocks of one language, without the indent of a list."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE)
     return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in blocks]
 
 
 def page_with(text: str) -> tuple[Path, str]:
-    """The only Python block of all pages that holds `text`, and its page."""
+    """Return the only Python block of all pages that holds `text`, and its page."""
     ((page, block),) = [(page, block) for page in RUN_PAGES for block in blocks_of(page, "python") if text in block]
     return page, block
 
 
 def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a block prints; blocks that trust remote code run where the package cannot be imported."""
+    """Run a block and return its output; a block that trusts remote code cannot import the package."""
     if "trust_remote_code=True" in block:
         block = f"import sys; sys.modules['vaswani_transformer'] = None\n{block}"
     return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
@@ -53,7 +53,7 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory) -> Path:
-    """The folder of a quickstart run that is cut short: its model translates, but not well, and so not for long."""
+    """Return the folder of a quickstart run of two steps, whose translations are bad and limited to a few tokens."""
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
     recipe = ROOT / "training" / "recipes" / "quickstart.yaml"
@@ -63,7 +63,7 @@ def quickstart(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def page_outputs(quickstart, tmp_path_factory):
-    """A function that runs a page's blocks in their order, once, and returns their outputs and the folder."""
+    """Return a function that runs a page's blocks in order, once, and returns their outputs and the folder."""
     pages: dict[Path, tuple[list[str], Path]] = {}
 
     def outputs_of(page: Path) -> tuple[list[str], Path]:
@@ -80,14 +80,14 @@ def page_outputs(quickstart, tmp_path_factory):
 
 
 def output_with(page_outputs, text: str) -> str:
-    """What the only block that holds `text` printed."""
+    """Return the output of the only block that holds `text`."""
     page, block = page_with(text)
     outputs, _ = page_outputs(page)
     return outputs[blocks_of(page, "python").index(block)]
 
 
 def translations(folder: Path, texts: list[str], **settings: object) -> list[str]:
-    """What the model in a folder translates by plain `generate()`."""
+    """Return the translations of the model in a folder by plain `generate()`."""
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -173,7 +173,7 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
     main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        # they read a recipe from what their parsers leave
+        # they read a recipe from the arguments that their parsers leave
         if module in ("training.score", "training.distill", "training.table3"):
             patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
         patch.setattr(sys, "argv", [module, *arguments])
@@ -199,7 +199,7 @@ def parse_table3(arguments: list[str]) -> None:
 
 
 def parse_launch(arguments: list[str]) -> None:
-    """Through the launcher's checks, and then the module that it starts."""
+    """Parse with the launcher's checks, then parse the module that it starts."""
     parsed = launch_command_parser().parse_args(arguments)
     if parsed.config_file:
         parsed.config_file = str(ROOT / parsed.config_file)
@@ -242,7 +242,7 @@ def parse_pre_commit(arguments: list[str]) -> None:
 
 
 def parse_hf(arguments: list[str]) -> None:
-    """`hf` lists what it knows at each level."""
+    """Ask for the help of each sub-command, which fails if there is none."""
     for count in range(1, len(arguments) + 1):
         arguments_so_far = [*arguments[:count], "--help"]
         code = f"import sys; sys.argv = ['hf', *{arguments_so_far}]; from huggingface_hub.cli.hf import main; main()"
@@ -256,7 +256,7 @@ def parse_tensorboard(arguments: list[str]) -> None:
 
 
 def parse_by_help(program: str, arguments: list[str]) -> None:
-    """A program that is no Python: its help for the sub-command names every option."""
+    """Check the options of a program outside Python: its help for the sub-command names each."""
     options = [argument for argument in arguments if argument.startswith("-")]
     command = [str(Path(sys.executable).parent / program), arguments[0], "--help"]
     help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -264,7 +264,7 @@ def parse_by_help(program: str, arguments: list[str]) -> None:
 
 
 def parse_module(arguments: list[str]) -> None:
-    """`python -m MODULE`."""
+    """Parse `python -m MODULE`."""
     module, *rest = arguments
     parsers = {
         "pip": parse_pip,
@@ -306,7 +306,7 @@ PROGRAMS = {
 
 
 def commands_of(block: str) -> list[list[str]]:
-    """The words of every command of a shell block, without redirections, variables and the activation."""
+    """Return the words of every command of a shell block, without redirections, variables and the activation."""
     commands = []
     for line in block.replace("\\\n", " ").splitlines():
         words: list[str] = []
@@ -339,7 +339,7 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])
 def test_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch, tmp_path):
-    for name in ("source.txt", "test.jsonl"):  # what a reader is told to have
+    for name in ("source.txt", "test.jsonl"):  # files that the page expects
         (tmp_path / name).touch()
     (tmp_path / "training").symlink_to(ROOT / "training")
     monkeypatch.chdir(tmp_path)
@@ -355,7 +355,7 @@ def test_wrong_command_is_not_accepted(command):
 
 
 def heading_anchors(page: Path) -> set[str]:
-    """The anchors that GitHub and MkDocs both give a page's headings, and those that it sets."""
+    """Return the anchors that GitHub and MkDocs both give a page's headings, and those that the page sets."""
     anchors = set()
     for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         if explicit := re.search(r"\{ #([\w-]+) \}", heading):

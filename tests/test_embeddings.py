@@ -1,4 +1,4 @@
-"""Scaled embeddings and positions: section 3.5's formula and claims, and positions counted only over tokens."""
+"""Scaled embeddings and positions follow section 3.5's formula and claims, and positions count only tokens."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Each script of examples/ runs, in a folder that is not the checkout."""
+"""Each script of examples/ runs in a folder outside the checkout."""
 
 import ast
 import os
@@ -11,7 +11,7 @@ from tests.helpers import ROOT, model_of_pairs
 
 
 def run_example(name, folder, *arguments):
-    """The lines that an example prints; the warnings of a first run are part of its standard error."""
+    """Return the lines that an example prints; warnings of a first run go to its standard error."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)

@@ -101,7 +101,7 @@ def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
     ids=["learned", "untied"],
 )
 def test_onnx_runtime_generates_the_tokens_of_every_kind_of_model(overrides: dict[str, object]) -> None:
-    """Of a model that training has set to the paper's search, with four rows per source."""
+    """The model is set to the paper's search, with four rows per source."""
     model = tiny_model(**overrides)
     model.use_paper_decoding()
     source, mask = padded_batch([5, 3])

@@ -1,4 +1,4 @@
-"""A checkpoint of one family in the class, or with the tokenizer, of another ends in one line with the way out."""
+"""A checkpoint in the class, or with the tokenizer, of another family is an error of one line with the way out."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ OTHERS = [(family, other) for family in MODELS for other in MODELS if family != 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Any]:
-    """A saved model of each family."""
+    """Save a model of each family."""
     root = tmp_path_factory.mktemp("families")
     for family, make in MODELS.items():
         make().save_pretrained(root / family)

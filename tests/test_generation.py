@@ -1,4 +1,4 @@
-"""Plain generation: the best of all texts of a small language, and the same text however it is asked for."""
+"""Plain generation finds the best target of a small language, and the same target for every way of calling it."""
 
 import copy
 import itertools
@@ -13,13 +13,13 @@ from torch import Tensor
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
-# Not tied, since a random model that is tied says its last token again and again.
+# Not tied, because a random tied model repeats its last token.
 MODEL = tiny_model(tie_word_embeddings=False).requires_grad_(False)
 WAYS = {"greedy": {}, "beam": {"num_beams": 3}, "many beams": {"num_beams": 5, "length_penalty": 0.0}}
 
 
 def without_padding(rows: Tensor, pad: int = 1) -> list[list[int]]:
-    """Rows of tokens without the padding behind them."""
+    """Return rows of tokens without the padding after them."""
     return [row[: max(i + 1 for i, token in enumerate(row) if token != pad)] for row in rows.tolist()]
 
 
@@ -71,7 +71,7 @@ def test_prefix_of_a_target_is_kept(way: str) -> None:
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_equals_single_sentences_in_either_precision(dtype: torch.dtype, way: str) -> None:
-    """With a model that is sure of itself, since bfloat16 sees no difference between tokens nearly as good."""
+    """The model is confident, because in bfloat16 tokens of nearly equal probability are equal."""
     model, tokenizer = in_dtype(dtype), model_of_pairs()[1]
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     together = model.generate(**batch, max_new_tokens=20, **WAYS[way])
@@ -99,13 +99,13 @@ def test_greedy_search_takes_the_most_probable_token_at_each_step() -> None:
     for _ in range(8):
         best = MODEL(input_ids=source, decoder_input_ids=tokens).logits[:, -1].argmax(-1, keepdim=True)
         tokens = torch.cat([tokens, best], dim=1)
-    assert not (tokens == 2).any()  # none has ended, so that no padding is needed
+    assert not (tokens == 2).any()  # no target has ended, so none needs padding
     assert torch.equal(MODEL.generate(source, max_new_tokens=8), tokens)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: float) -> None:
-    """Beside every text of up to four of four words, one of which ends it; score: log P / |Y|^length_penalty."""
+    """The oracle scores all targets of up to four of four words, one of them the end, by log P / |Y|^length_penalty."""
     model = tiny_model(vocab_size=4, tie_word_embeddings=False).requires_grad_(False)
     source, best, best_score = torch.tensor([[3, 1, 0, 3]]), [], -math.inf
     for text in itertools.product(range(4), repeat=4):
@@ -116,7 +116,7 @@ def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: flo
             best, best_score = list(ended), score
     generated = model.generate(
         source,
-        num_beams=30,  # 27 texts of three words have not ended
+        num_beams=30,  # 27 targets of three words have not ended
         length_penalty=length_penalty,
         early_stopping="never",
         max_new_tokens=4,
@@ -189,14 +189,14 @@ def test_encoder_outputs_replace_the_source(way: str) -> None:
 
 
 def swapped(tokens: Tensor) -> Tensor:
-    """Tokens with 0 and 1 in each other's place."""
+    """Return tokens with 0 and 1 exchanged."""
     return torch.where(tokens < 2, 1 - tokens, tokens)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
-    """The same model with the embeddings of `<s>` and `<pad>` in each other's place says the same."""
+    """The same model with the embeddings of `<s>` and `<pad>` exchanged generates the same targets."""
     model, tokenizer = model_of_pairs()
     other = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128, pad_token_id=0, bos_token_id=1).requires_grad_(
         False

@@ -1,4 +1,4 @@
-"""A model prepared for the CPU: it decodes as the one it was made from, which stays as it was, and refuses the rest."""
+"""A model prepared for the CPU decodes as the original, leaves it unchanged, and raises for everything else."""
 
 import copy
 import inspect
@@ -51,7 +51,7 @@ def test_every_dtype_of_this_cpu_has_packed_layers():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_copy_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypatch):
-    """By layers too narrow to be packed, and by packed ones."""
+    """The sizes give layers that are too narrow to be packed, and packed ones."""
     if is_packed:
         monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
     model = random_model(**KINDS[kind])
@@ -87,10 +87,11 @@ def test_float32_copy_computes_the_same(seed, kind, lengths):
 @pytest.mark.parametrize("dtype", EVERY_LAYER)
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bias, rows):
-    """A product of 48 pairs of numbers, each near 1.
+    """The error bound is that of a product of 48 pairs of numbers, each near 1.
 
-    bfloat16 has 8 bits, so each number is off by 2^-9 of itself at most, and so is what comes out; int8 splits the
-    range of a row's weights and of x into 127 and 255 steps (63 and 127 where it is reduced) and errs by half a step.
+    bfloat16 has 8 bits, so each number, and the output, has a relative error of at most 2^-9; int8 splits the
+    range of a row's weights and of x into 127 and 255 steps (63 and 127 where it is reduced) with an error of half a
+    step.
     """
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
@@ -143,8 +144,8 @@ def test_confident_model_decodes_the_same_in_every_dtype(dtype):
         assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
     inputs = {**batch, "labels": tokenizer(list(PAIRS.values()), padding=True, return_tensors="pt")["input_ids"]}
     true, generated = model(**inputs), prepared(**inputs)
-    # Every layer errs by about 2^-9, or half of 1/127, of what it gives out, the norms bring each back to size 1, and
-    # the errors of some twenty products, which know nothing of each other, add up like their root.
+    # Every layer has a relative error of about 2^-9, or half of 1/127. Norms bring each output back to size 1, and the
+    # independent errors of about twenty products add up like their root.
     largest = {"float32": 1e-5, "bfloat16": 20**0.5 * 2**-8, "int8": 20**0.5 / 127}[dtype]
     error = (generated.logits - true.logits).square().mean().sqrt() / true.logits.square().mean().sqrt()
     assert error < largest
@@ -323,7 +324,7 @@ def test_prepared_modules_return_the_outputs_that_they_can_record(part, wanted):
 
 
 def test_used_model_is_prepared_like_a_new_one():
-    """With hooks for attentions, a cache of a search, and a gradient."""
+    """The use leaves hooks for attentions, a cache of a search, and a gradient."""
     model, inputs = random_model(), random_batch()
     model(**inputs, output_attentions=True)
     model.generate(inputs["input_ids"], max_new_tokens=3, cache_implementation="static")
@@ -354,7 +355,7 @@ print(int8_sum_overflows(), float(error))
     reason="oneDNN's older instructions are those of x86",
 )
 def test_int8_layer_uses_one_bit_less_if_its_sums_overflow():
-    """oneDNN told to use instructions without sums of four products, as older CPUs lack them."""
+    """oneDNN is limited to instructions without sums of four products, which older CPUs lack."""
     is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
     assert is_over == "True"
     assert float(error) < 0.02

@@ -53,7 +53,7 @@ def test_kl_weights_are_the_squares_that_fall_to_one_or_those_given() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_step_equals_loops(temperature: float) -> None:
-    """Its states, its divergence and its cross-entropy, over three tokens and a vocabulary of five."""
+    """States, divergence and cross-entropy are compared over three tokens and a vocabulary of five."""
     step = make_step(temperature).double()
     states, table = torch.randn(3, 4).double(), torch.randn(5, 4).double()
     logits, words, noise = states @ table.T, torch.tensor([0, 3, 4]), torch.randn(3, 5).double()
@@ -76,7 +76,7 @@ def test_step_equals_loops(temperature: float) -> None:
 
 
 def test_gradient_of_a_step_equals_finite_differences() -> None:
-    """In float64, with the noise fixed; through states, projection, embeddings and the weights of the mixture."""
+    """In float64, with fixed noise, through states, projection, embeddings and the weights of the mixture."""
     step, words, noise = make_step(0.8).double(), torch.tensor([0, 3, 4]), torch.randn(3, 5).double()
 
     def run(states: Tensor, table: Tensor, projection: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -91,7 +91,7 @@ def test_gradient_of_a_step_equals_finite_differences() -> None:
 
 
 def test_divergence_without_a_hint_is_exactly_zero() -> None:
-    """By the formula with b = 0, and by a step that sees no words; a hint gives more than 0."""
+    """The formula gives 0 for b = 0, and so does a step without words; a hint gives more than 0."""
     step, states, table = make_step(), torch.randn(7, 4), torch.randn(9, 4)
     words = torch.arange(7)
     arguments = (states, states @ table.T, table, words)
@@ -143,7 +143,7 @@ def test_chunks_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("no_noise")
 def test_training_loss_equals_loops_over_layers_and_tokens() -> None:
-    """Cross-entropy after each layer, divergences with their weights, the length: over the hidden states."""
+    """From the hidden states, loops compute cross-entropy after each layer, weighted divergences, and the length."""
     model = tiny_iterative_vae(**STILL, decoder_layers=3, length_loss_weight=0.5, kl_weights=[3.0, 0.5]).train()
     model.kl_scale = 0.25
     source, labels, lengths = random_tokens(3, 6), targets(5, 1, 4), (5, 1, 4)
@@ -204,7 +204,7 @@ def test_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -> No
 
 
 def test_backward_pass_recomputes_the_latent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the size of tokens times vocabulary is kept for it, and the gradient is that without recomputation."""
+    """No tensor of the size tokens times vocabulary is kept, and the gradient is that without recomputation."""
     source, labels = random_tokens(3, 6), targets(5, 1, 4)
 
     def gradient() -> tuple[set[tuple[int, ...]], list[Tensor]]:

@@ -14,7 +14,7 @@ from vaswani_transformer import draw_layer_complexity
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests' own number stays
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the number of threads of the tests stays
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The package's plan: which file and which room may import which, and what a published model carries."""
+"""The package's plan: which file and folder may import which, and which files a published model carries."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ PUBLISHED = [
 ]
 # Never published, in the same order; they import from published files too.
 SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
-# Never published either: the rooms that each room imports from, beyond published and shared files.
+# Never published either: the folders that each folder imports from, beyond published and shared files.
 ROOMS = {
     "cpu": set(),
     "convert": {"translate"},
@@ -33,7 +33,7 @@ ROOMS = {
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
-# What Transformers' loader takes for an import of a sibling file, anywhere in the text.
+# The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.
 LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$)", re.MULTILINE)
 
 
@@ -50,7 +50,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def absolute_imports(path: Path) -> set[str]:
-    """Return the top-level packages that a file imports, wherever in the file."""
+    """Return the top-level packages that a file imports at any depth."""
     nodes = list(ast.walk(tree_of(path)))
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level and node.module]
@@ -58,7 +58,7 @@ def absolute_imports(path: Path) -> set[str]:
 
 
 def relative_imports(path: Path) -> set[tuple[str, ...]]:
-    """Return the modules of the package that a file imports, wherever in the file, as paths from the package."""
+    """Return the modules of the package that a file imports at any depth, as paths from the package."""
     folder = path.relative_to(PACKAGE).parent.parts
     modules = set()
     for node in ast.walk(tree_of(path)):
@@ -70,7 +70,7 @@ def relative_imports(path: Path) -> set[tuple[str, ...]]:
 
 
 def imported_units(path: Path) -> set[str]:
-    """Return the flat files and the rooms, each by its name, that a file imports."""
+    """Return the names of the flat files and the folders that a file imports."""
     return {module[0] for module in relative_imports(path)}
 
 

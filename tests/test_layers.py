@@ -173,7 +173,7 @@ def test_activation_is_the_config_s(activation: str) -> None:
 
 
 def test_dropout_applies_to_the_sublayer_before_the_residual() -> None:
-    """If all of the sublayer is dropped, the norm of the residual remains (5.4)."""
+    """If dropout drops the complete sublayer, the norm of the residual remains (5.4)."""
     add_and_norm = AddAndNorm(tiny_config(dropout=0.5)).train()
     residual, output = torch.randn(1, 32), torch.full((1, 32), 1e6)
     normalized = add_and_norm(residual, output)

@@ -37,7 +37,7 @@ def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor
 
 
 def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
-    """Sources and labels of these lengths, each with its end token, padded by -100."""
+    """Return sources and labels of these lengths, each with its end token, padded by -100."""
     labels, mask = padded_batch(list(lengths))
     labels[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = 2
     return {"input_ids": random_tokens(len(lengths), 6), "labels": labels.masked_fill(mask == 0, -100)}

@@ -1,4 +1,4 @@
-"""The distributions hold what they should, the installed wheel works, and the project's habits are valid."""
+"""The distributions have their files, the installed wheel works, and the files for GitHub and pre-commit are valid."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
-    """A folder with the source distribution and the wheel."""
+    """Build the source distribution and the wheel into a folder."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]

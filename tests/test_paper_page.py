@@ -1,4 +1,4 @@
-"""docs/paper.md: its listings name code that exists, and its examples and its notebook print what stands there."""
+"""docs/paper.md: its listings name existing code, and its examples and notebook print the output on the page."""
 
 import inspect
 import json
@@ -42,7 +42,7 @@ def assert_same_output(code, printed, expected):
 
 @pytest.fixture
 def run_folder(tmp_path, monkeypatch):
-    """A folder with a small model in runs/quickstart, in which the page runs."""
+    """Return a folder for running the page, with a small model in runs/quickstart."""
     model, tokenizer = model_of_pairs()
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / NEEDS_RUN)
@@ -111,7 +111,7 @@ def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder):
 
 @pytest.mark.slow
 def test_notebook_runs_from_top_to_bottom_and_prints_the_same():
-    """The cells in their order, without a kernel and without the cell that installs the package."""
+    """The cells run in order, without a kernel and without the cell that installs the package."""
     variables, expected = {"__name__": "notebook"}, dict(BLOCKS)
     cells = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "code"]
     for code in cells[1:]:

@@ -26,7 +26,7 @@ def source(*words):
 
 
 def best_of_all(model, input_ids, limit, alpha):
-    """Every target of at most `limit` new tokens, scored by log P(Y | X) / lp(Y): the best score and its target."""
+    """Score every target of at most `limit` new tokens by log P(Y | X) / lp(Y); return the best score and target."""
     best = (-float("inf"), [])
     open_targets = [([START], 0.0)]
     while open_targets:
@@ -81,7 +81,7 @@ def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(
 
 @pytest.mark.slow
 def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score():
-    """Saved and loaded again; without an end token every target is cut."""
+    """The settings are saved and loaded; without an end token every target reaches the limit."""
     model = small_model(0)
     model.generation_config.update(**PARSING)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def test_length_penalty_is_lp_of_wu_et_al():
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
-    """Without an end token every target is cut, at its own source's length plus two."""
+    """Without an end token every target reaches its limit, the length of its source plus two."""
     model = small_model(0)
     input_ids, mask = padded_batch([3, 5, 1], pad=1)
     generated = model.generate(
@@ -151,7 +151,7 @@ def test_scores_equal_those_computed_from_the_logits(seed):
 
 
 class NeverStop:
-    """Switches the stop off: the search then goes on until every open beam has hit its limit."""
+    """Turns the stop off: the search continues until every open beam has reached its limit."""
 
     def __enter__(self):
         self.patch = pytest.MonkeyPatch()
@@ -168,7 +168,7 @@ class NeverStop:
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
 def test_stop_never_changes_the_result(seed, alpha, num_beams, data):
-    """Twenty sources at a time: 3,000 searches."""
+    """Each example searches for twenty sources at once, 3,000 in all."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
     options = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
@@ -184,7 +184,7 @@ def test_stop_never_changes_the_result(seed, alpha, num_beams, data):
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
 @settings(max_examples=100)
 def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping):
-    """Token for token and score for score; padded sources, and more returned than the best."""
+    """Token for token and score for score, for padded sources and several returned targets."""
     model = small_model(seed, vocab_size=12)
     plain = PlainSearch(model.config).eval()
     plain.load_state_dict(model.state_dict())
@@ -201,7 +201,7 @@ def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping)
 
 @pytest.mark.parametrize("seed", range(8))
 def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed):
-    """It may miss the best, and then only returns something worse."""
+    """It may miss the best target, but never returns a better score than the full search."""
     model = small_model(seed, vocab_size=8)
     options = {"max_source_relative_length": 6, "return_dict_in_generate": True, "output_scores": True}
     early = model.generate(source(4, 5, 6), early_stopping=True, **options)
@@ -225,7 +225,7 @@ def test_limit_holds_for_every_way_of_calling_generate(way):
 
 
 def limit_of(model, **arguments):
-    """The new tokens that a target gets when nothing ends it, for a source of three tokens."""
+    """Return the number of new tokens of a target that nothing ends, for a source of three tokens."""
     return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
 
 
@@ -252,7 +252,7 @@ def test_argument_of_the_call_wins_over_the_saved_limit():
 
 def test_max_length_in_the_models_own_config_never_shortens_the_limit():
     model = small_model(0)
-    model.generation_config.max_length = 4  # as Seq2SeqTrainer leaves 20 there after an evaluation
+    model.generation_config.max_length = 4  # Seq2SeqTrainer leaves 20 there after an evaluation
     assert limit_of(model, max_source_relative_length=5) == 8
     assert limit_of(model) == 53
 
@@ -286,7 +286,7 @@ def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
 
 
 def warnings_of(model, monkeypatch, **arguments):
-    """The warnings of a call about lengths."""
+    """Return the warnings of a call about lengths."""
     heard = []
     monkeypatch.setattr(generation_settings.logger, "warning_once", lambda text, *args: heard.append(text))
     model.generate(source(3, 4), **arguments)
@@ -313,7 +313,7 @@ def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(caplog, monkeypa
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_prompt_without_the_start_token_gets_it_and_counts_it(starts):
-    """As Transformers puts it before such a prompt; the limit counts new tokens only."""
+    """Transformers puts it before such a prompt; the limit counts new tokens only."""
     model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
     generated = model.generate(
         source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]

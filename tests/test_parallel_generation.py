@@ -1,4 +1,4 @@
-"""`generate()` of NAT and CMLM against plain Python: lengths, Mask-Predict, scores, settings and what it cannot do.
+"""`generate()` of NAT and CMLM against plain Python: lengths, Mask-Predict, scores, settings and errors.
 
 B batch, S source, T target.
 """
@@ -18,7 +18,7 @@ BANNED = {0, 1, END, MASK}
 
 
 def best_words(logits: Tensor, length: int) -> tuple[list[int], list[float]]:
-    """The likeliest words of logits (T, V) at each position, the end at the last, and their log-probabilities."""
+    """Return the likeliest words of logits (T, V), with the end last, and their log-probabilities."""
     log_probs = logits.log_softmax(-1).tolist()
     words = [
         END if i == length - 1 else max((v for v in range(len(row)) if v not in BANNED), key=row.__getitem__)
@@ -28,7 +28,7 @@ def best_words(logits: Tensor, length: int) -> tuple[list[int], list[float]]:
 
 
 def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[list[list[int]], list[float]]:
-    """Mask-Predict on one sentence: the words after each iteration, and the last log-probabilities."""
+    """Return the words after each iteration of Mask-Predict on one sentence, and the last log-probabilities."""
     words, scores, history = [MASK] * length, [0.0] * length, []
     for t in range(rounds):
         count = max(1, length * (rounds - t) // rounds) if t else length
@@ -49,7 +49,7 @@ def check_mask_predict(seed: int) -> None:
     config = VaswaniCmlmConfig(**sizes, mask_token_id=MASK, max_target_length=9)
     model = VaswaniCmlmForConditionalGeneration(config).double().eval()  # such weights amplify rounding
     for weight in model.parameters():
-        weight.data.normal_()  # sharper than at the start of training, so that iterations change something
+        weight.data.normal_()  # sharper than at the start of training, so that iterations change words
     tokens, mask = padded_batch([4, 2], "left")
     tokens = tokens.clamp(max=11)
     rounds, lengths = seed % 5 + 1, seed % 3 + 1
@@ -90,10 +90,10 @@ def test_mask_predict_equals_plain_python_on_300_models() -> None:
 
 @torch.no_grad()
 def test_nat_finds_the_best_length_of_all() -> None:
-    """Each length alone, for every sentence, by forward."""
+    """The oracle computes each length of every sentence separately, by forward."""
     model = tiny_nat(min_length_difference=-3, max_length_difference=4)
     source = random_tokens(4, 5)
-    model.config.mask_token_id = MASK  # not NAT's, but the reference bans it
+    model.config.mask_token_id = MASK  # NAT has no such token, but the reference bans it
     generated = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
     for row in range(4):
         results = []
@@ -154,9 +154,9 @@ def test_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: s
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_source_relative_length_bounds_each_target_by_its_own_source(family: str) -> None:
-    """Against the lengths without a limit: by the call, its configuration and the saved one."""
+    """The limit comes from the call, its configuration or the saved one; the oracle is the lengths without a limit."""
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
-    if family != "cmlm":  # which predicts more tokens than two of the sources have
+    if family != "cmlm":  # predicts more tokens than two of the sources have
         model.length_difference.proj.bias.data[-1] = 1e4
     call = {"attention_mask": mask, "return_dict_in_generate": True}
     free = model.generate(source, **call).lengths

@@ -49,7 +49,7 @@ def test_cmlm_without_a_mask_token_is_an_error() -> None:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("family", FAMILY)
 def test_padding_on_either_side_of_the_source_changes_nothing(family: str, side: str, implementation: str) -> None:
-    """A sentence alone gives what it gives in any batch, m = 1 included."""
+    """A sentence gives the same by itself as in any batch, m = 1 included."""
     model = FAMILY[family](attn_implementation=implementation)
     lengths, target_lengths = [3, 7, 1], [4, 1, 6]
     tokens, mask = padded_batch(lengths, side)
@@ -129,7 +129,7 @@ def test_label_smoothing_applies_in_training_only() -> None:
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_two_half_batches_give_the_gradient_of_the_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sum obeys `num_items_in_batch`; a CMLM gets its masks from the collator, as a Trainer does."""
+    """Every sum is divided by `num_items_in_batch`; a CMLM gets its masks from the collator, as in a Trainer."""
     monkeypatch.setattr(latent, "gumbel_noise", torch.zeros_like)
     model = FAMILY[family](dropout=0.0, **({"latent_dropout": 0.0} if family == "iterative_vae" else {})).train()
     source, labels = random_tokens(4, 6), targets(5, 2, 7, 3)
@@ -181,7 +181,7 @@ def test_nat_ignores_words_in_its_decoder() -> None:
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype, implementation: str) -> None:
-    """m = 1 and padding included, whole and under autocast; bfloat16 has 8 bits, and logits here are below 4."""
+    """The batch has m = 1 and padding, in half and mixed precision; bfloat16 has 8 bits, and logits are below 4."""
     model = FAMILY[family](attn_implementation=implementation, dropout=0.0)
     tokens, mask = padded_batch([3, 7], "left")
     batch = {"input_ids": tokens, "attention_mask": mask, "labels": targets(1, 6)}
@@ -228,7 +228,7 @@ def test_without_relative_attention_a_diagonal_mask_hides_a_position_from_itself
 
 
 def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first pass is made to be wrong at known positions: every prediction is token 7."""
+    """The first pass is wrong at known positions, because every prediction is token 7."""
     model = tiny_nat().train()
     labels = torch.tensor([[7, 7, 7, 7, 7], [7, 8, 9, 9, END], [8, 9, 9, END, -100]])
     predict_seven = torch.nn.Linear(32, 99)
@@ -334,7 +334,7 @@ def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() 
 
 
 def test_length_token_leaves_the_words_their_positions() -> None:
-    """With the token out of reach the words are encoded as an autoregressive encoder encodes them."""
+    """If no word attends to the token, the states are those of an autoregressive encoder."""
     model, reference = tiny_cmlm(), tiny_model()
     reference.model.encoder.load_state_dict(model.model.encoder.state_dict())
     tokens, mask = padded_batch([4, 6], "left")

@@ -187,7 +187,7 @@ def test_same_seed_draws_the_same_masks() -> None:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
-    """A source with no token at all counts whole, and gives finite numbers."""
+    """A source without any token counts in full length, and gives finite numbers."""
     tokens, mask = padded_batch([3, 5], side)
     mask[0] = 0
     outputs = tiny_nat()(input_ids=tokens, attention_mask=mask, labels=random_tokens(2, 4))

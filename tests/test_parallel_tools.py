@@ -150,7 +150,7 @@ def trainer_for(family: str, folder: Path, collates_masks: bool = False, **setti
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
 def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path) -> None:
-    """Six pairs are learnt by heart; the loss is over real tokens, or over those that the collator masks."""
+    """The model memorizes six pairs; the loss is over real tokens, or over those that the collator masks."""
     trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
     settings = {"num_iterations": 4} if family == "cmlm" else {}
     before = trainer.evaluate(**settings)

@@ -18,7 +18,7 @@ SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
 @pytest.fixture(scope="module")
 def components():
-    """A model with the paper's decoding, and its tokenizer."""
+    """Return a model with the paper's decoding, and its tokenizer."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
     model.load_state_dict(trained.state_dict())
@@ -122,7 +122,7 @@ SETTINGS = [
 
 @pytest.fixture
 def generations(components, monkeypatch):
-    """Arguments and result of every later call of the model's `generate()`."""
+    """Record arguments and result of every later call of the model's `generate()`."""
     calls, generate = [], components[0].generate
 
     def watched(**arguments):

@@ -1,4 +1,4 @@
-"""The private names of Transformers and torch that the package uses: all are listed, and none can vanish unnoticed."""
+"""The private names of Transformers and torch that the package uses are listed here, and a missing one is an error."""
 
 import ast
 from pathlib import Path
@@ -83,7 +83,7 @@ USED = {
     "translate/loading.py": {"_commit_hash"},
     "window.py": {"_attn_implementation"},
 }
-# Where each stands in the tested versions; `_hf_hook` is what Accelerate sets on a module, `_commit_hash` the Hub.
+# The owner of each in the tested versions. Accelerate sets `_hf_hook` on a module, the Hub's loader `_commit_hash`.
 OWNERS = {
     "_attn_implementation": PreTrainedConfig,
     "_apply": nn.Module,
@@ -106,7 +106,7 @@ OWNERS = {
 
 
 def private_names(path):
-    """Names with one leading underscore that a file reads, overrides or spells, and functions of `torch.ops`."""
+    """Yield the names that a file reads, overrides or writes as a string, and functions of `torch.ops`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             yield node.attr
@@ -123,7 +123,7 @@ def private_names(path):
 
 
 def own_names():
-    """Private functions and attributes that the package defines itself, other than overrides."""
+    """Return the private functions and attributes that the package defines itself, other than overrides."""
     foreign = set().union(*USED.values())
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -150,7 +150,7 @@ def test_private_name_exists_in_this_version(name):
 
 
 def rename(monkeypatch, owner, name):
-    """Take a name away from its owner and whatever that inherits it from."""
+    """Delete a name from its owner and from the classes that the owner inherits it from."""
     for each in (owner, *owner.__mro__):
         if name in vars(each):
             monkeypatch.delattr(each, name)

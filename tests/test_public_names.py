@@ -1,4 +1,4 @@
-"""What `vaswani_transformer` exports: every name is there, documented, and costs nothing before its first use."""
+"""Every name that `vaswani_transformer` exports exists, is documented, and costs nothing before its first use."""
 
 import inspect
 

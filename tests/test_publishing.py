@@ -1,4 +1,4 @@
-"""Pushing and pulling with huggingface_hub's client over HTTP, against the small Hub of `hub_server`."""
+"""Push and pull with huggingface_hub's client over HTTP, against the small Hub of `hub_server`."""
 
 import getpass
 import json
@@ -189,7 +189,7 @@ def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, l
 
 @pytest.fixture(scope="module")
 def pushed(tmp_path_factory):
-    """A folder with a model and its tokenizer, and the Hub that they were pushed to."""
+    """Return a folder with a model and its tokenizer, and the Hub that they were pushed to."""
     folder, hub = tmp_path_factory.mktemp("made-on-this-machine"), Hub()
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config)

@@ -1,4 +1,4 @@
-"""What makes the search fast changes nothing that it finds: its own choice of tokens, and sources that leave."""
+"""The shortcuts of the search, choosing tokens by groups and dropping finished sources, change no result."""
 
 import threading
 from contextlib import contextmanager
@@ -30,14 +30,14 @@ ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
 
 
 def plain_continuations(logits, scores, count):
-    """The same by a sort of the whole vocabulary."""
+    """Return the same by a sort of the complete vocabulary."""
     every = logits.float().log_softmax(1).view(*scores.shape, -1) + scores[:, :, None]
     return every.flatten(1).topk(count)
 
 
 @contextmanager
 def search(chooses=True, leaves=True):
-    """Searches within choose continuations by groups or from the whole vocabulary, and let sources leave or not."""
+    """Within the block, searches use the shortcuts or not: choosing by groups, and dropping finished sources."""
     with pytest.MonkeyPatch.context() as patch:
         if not chooses:
             patch.setattr(search_module, "topk_continuations", plain_continuations)
@@ -49,7 +49,7 @@ def search(chooses=True, leaves=True):
 
 
 def ending_model(seed, vocab_size=40, eagerness=3.0, **overrides):
-    """A model of random weights, in float64 so that nothing hangs on rounding, which raises the end token's logit."""
+    """Return a random model with a raised logit of the end token, in float64 so that rounding decides nothing."""
     model = small_model(seed, vocab_size, **overrides).double()
     norm = model.model.decoder.layers[-1].feed_forward_add_norm.norm
     end = model.lm_head.weight[END]
@@ -65,7 +65,7 @@ def sources(lengths, vocab_size=40):
 
 @contextmanager
 def rows_seen(model):
-    """The number of target rows of each call of the decoder, in order."""
+    """Record the number of target rows of each call of the decoder, in order."""
     rows = []
 
     def count(module, arguments, inputs):
@@ -89,7 +89,7 @@ SETTINGS = {
 
 @st.composite
 def searches(draw):
-    """The settings of a beam search, with one end token, several or none, and with a target begun or not."""
+    """Draw the settings of a beam search with one end token, several or none."""
     drawn = {name: draw(values) for name, values in SETTINGS.items()}
     drawn |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
     ends = draw(st.sampled_from([END, END, [END, 7], [END, 7, 9, 11], None]))
@@ -97,7 +97,7 @@ def searches(draw):
 
 
 def begun(draw, rows):
-    """A target that was begun, some of its first tokens padding."""
+    """Draw a prefix of each target, some of its first tokens padding."""
     length = draw(st.integers(1, 3))
     mask = torch.ones(rows, length + 1, dtype=torch.long)
     if draw(st.booleans()):
@@ -129,7 +129,10 @@ def test_grouped_topk_equals_topk(seed, rows, width, count, has_ties, has_holes)
     st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, num_sources, k, width, scale, dtype):
-    """However many sources are looked at together: the loop takes logits to float32 before their log-softmax."""
+    """The number of sources in a group changes nothing.
+
+    The loop converts logits to float32 before their log-softmax.
+    """
     torch.manual_seed(seed)
     logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
     count = min(2 * k, k * width)
@@ -156,7 +159,7 @@ def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(data, seed, optio
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
 def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_size):
-    """A beam search may take (1 + end tokens) x beams tokens of one beam, more than there are."""
+    """A beam search may need (1 + end tokens) x beams tokens of one beam, more than exist."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, "eos_token_id": ends} | sources([2])
@@ -295,7 +298,7 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, mor
 
 
 def test_greedy_search_without_an_end_token_drops_no_row():
-    """Transformers' loop then goes on writing behind a row's own limit, and not padding."""
+    """Transformers' loop then continues after a row's limit, and writes no padding."""
     model = ending_model(0)
     options = ways_of("greedy", eos_token_id=None)
     with search(leaves=False):
@@ -306,7 +309,7 @@ def test_greedy_search_without_an_end_token_drops_no_row():
 
 
 def test_finished_sources_are_dropped_with_stacks_of_different_depths():
-    """Transformers makes a cache of as many layers as the encoder has."""
+    """Transformers makes a cache with the number of layers of the encoder."""
     model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
     norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
     norm.bias.data += 2 * end / end.square().sum()
@@ -377,7 +380,7 @@ def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way, 
 
 
 class Doing(StoppingCriteria):
-    """Does something at every step, and stops nothing."""
+    """Calls a function at every step, and stops nothing."""
 
     def __init__(self, do):
         self.do = do
@@ -388,7 +391,7 @@ class Doing(StoppingCriteria):
 
 
 class Ending(StoppingCriteria):
-    """A caller's criterion, by which some targets end: those whose tokens add up to a number of a kind."""
+    """A caller's criterion that ends the targets whose sum of tokens is a multiple of a number."""
 
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids.sum(1) % 7 == 5
@@ -410,7 +413,7 @@ CRITERIA = {
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_search_ends_the_rows_that_its_criteria_end(name):
-    """Twenty beams of two sources, by the settings that are made of the criteria."""
+    """Twenty beams of two sources end by the settings that the criteria give."""
     criteria = StoppingCriteriaList(CRITERIA[name]())
     config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
     generator, prompt = torch.Generator().manual_seed(0), torch.zeros(20, 1, dtype=torch.long)
@@ -427,7 +430,7 @@ def test_search_ends_the_rows_that_its_criteria_end(name):
 
 
 def test_max_length_criterion_is_called_only_if_it_can_warn_of_positions():
-    """It warns of targets beyond a table of positions."""
+    """The criterion warns of targets beyond the learned positions."""
     prompt = torch.zeros(1, 1, dtype=torch.long)
     config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=6, pad_token_id=1)
     for table, asks in ((3, True), (6, False), (None, False)):
@@ -437,7 +440,7 @@ def test_max_length_criterion_is_called_only_if_it_can_warn_of_positions():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_search_ends_targets_by_all_its_criteria(way):
-    """A criterion that says what an end token says finds what that finds."""
+    """A criterion equal to the end token gives the same targets as the end token."""
     model, ends = ending_model(1), Doing(lambda _: None)
     expected = model.generate(**ways_of(way))
     generated = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
@@ -488,10 +491,10 @@ def test_nested_searches_are_independent(way, inner_way):
 
 
 def test_searches_on_several_threads_are_independent():
-    """Each waits within its search until all others are within theirs."""
+    """Each thread waits within its search until all others are within theirs."""
     ways = ["greedy", "beam", "many", "power"]
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
-    options = [ways_of(way) for way in ways]  # drawn here: all threads draw from one generator
+    options = [ways_of(way) for way in ways]  # drawn here, because all threads share one generator
     expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
     barrier, drawn = threading.Barrier(len(ways)), [None] * len(ways)
 
@@ -511,7 +514,7 @@ def test_searches_on_several_threads_are_independent():
 
 
 def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
-    """Where scores are asked for, the loop sees the whole vocabulary, and gives back as wide a row for each beam."""
+    """If scores are requested, the loop uses the complete vocabulary, and returns a row of that width for each beam."""
     model = ending_model(1, 97)
     options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}
     with search():

@@ -1,4 +1,4 @@
-"""The tokenizer loses nothing, is one plain file, and has a text encoder under which no text ends itself."""
+"""The tokenizer loses nothing and is one plain file; under its text encoder no text can contain its own end."""
 
 import copy
 import json
@@ -114,7 +114,7 @@ def test_special_tokens_in_a_text_are_tokens_as_in_transformers() -> None:
 
 
 def tagged(name: str) -> VaswaniTransformerTokenizer:
-    """A tokenizer with one language tag added as a special token and another as a plain one."""
+    """Return a tokenizer with one language tag added as a special token and another as a plain one."""
     tokenizer = copy.deepcopy(TOKENIZERS[name])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     tokenizer.add_tokens(["<2de>"])
@@ -274,7 +274,7 @@ def test_tokenizer_json_needs_no_plugin(name: str, tmp_path) -> None:
 
 
 def unigram() -> Tokenizer:
-    """A foreign tokenizer with other ids, normalizer, prefix and special tokens."""
+    """Return a foreign tokenizer with other ids, normalizer, prefix and special tokens."""
     pieces = ["<unk>", "<start>", "<end>", "<fill>", "▁", "▁the", "▁cat", "s", "a", "c", "e", "h", "t"]
     tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -288,7 +288,7 @@ def unigram() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """A foreign tokenizer of characters, with bytes for unknown ones and a space before each word."""
+    """Return a foreign tokenizer of characters, with bytes for unknown ones and a space before each word."""
     characters = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
     merges = [("t", "h"), ("th", "e")]
     vocabulary = [*characters, *("".join(pair) for pair in merges)]
@@ -342,6 +342,6 @@ def test_vocabulary_too_small_for_its_alphabet_is_an_error() -> None:
 
 
 def test_tokens_of_a_text_computed_by_hand() -> None:
-    """After the 256 bytes three merges are left, of the most frequent pairs: "lo", "low" and " low"."""
+    """After the 256 bytes there is room for three merges, of the most frequent pairs: "lo", "low" and " low"."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["low low low lower"], vocab_size=262)
     assert tokenizer.convert_ids_to_tokens(tokenizer("low lower").input_ids) == ["low", "Ġlow", "e", "r", "</s>"]

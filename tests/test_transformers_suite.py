@@ -1,4 +1,4 @@
-"""The tests that Transformers puts to each of its own models, put to ours."""
+"""The test suite that Transformers runs on each of its models, run on ours."""
 
 import unittest
 from unittest.mock import patch
@@ -29,7 +29,7 @@ bases = (suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase)
 
 
 class TinyModels:
-    """The sizes and inputs that the suite asks a model's tester for."""
+    """The sizes and inputs that the suite needs from a model's tester."""
 
     batch_size = 13
     seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
@@ -64,7 +64,7 @@ class TestTransformersSuite(*(base for base in bases if base is not None)):
 
     @classmethod
     def setUpClass(cls) -> None:
-        """By these names the suite tells which model takes labels, and which is the body."""
+        """The suite finds the model that takes labels, and the body, by these names."""
         for mapping, model_class in [
             (modeling_auto.MODEL_MAPPING_NAMES, VaswaniTransformerModel),
             (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, VaswaniTransformerForConditionalGeneration),

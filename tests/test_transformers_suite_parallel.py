@@ -1,4 +1,4 @@
-"""The tests that Transformers puts to each of its own models, put to NAT, IterativeVAE and CMLM.
+"""The test suite that Transformers runs on each of its models, run on NAT, IterativeVAE and CMLM.
 
 Those of `generate()` decode from left to right and cannot apply.
 """
@@ -29,7 +29,7 @@ suite = load()
 
 
 class TinyParallelModels:
-    """The sizes and inputs that the suite asks a model's tester for; the mask gives the target's length."""
+    """The sizes and inputs that the suite needs from a model's tester; the mask gives the target's length."""
 
     batch_size = 13
     seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
@@ -58,7 +58,7 @@ class TinyParallelModels:
 
 
 class ParallelSuite(suite.ModelTesterMixin):
-    """The suite for one head, whose name tells it which model takes labels."""
+    """The suite for one model, whose name marks it as the one that takes labels."""
 
     config: VaswaniNatConfig | VaswaniCmlmConfig
     all_generative_model_classes = ()

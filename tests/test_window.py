@@ -32,7 +32,7 @@ MODELS = {
 
 
 def loop_over_neighborhoods(attention: SelfAttention, states: Tensor, reach: int) -> np.ndarray:
-    """Each position's attention to the positions that are no further than `reach`, head by head, in float64."""
+    """Return the attention of each position to those at most `reach` away, head by head, in float64."""
     weights = {name: getattr(attention, f"{name}_proj").weight.detach().double().numpy() for name in "qkvo"}
     rows = states.detach().double().numpy()
     query, key, value = ((rows @ weights[name].T).reshape(len(rows), attention.config.num_heads, -1) for name in "qkv")
@@ -101,7 +101,7 @@ def test_blocks_never_hold_a_number_for_each_pair_of_tokens() -> None:
 @pytest.mark.parametrize("implementation", MODELS)
 @pytest.mark.parametrize("length", [9, LONG])
 def test_window_decides_what_a_position_depends_on(implementation: str, length: int) -> None:
-    """Given `position_ids` do not: they are the same number everywhere here."""
+    """Explicit `position_ids` do not change it: here they are the same number everywhere."""
     config = {"encoder_layers": 1, "decoder_layers": 1, "attention_window": REACH}
     model = tiny_model(**config, attn_implementation=implementation).requires_grad_(False)
     tokens, position = random_tokens(1, length), length // 2
@@ -115,7 +115,7 @@ def test_window_decides_what_a_position_depends_on(implementation: str, length: 
 
 
 def insert_padding(tokens: Tensor, columns: list[int], length: int) -> tuple[Tensor, Tensor]:
-    """One text (1, n) with its tokens in these columns of `length`, and its mask."""
+    """Return one text (1, n) with its tokens in these columns of `length`, and its mask."""
     padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
     padded[0, columns], mask[0, columns] = tokens[0], 1
     return padded, mask
@@ -124,7 +124,7 @@ def insert_padding(tokens: Tensor, columns: list[int], length: int) -> tuple[Ten
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
-    """On either side of short and long texts, and between tokens: distances count unmasked tokens only."""
+    """Padding is on either side of short and long texts, or between tokens: distances count unmasked tokens only."""
     model = MODELS[data.draw(st.sampled_from(["eager", "sdpa"]))]
     count = data.draw(st.sampled_from([1, 6, LONG - 5]))
     length = count + data.draw(st.integers(0, 40))
@@ -142,7 +142,7 @@ def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("implementation", MODELS)
 def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: str) -> None:
-    """A caller's mask (B, 1, Q, K) keeps two packed texts apart; each has the states that it has alone."""
+    """A caller's mask (B, 1, Q, K) separates two packed texts; each has the states that it has by itself."""
     model, lengths = MODELS[implementation], [6, 9]
     first, second = (random_tokens(1, length) for length in lengths)
     text = torch.tensor([0] * 6 + [1] * 9)

@@ -43,7 +43,7 @@ COMMON_CONFIG_FIELDS = {
 
 
 def suite_folder() -> Path:
-    """Where the tests of the installed Transformers are to be found."""
+    """Return the folder for the tests of the installed Transformers."""
     return Path(os.environ.get("TRANSFORMERS_SOURCE") or UNPACKED) / "tests"
 
 
@@ -56,7 +56,7 @@ def has_generation_tests() -> bool:
 
 
 def marks() -> list[str]:
-    """The marks that the imported files put on their tests."""
+    """Return the marks that the imported files put on their tests."""
     files = [suite_folder() / "test_modeling_common.py", suite_folder() / "generation" / "test_utils.py"]
     texts = [path.read_text(encoding="utf-8") for path in files if path.exists()]
     known = {"filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
@@ -64,7 +64,7 @@ def marks() -> list[str]:
 
 
 def stand_in(name: str, **contents: object) -> types.ModuleType:
-    """A module of that name which holds `contents`, and is a package without files."""
+    """Register a module of that name that holds `contents`, as a package without files."""
     module = types.ModuleType(name)
     module.__path__ = []
     vars(module).update(contents)
@@ -73,7 +73,7 @@ def stand_in(name: str, **contents: object) -> types.ModuleType:
 
 
 def load() -> types.SimpleNamespace:
-    """ModelTesterMixin, GenerationTesterMixin (None without a checkout), ConfigTester and `ids_tensor`.
+    """Return ModelTesterMixin, GenerationTesterMixin (None without a checkout), ConfigTester and `ids_tensor`.
 
     The tests of export are always replaced by stand-ins: they need ONNX Runtime and ExecuTorch.
     """
@@ -101,7 +101,7 @@ def load() -> types.SimpleNamespace:
 
 
 def fetch_once() -> None:
-    """Fetch the tests if they are not there; of several processes one does, and a failure is kept for `why_missing`."""
+    """Fetch missing tests, in only one of several processes, and record a failure for `why_missing`."""
     if is_there(suite_folder()) or "TRANSFORMERS_SOURCE" in os.environ:
         return
     UNPACKED.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def fetch_once() -> None:
 
 
 def why_missing() -> str:
-    """Why the tests are not there, and what to do."""
+    """Return why the tests are missing, and what to do."""
     cause = f" ({failures[-1]})" if failures else ""
     return (
         f"{suite_folder()}: Transformers' own tests are not there{cause}; run pytest with a network, or set "

@@ -16,9 +16,9 @@ NODES = st.recursive(
 )
 TREES = st.lists(NODES, min_size=1, max_size=3).map(lambda nodes: Tree(ROOT, tuple(nodes)))
 
-# Gold and predicted trees, made for these tests: labels and spans that differ, ADVP for PRT, a unary chain, a bracket
-# twice, punctuation within and at the end, a tag that is wrong, a sentence of punctuation, and one whose trees disagree
-# about what is punctuation.
+# Gold and predicted trees, made for these tests: labels and spans that differ, ADVP for PRT, a unary chain, a repeated
+# bracket, punctuation within and at the end, a wrong tag, a sentence of punctuation, and one whose trees differ in what
+# is punctuation.
 GOLD = """\
 (TOP (S (NP (DT The) (NN dog)) (VP (VBD slept)) (. .)))
 (TOP (S (NP (PRP She)) (VP (VBD gave) (PRT (RP up)) (PP (IN on) (NP (PRP it)))) (. .)))
