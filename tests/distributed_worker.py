@@ -16,12 +16,12 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 
-def whole(tensor):
+def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def distance(first, second):
-    return (whole(first) - whole(second)).detach().abs().max().item()
+    return (full(first) - full(second)).detach().abs().max().item()
 
 
 def main(kind, folder):

@@ -19,7 +19,7 @@ def new_token(rows):
     return [tuple(torch.randn(rows, HEADS, 1, width) for width in WIDTHS) for _ in range(LAYERS)]
 
 
-def seen(kept, mask, targets):
+def attended(kept, mask, targets):
     """Return the entries (k B, H, T, d) that each beam attends to, in order, among all stored ones (B, H, T k, d)."""
     sources, heads, length, _ = kept.shape
     every = (mask.expand(sources * heads, targets, length) == 0).unflatten(0, (sources, heads))
@@ -39,9 +39,9 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(seed, sources, t
         for index, states in enumerate(new_token(sources * targets)):
             by_source = torch.cat(states, dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
             true, (keys, values) = plain.update(*states, index), cache.write(index, by_source)
-            for true_part, found_part in zip(true, (keys.transpose(1, 2), values), strict=True):
-                by_head = found_part.unflatten(0, (sources, HEADS))
-                assert torch.equal(seen(by_head, cache.mask, targets), true_part)
+            for true_part, cached_part in zip(true, (keys.transpose(1, 2), values), strict=True):
+                by_head = cached_part.unflatten(0, (sources, HEADS))
+                assert torch.equal(attended(by_head, cache.mask, targets), true_part)
         assert cache.length == plain.get_seq_length()
         beams = (torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets).flatten()
         plain.reorder_cache(beams)

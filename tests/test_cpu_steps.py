@@ -161,7 +161,7 @@ def test_subclass_with_another_forward_takes_every_step_of_a_search(beams):
     assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
 
 
-class Asking(StoppingCriteria):
+class CallWithinSearch(StoppingCriteria):
     """Calls the model for one more token, with or without a cache, in the middle of a search."""
 
     def __init__(self, model, memory, has_cache):
@@ -181,10 +181,10 @@ def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
     ids, mask = padded_batch([4])
     results = []
     for side in (model, prepare_for_inference(model)):
-        asking = Asking(side, side.get_encoder()(ids, attention_mask=mask), has_cache)
-        criteria = StoppingCriteriaList([asking])
+        caller = CallWithinSearch(side, side.get_encoder()(ids, attention_mask=mask), has_cache)
+        criteria = StoppingCriteriaList([caller])
         tokens = side.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=1, stopping_criteria=criteria)
-        results.append((tokens, asking.found))
+        results.append((tokens, caller.found))
     (true, true_asked), (searched, searched_asked) = results
     assert torch.equal(searched, true)
     assert len(searched_asked) == len(true_asked) > 0

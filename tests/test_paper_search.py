@@ -257,7 +257,7 @@ def test_max_length_in_the_models_own_config_never_shortens_the_limit():
     assert limit_of(model) == 53
 
 
-REFUSED = [
+INVALID = [
     ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
     ({"max_source_relative_length": -1}, r"max_source_relative_length \(-1\) is negative"),
     ({"max_source_relative_length": "ten"}, r"max_source_relative_length: .*got 'ten', expected a whole number"),
@@ -272,7 +272,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("level", ["call", "config", "model"])
-@pytest.mark.parametrize(("settings", "message"), REFUSED)
+@pytest.mark.parametrize(("settings", "message"), INVALID)
 def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
     model = small_model(0)
     if level == "model":

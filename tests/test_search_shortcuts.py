@@ -29,20 +29,20 @@ END = 2
 ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
 
 
-def plain_continuations(logits, scores, count):
+def sorted_continuations(logits, scores, count):
     """Return the same by a sort of the complete vocabulary."""
     every = logits.float().log_softmax(1).view(*scores.shape, -1) + scores[:, :, None]
     return every.flatten(1).topk(count)
 
 
 @contextmanager
-def search(chooses=True, leaves=True):
+def search_with(by_groups=True, drops_finished=True):
     """Within the block, searches use the shortcuts or not: choosing by groups, and dropping finished sources."""
     with pytest.MonkeyPatch.context() as patch:
-        if not chooses:
-            patch.setattr(search_module, "topk_continuations", plain_continuations)
+        if not by_groups:
+            patch.setattr(search_module, "topk_continuations", sorted_continuations)
             patch.setattr(search_module, "grouped_topk", lambda log_probs, count: log_probs.topk(count, dim=1))
-        if not leaves:
+        if not drops_finished:
             settings_of = generation_module.search_settings
             patch.setattr(generation_module, "search_settings", lambda *given: settings_of(*given[:4], False))
         yield
@@ -64,7 +64,7 @@ def sources(lengths, vocab_size=40):
 
 
 @contextmanager
-def rows_seen(model):
+def record_row_counts(model):
     """Record the number of target rows of each call of the decoder, in order."""
     rows = []
 
@@ -96,7 +96,7 @@ def searches(draw):
     return drawn | ({} if ends == END else {"eos_token_id": ends})
 
 
-def begun(draw, rows):
+def draw_prefixes(draw, rows):
     """Draw a prefix of each target, some of its first tokens padding."""
     length = draw(st.integers(1, 3))
     mask = torch.ones(rows, length + 1, dtype=torch.long)
@@ -150,10 +150,10 @@ def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, 
 def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(data, seed, options, lengths, vocab_size):
     model = ending_model(seed, vocab_size)
     options = options | sources(lengths, vocab_size)
-    options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
-    with search(chooses=False):
+    options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search_with(by_groups=False):
         expected = model.generate(**options)
-    with search(chooses=True):
+    with search_with(by_groups=True):
         assert torch.equal(model.generate(**options), expected)
 
 
@@ -163,9 +163,9 @@ def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_siz
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, "eos_token_id": ends} | sources([2])
-    with search(chooses=False):
+    with search_with(by_groups=False):
         expected = model.generate(**options)
-    with search(chooses=True):
+    with search_with(by_groups=True):
         assert torch.equal(model.generate(**options), expected)
 
 
@@ -182,9 +182,9 @@ def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(
 
     model.lm_head.register_forward_hook(change)
     options = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
-    with search(chooses=False, leaves=False):
+    with search_with(by_groups=False, drops_finished=False):
         expected = model.generate(**options)
-    with search():
+    with search_with():
         generated = model.generate(**options)
     assert kind == "nan" or torch.equal(generated, expected)
     assert generated.shape == expected.shape
@@ -195,10 +195,10 @@ def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([1.0, 3.0, 5.0]))
 def test_dropping_finished_sources_changes_nothing_in_beam_search(data, seed, options, lengths, eagerness):
     model = ending_model(seed, eagerness=eagerness)
-    options = options | sources(lengths) | (begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
-    with search(chooses=False, leaves=False), rows_seen(model) as all_rows:
+    options = options | sources(lengths) | (draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
+    with search_with(by_groups=False, drops_finished=False), record_row_counts(model) as all_rows:
         expected = model.generate(**options)
-    with search(chooses=data.draw(st.booleans())), rows_seen(model) as rows:
+    with search_with(by_groups=data.draw(st.booleans())), record_row_counts(model) as rows:
         assert torch.equal(model.generate(**options), expected)
     assert len(rows) <= len(all_rows)
     assert rows == sorted(rows, reverse=True)
@@ -214,11 +214,11 @@ def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling
     options = sources(lengths) | {"max_new_tokens": 10, "num_beams": 1, "eos_token_id": ends}
     options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
     options |= {"do_sample": samples, "num_return_sequences": returned if samples else 1}
-    options |= begun(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
-    with search(leaves=False), rows_seen(model) as all_rows:
+    options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
+    with search_with(drops_finished=False), record_row_counts(model) as all_rows:
         torch.manual_seed(seed)
         expected = model.generate(**options)
-    with search(), rows_seen(model) as rows:
+    with search_with(), record_row_counts(model) as rows:
         torch.manual_seed(seed)
         assert torch.equal(model.generate(**options), expected)
     assert len(rows) == len(all_rows)
@@ -233,9 +233,9 @@ def test_dropping_finished_sources_changes_nothing_in_beam_sampling(seed, length
     options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": returned, "max_new_tokens": 8}
     options |= sources(lengths) | {"max_source_relative_length": None}
     generated = []
-    for leaves in (True, False):
+    for drops_finished in (True, False):
         torch.manual_seed(seed)
-        with search(leaves=leaves):
+        with search_with(drops_finished=drops_finished):
             generated.append(model.generate(**options))
     assert torch.equal(*generated)
 
@@ -251,7 +251,7 @@ WAYS = {
 BATCH = [4, 2, 6, 1, 3]
 
 
-def ways_of(way, **more):
+def call_arguments(way, **more):
     torch.manual_seed(3)
     return sources(BATCH) | {"max_source_relative_length": 8} | WAYS[way] | more
 
@@ -261,8 +261,8 @@ def test_finished_sources_are_not_decoded(way):
     model, falls = ending_model(1), 0
     for seed in range(4):
         model = ending_model(seed)
-        with rows_seen(model) as rows:
-            model.generate(**ways_of(way))
+        with record_row_counts(model) as rows:
+            model.generate(**call_arguments(way))
         k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
         assert rows[0] == k * len(BATCH)
         assert all(count % k == 0 and count > 0 for count in rows)
@@ -285,25 +285,25 @@ def test_finished_sources_are_not_decoded(way):
 def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, more):
     for seed in range(3):
         model = ending_model(seed)
-        with search(leaves=False):
-            expected = model.generate(**ways_of(way))
+        with search_with(drops_finished=False):
+            expected = model.generate(**call_arguments(way))
         given = dict(more)
         if "encoder_outputs" in given:
-            batch = ways_of(way)
+            batch = call_arguments(way)
             given["encoder_outputs"] = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
         if "past_key_values" in given:
             given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        generated = model.generate(**ways_of(way, **given))
+        generated = model.generate(**call_arguments(way, **given))
         assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
 
 
 def test_greedy_search_without_an_end_token_drops_no_row():
     """Transformers' loop then continues after a row's limit, and writes no padding."""
     model = ending_model(0)
-    options = ways_of("greedy", eos_token_id=None)
-    with search(leaves=False):
+    options = call_arguments("greedy", eos_token_id=None)
+    with search_with(drops_finished=False):
         expected = model.generate(**options)
-    with rows_seen(model) as rows:
+    with record_row_counts(model) as rows:
         assert torch.equal(model.generate(**options), expected)
     assert set(rows) == {len(BATCH)}
 
@@ -313,10 +313,10 @@ def test_finished_sources_are_dropped_with_stacks_of_different_depths():
     model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
     norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
     norm.bias.data += 2 * end / end.square().sum()
-    with search(leaves=False):
-        expected = model.generate(**ways_of("power"))
-    with rows_seen(model) as rows:
-        assert torch.equal(model.generate(**ways_of("power")), expected)
+    with search_with(drops_finished=False):
+        expected = model.generate(**call_arguments("power"))
+    with record_row_counts(model) as rows:
+        assert torch.equal(model.generate(**call_arguments("power")), expected)
     assert rows[-1] < rows[0]
 
 
@@ -325,8 +325,8 @@ def test_returned_cache_has_every_row_and_every_token(way):
     k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
     rows = k * len(BATCH)
     model, given = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
-    given_back = model.generate(**ways_of(way, return_dict_in_generate=True)).past_key_values
-    model.generate(**ways_of(way, past_key_values=given))
+    given_back = model.generate(**call_arguments(way, return_dict_in_generate=True)).past_key_values
+    model.generate(**call_arguments(way, past_key_values=given))
     for cache in (given_back, given):
         for part in (cache.self_attention_cache, cache.cross_attention_cache):
             assert {layer.keys.shape[0] for layer in part.layers} == {rows}
@@ -346,7 +346,7 @@ def test_search_under_power_with_both_shortcuts_equals_transformers_own(
     options = {"num_beams": num_beams, "num_return_sequences": data.draw(st.integers(1, num_beams))}
     options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": data.draw(SIZES)}
     options |= sources(lengths)
-    with search():
+    with search_with():
         ours = model.generate(length_penalty_type="power", **options)
     assert torch.equal(ours, plain.generate(**options))
 
@@ -373,13 +373,13 @@ PROCESSORS = [
 def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way, processor):
     for seed in range(2):
         model = ending_model(seed)
-        with search(chooses=False, leaves=False):
-            expected = model.generate(**ways_of(way, **processor))
-        with search():
-            assert torch.equal(model.generate(**ways_of(way, **processor)), expected)
+        with search_with(by_groups=False, drops_finished=False):
+            expected = model.generate(**call_arguments(way, **processor))
+        with search_with():
+            assert torch.equal(model.generate(**call_arguments(way, **processor)), expected)
 
 
-class Doing(StoppingCriteria):
+class CallEveryStep(StoppingCriteria):
     """Calls a function at every step, and stops nothing."""
 
     def __init__(self, do):
@@ -390,7 +390,7 @@ class Doing(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-class Ending(StoppingCriteria):
+class SumCriterion(StoppingCriteria):
     """A caller's criterion that ends the targets whose sum of tokens is a multiple of a number."""
 
     def __call__(self, input_ids, scores, **kwargs):
@@ -404,7 +404,7 @@ CRITERIA = {
     "no end": lambda: [MaxLengthCriteria(5)],
     "two ends": lambda: [EosTokenCriteria([END, 3])],
     "two that look for an end": lambda: [EosTokenCriteria(END), EosTokenCriteria(3)],
-    "a caller's": lambda: [EosTokenCriteria(END), Ending()],
+    "a caller's": lambda: [EosTokenCriteria(END), SumCriterion()],
     "an end without a dimension": lambda: [EosTokenCriteria(torch.tensor(END))],
     "an end of two dimensions": lambda: [EosTokenCriteria(torch.tensor([[END]]))],
     "none": list,
@@ -441,32 +441,32 @@ def test_max_length_criterion_is_called_only_if_it_can_warn_of_positions():
 @pytest.mark.parametrize("way", WAYS)
 def test_search_ends_targets_by_all_its_criteria(way):
     """A criterion equal to the end token gives the same targets as the end token."""
-    model, ends = ending_model(1), Doing(lambda _: None)
-    expected = model.generate(**ways_of(way))
-    generated = model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([ends]))
+    model, ends = ending_model(1), CallEveryStep(lambda _: None)
+    expected = model.generate(**call_arguments(way))
+    generated = model.generate(**call_arguments(way), stopping_criteria=StoppingCriteriaList([ends]))
     assert torch.equal(generated, expected)
     if way == "greedy":
         assert not torch.equal(
-            model.generate(**ways_of(way), stopping_criteria=StoppingCriteriaList([Ending()])), generated
+            model.generate(**call_arguments(way), stopping_criteria=StoppingCriteriaList([SumCriterion()])), generated
         )
 
 
-def doing(do):
-    return StoppingCriteriaList([Doing(do)])
+def calling(do):
+    return StoppingCriteriaList([CallEveryStep(do)])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_failed_call_leaves_no_state_in_the_model(way):
     model = ending_model(1)
-    expected = model.generate(**ways_of(way))
+    expected = model.generate(**call_arguments(way))
 
     def fail(input_ids):
         if input_ids.shape[1] > 3:
             raise KeyError("in the middle")
 
     with pytest.raises(KeyError, match="in the middle"):
-        model.generate(**ways_of(way), stopping_criteria=doing(fail))
-    assert torch.equal(model.generate(**ways_of(way)), expected)
+        model.generate(**call_arguments(way), stopping_criteria=calling(fail))
+    assert torch.equal(model.generate(**call_arguments(way)), expected)
 
 
 INNER_WAYS = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
@@ -483,8 +483,10 @@ def test_nested_searches_are_independent(way, inner_way):
         torch.manual_seed(5)
         return inner.generate(**options)
 
-    expected, expected_within, inner_results = outer.generate(**ways_of(way)), search_within(), []
-    drawn = outer.generate(**ways_of(way), stopping_criteria=doing(lambda _: inner_results.append(search_within())))
+    expected, expected_within, inner_results = outer.generate(**call_arguments(way)), search_within(), []
+    drawn = outer.generate(
+        **call_arguments(way), stopping_criteria=calling(lambda _: inner_results.append(search_within()))
+    )
     assert torch.equal(drawn, expected)
     assert len(inner_results) > 2
     assert all(torch.equal(each, expected_within) for each in inner_results)
@@ -494,7 +496,7 @@ def test_searches_on_several_threads_are_independent():
     """Each thread waits within its search until all others are within theirs."""
     ways = ["greedy", "beam", "many", "power"]
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
-    options = [ways_of(way) for way in ways]  # drawn here, because all threads share one generator
+    options = [call_arguments(way) for way in ways]  # drawn here, because all threads share one generator
     expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
     barrier, drawn = threading.Barrier(len(ways)), [None] * len(ways)
 
@@ -503,7 +505,7 @@ def test_searches_on_several_threads_are_independent():
             if input_ids.shape[1] <= 3:
                 barrier.wait(timeout=60)
 
-        drawn[index] = models[index].generate(**options[index], stopping_criteria=doing(meet))
+        drawn[index] = models[index].generate(**options[index], stopping_criteria=calling(meet))
 
     threads = [threading.Thread(target=decode, args=(index,)) for index in range(len(ways))]
     for thread in threads:
@@ -517,7 +519,7 @@ def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
     """If scores are requested, the loop uses the complete vocabulary, and returns a row of that width for each beam."""
     model = ending_model(1, 97)
     options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}
-    with search():
+    with search_with():
         generated = model.generate(**options, output_scores=True, output_logits=True)
     assert {step.shape for step in (*generated.scores, *generated.logits)} == {torch.Size([6, 97])}
     for scores, logits in zip(generated.scores, generated.logits, strict=True):

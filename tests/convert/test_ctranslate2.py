@@ -23,7 +23,7 @@ START, PAD, END = 0, 1, 2
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def lively(seed=0, **overrides):
+def uneven_model(seed=0, **overrides):
     """Return a tiny model with large random weights, norms and biases too, so that searches differ."""
     model = tiny_model(**overrides)
     generator = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ def assert_same_probabilities(model, folder, **tolerance):
     ids=str,
 )
 def test_converted_model_has_the_same_probabilities(overrides, tmp_path):
-    model = lively(**overrides)
+    model = uneven_model(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
@@ -90,12 +90,12 @@ def test_converted_model_has_the_same_probabilities(overrides, tmp_path):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_converted_activation_is_the_same(name, tmp_path):
     """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
-    model = lively(activation_function=name)
+    model = uneven_model(activation_function=name)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
 
-def searched(model, sources, **settings):
+def generate_with_scores(model, sources, **settings):
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
     width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
@@ -112,7 +112,7 @@ def assert_same_search(model, folder, sources, is_early=True, **settings):
     search = CTranslate2Engine(
         folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
     )
-    ours = searched(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
+    ours = generate_with_scores(model, sources, length_penalty_type="power", early_stopping=stopping, **settings)
     for original, converted in zip(ours, search(sources), strict=True):
         assert [tokens for tokens, _ in converted] == [tokens for tokens, _ in original]
         assert [score for _, score in converted] == pytest.approx([score for _, score in original], abs=1e-4)
@@ -133,7 +133,7 @@ def test_beam_search_under_power_equals_generate(
     tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early
 ):
     """Token for token and score for score, for a batch of sources of unequal length."""
-    model, folder = lively(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
+    model, folder = uneven_model(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
     to_ctranslate2(model, None, folder)
     sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
     count = num_beams if every else 1
@@ -143,7 +143,7 @@ def test_beam_search_under_power_equals_generate(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_search_with_one_beam_equals_greedy_generate(seed, tmp_path):
-    model = lively(seed, vocab_size=12)
+    model = uneven_model(seed, vocab_size=12)
     to_ctranslate2(model, None, tmp_path / "converted")
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
     input_ids, mask = padded_batch([4, 9, 2])
@@ -208,7 +208,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
         pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
     )
     for (original,), converted in zip(
-        searched(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True
+        generate_with_scores(model, sources, length_penalty_type="gnmt", **options), search(sources), strict=True
     ):
         assert converted[0][0] == original[0]
         assert converted[0][1] == pytest.approx(original[1], abs=1e-4)
@@ -218,7 +218,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
 def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
     """CTranslate2 quantizes in place."""
-    model = lively()
+    model = uneven_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     to_ctranslate2(model, None, tmp_path / "converted", quantization)
     for name, weight in model.state_dict().items():
@@ -226,13 +226,13 @@ def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
 
 
 def test_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path):
-    model = lively().bfloat16()
+    model = uneven_model().bfloat16()
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model.float(), tmp_path / "converted")
 
 
 def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path):
-    model = lively(vocab_size=2000)
+    model = uneven_model(vocab_size=2000)
     sizes = {}
     for quantization in (None, "bfloat16", "int8"):
         folder = to_ctranslate2(model, None, tmp_path / str(quantization), quantization, positions=8)
@@ -266,7 +266,7 @@ def test_vocabulary_of_word_pieces_names_its_unknown_token(tmp_path):
 
 
 def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
-    model = lively()
+    model = uneven_model()
     model.use_paper_decoding()
     folder = to_ctranslate2(model, None, tmp_path / "converted", positions=100)
     saved = CTranslate2Engine(folder)
@@ -281,7 +281,7 @@ def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
 
 
 def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
-    model = lively(vocab_size=12)
+    model = uneven_model(vocab_size=12)
     model.generation_config.bad_words_ids = [[word] for word in range(4, 12) if word != 7] + [
         [END],
         [START],
@@ -297,7 +297,7 @@ def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
 def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: warnings.append(text % parts))
-    model = lively()
+    model = uneven_model()
     CTranslate2Engine(to_ctranslate2(model, None, tmp_path / "plain"))
     assert warnings == []
     model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.2, num_beams=4)
@@ -308,7 +308,7 @@ def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
 
 
 def test_default_limit_is_fifty_tokens_more_than_the_source(tmp_path):
-    folder = to_ctranslate2(lively(), None, tmp_path / "converted")
+    folder = to_ctranslate2(uneven_model(), None, tmp_path / "converted")
     assert CTranslate2Engine(folder).limit(7) == 57
     with pytest.raises(ValueError, match="converted without its tokenizer"):
         CTranslate2Engine(folder).translate(["a"])
@@ -377,7 +377,7 @@ def test_tokenizer_of_another_model_is_an_error_that_leaves_no_file(tmp_path):
 @pytest.mark.slow
 def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path):
     peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(lively(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    adapted = peft.get_peft_model(uneven_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data.normal_()
@@ -392,7 +392,7 @@ def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path):
 
 def test_command_converts_a_folder_and_never_overwrites_one_without_force(tmp_path, capsys):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=300)
-    model = lively(vocab_size=len(tokenizer))
+    model = uneven_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

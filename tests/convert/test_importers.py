@@ -34,7 +34,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def stir(model):
+def randomize_weights(model):
     """Set random weights, none of them 0 or 1, norms and biases too; the tables of positions stay."""
     for name, weight in model.named_parameters():
         if "embed_positions" not in name:
@@ -44,14 +44,14 @@ def stir(model):
 
 def marian(**overrides):
     ids = {"pad_token_id": V - 1, "decoder_start_token_id": V - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
-    model = stir(MarianMTModel(MarianConfig(**{"vocab_size": V, **SHAPE, **ids, **overrides})))
+    model = randomize_weights(MarianMTModel(MarianConfig(**{"vocab_size": V, **SHAPE, **ids, **overrides})))
     model.generation_config.bad_words_ids = [[V - 1]]
     return model
 
 
 def fsmt(**overrides):
     sizes = {"langs": ["en", "de"], "src_vocab_size": V, "tgt_vocab_size": V, "tie_word_embeddings": True}
-    return stir(FSMTForConditionalGeneration(FSMTConfig(**{**SHAPE, **sizes, **overrides})))
+    return randomize_weights(FSMTForConditionalGeneration(FSMTConfig(**{**SHAPE, **sizes, **overrides})))
 
 
 def logits_of(model, input_ids, decoder_input_ids, pad):
@@ -194,7 +194,7 @@ class FairseqTransformer(nn.Module):
             stack.embed_tokens = nn.Embedding(V, D)
             stack.layers = nn.ModuleList(FairseqLayer(name == "decoder") for _ in range(LAYERS))
             setattr(self, name, stack)
-        stir(self)
+        randomize_weights(self)
         self.decoder.embed_tokens.weight = self.encoder.embed_tokens.weight
         self.scale = D**0.5 if scale else 1.0
         self.positions = [positions_of_fairseq(64)] * 2

@@ -19,7 +19,7 @@ from tests.helpers import random_batch, tiny_model
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -55,13 +55,13 @@ def main(kind: str, device_type: str) -> None:
     dist.all_reduce(mean)
     expected = dict(plain.named_parameters())
     differences: dict[str, float] = {"loss": abs(float(mean / count - plain_loss.detach()))}
-    gradients = {name: whole(weight.grad) - expected[name].grad for name, weight in model.named_parameters()}
+    gradients = {name: full(weight.grad) - expected[name].grad for name, weight in model.named_parameters()}
     differences["gradients"] = max(float(difference.abs().max()) for difference in gradients.values())
     for parameters in (model.parameters(), plain.parameters()):
         optimizer = paper_adam(parameters)
         paper_schedule(optimizer, d_model=32, warmup_steps=4000)
         optimizer.step()
-    weights = {name: whole(weight.detach()) - expected[name].detach() for name, weight in model.named_parameters()}
+    weights = {name: full(weight.detach()) - expected[name].detach() for name, weight in model.named_parameters()}
     differences["weights after a step"] = max(float(difference.abs().max()) for difference in weights.values())
     if rank == 0:
         print(json.dumps(differences), flush=True)

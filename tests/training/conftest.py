@@ -1,4 +1,4 @@
-"""The data and the settings of a run that takes a second or two."""
+"""Data and settings of a run of a second or two."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.training.runs import make_arguments
 
 @pytest.fixture
 def arguments(tmp_path):
-    """The arguments of a run of a second or two on sixteen pairs of words and their letters turned round."""
+    """Return the arguments of a short run on sixteen pairs of words and their letters reversed."""
     return make_arguments(tmp_path)

@@ -1,6 +1,6 @@
 """`training.train`, killed while it writes a file of a checkpoint.
 
-Usage: python -m tests.training.dying FILE STEP RECIPE.yaml ...; what is torch's own is cut off in its middle.
+Usage: python -m tests.training.dying FILE STEP RECIPE.yaml ...; a file that torch writes is truncated.
 """
 
 import io
@@ -18,7 +18,7 @@ save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.w
 
 
 def die_at(path: str | Path, content: bytes) -> None:
-    """Leave half of a file, and be killed, if it is the one."""
+    """Write half of a file and kill this process, if the path is the given one."""
     file, step = sys.argv[1:3]
     if (Path(path).name, Path(path).parent.name) == (file, f"checkpoint-{step}"):
         Path(path).write_bytes(content[: len(content) // 2])

@@ -1,4 +1,4 @@
-"""`training.train`, which leaves the gradient of its first step as `gradient.safetensors` in the run's folder.
+"""`training.train`, which also saves the gradient of its first step as `gradient.safetensors` in the run's folder.
 
 Usage: python -m tests.training.gradients RECIPE.yaml --output_dir=FOLDER ...; under FSDP2 on a CPU too.
 """
@@ -17,7 +17,7 @@ from training import train
 
 
 class FirstGradient(TrainerCallback):
-    """Saves what the first step is about to take, of all processes together."""
+    """Saves the gradient of the first step over all processes."""
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any

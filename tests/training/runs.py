@@ -1,4 +1,4 @@
-"""Small runs of the training command, in this process or in processes of their own."""
+"""Small runs of the training command, in this process or in others."""
 
 import json
 import os
@@ -34,12 +34,12 @@ TINY = [
     "--training.keep_checkpoints=10",
 ]
 
-# Patience runs out: a model that learns nothing is never better than at its first evaluation.
+# Patience is exhausted, because a model that learns nothing is never better than at its first evaluation.
 TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
 
 
 def make_arguments(folder, **texts):
-    """The arguments of a run on pairs of texts and their letters turned round: each split's `texts`, or LANGUAGE."""
+    """Return the arguments of a run on pairs of texts and their letters reversed: each split's `texts`, or LANGUAGE."""
     data = folder / "data"
     data.mkdir()
     for split in SPLITS:
@@ -52,7 +52,7 @@ def make_arguments(folder, **texts):
 
 
 def launched_by(file, *options):
-    """`accelerate launch` with one of the project's files."""
+    """Return `accelerate launch` with one of the project's files."""
     return ("accelerate.commands.launch", f"--config_file=training/accelerate/{file}.yaml", *options, "-m")
 
 
@@ -64,9 +64,9 @@ SHARDED = {
 
 
 def start(arguments, folder, *more, launcher=(), module="training.train"):
-    """Start the command, or another module with its arguments, in a process that SIGINT interrupts.
+    """Start the command, or another module with its arguments, in a process that SIGINT can interrupt.
 
-    A background job of a shell ignores SIGINT, and so would the processes that its tests start.
+    A background job of a shell ignores SIGINT, and processes inherit that.
     """
     command = [sys.executable, "-m", *launcher, module, *arguments, f"--output_dir={folder}", *more]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -83,14 +83,14 @@ def start(arguments, folder, *more, launcher=(), module="training.train"):
 
 
 def kill(process):
-    """End a run and all of its processes by SIGKILL; torch's launcher gives each a session of its own."""
+    """Kill a run and all of its processes by SIGKILL; torch's launcher starts each in a separate session."""
     for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         member.kill()
     process.communicate()
 
 
 def finish(process, seconds=300):
-    """What a run prints, which must end well."""
+    """Return the output of a run, which must succeed."""
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -108,16 +108,16 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def same_course(first, second):
-    """Whether two runs hold whole checkpoints of the same steps, and in each and at the end the same bits."""
+def same_checkpoints(first, second):
+    """Return whether two runs have complete checkpoints of the same steps, with the same bits there and at the end."""
     names = [[path.name for path in complete_checkpoints(run)] for run in (first, second)]
     assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
     folders = [*zip(complete_checkpoints(first), complete_checkpoints(second), strict=True), (first, second)]
     return all(equal(weights(one), weights(other)) for one, other in folders)
 
 
-def cut_back(folder, step):
-    """Make a finished run one that was killed after its checkpoint of this step."""
+def rewind(folder, step):
+    """Turn a finished run into one that was killed after its checkpoint of this step."""
     for checkpoint in all_checkpoints(folder):
         if step_of(checkpoint) > step:
             remove(checkpoint)

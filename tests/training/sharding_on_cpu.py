@@ -1,6 +1,6 @@
-"""`training.train` under FSDP2 on processes of a CPU: Accelerate, which shards on accelerators alone, is told of some.
+"""`training.train` under FSDP2 on CPU processes, with pretended accelerators, because Accelerate shards only on those.
 
-What it then calls runs on a CPU as well.
+The functions that it calls for them run on a CPU too.
 """
 
 import sys
@@ -13,7 +13,7 @@ from training import train
 
 
 def pretend_accelerators() -> None:
-    """Have Accelerate take the processes of this launch, which talk by gloo, for those of GPUs."""
+    """Make Accelerate treat the processes of this launch, which use gloo, as processes with GPUs."""
     dist.init_process_group("gloo")
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 

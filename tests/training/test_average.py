@@ -15,7 +15,7 @@ from vaswani_transformer.errors import UserError
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run with whole checkpoints at steps 2, 10 and 9, and one at 11 that was cut short."""
+    """Write a run with complete checkpoints at steps 2, 10 and 9, and an incomplete one at 11."""
     run = tmp_path / "run"
     for step in (2, 10, 9, 11):
         model = tiny_model()

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or passed over, whenever a run is killed and whatever fills up; never the best is deleted."""
+"""Checkpoints are complete or ignored, after any kill and on a full disk, and the best is never deleted."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.training.runs import TIRED, TWO_PROCESSES, cut_back, finish, make_arguments, same_course, start
+from tests.training.runs import TIRED, TWO_PROCESSES, finish, make_arguments, rewind, same_checkpoints, start
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
@@ -32,8 +32,8 @@ from training.train import run
 from vaswani_transformer.errors import UserError
 
 
-def make(folder, step, *, finished=True):
-    """A checkpoint of three small files."""
+def make_checkpoint(folder, step, *, finished=True):
+    """Write a checkpoint of three small files."""
     checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
     for name in ("model.safetensors", "rng_state_1.pth", "trainer_state.json"):
@@ -43,23 +43,23 @@ def make(folder, step, *, finished=True):
     return checkpoint
 
 
-def steps(checkpoints):
+def steps_of(checkpoints):
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
 def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
     for step, finished in ((100, True), (9, True), (20, False), (3, True)):
-        make(tmp_path, step, finished=finished)
+        make_checkpoint(tmp_path, step, finished=finished)
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
-    assert steps(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
-    assert steps(complete_checkpoints(tmp_path)) == [3, 9, 100]
+    assert steps_of(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
+    assert steps_of(complete_checkpoints(tmp_path)) == [3, 9, 100]
     assert step_of(last_checkpoint(tmp_path)) == 100
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
 def test_damaged_checkpoint_is_not_complete(tmp_path, damage):
-    checkpoint = make(tmp_path, 3)
+    checkpoint = make_checkpoint(tmp_path, 3)
     assert is_complete(checkpoint)
     file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
     match damage:
@@ -79,13 +79,13 @@ def test_damaged_checkpoint_is_not_complete(tmp_path, damage):
 
 def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path):
     for step, finished in ((3, True), (6, False), (9, True), (12, False), (15, False)):
-        make(tmp_path, step, finished=finished)
+        make_checkpoint(tmp_path, step, finished=finished)
     assert step_of(resume_point(tmp_path)) == 9
-    assert steps(all_checkpoints(tmp_path)) == [3, 6, 9]
+    assert steps_of(all_checkpoints(tmp_path)) == [3, 6, 9]
 
 
 def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
-    make(tmp_path, 3, finished=False)
+    make_checkpoint(tmp_path, 3, finished=False)
     assert resume_point(tmp_path) is None
     assert all_checkpoints(tmp_path) == []
 
@@ -93,17 +93,17 @@ def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
 def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course, keep):
-    """A course of saves, some of them a new best, some cut short."""
+    """Each example is a sequence of saves, some of them a new best, some incomplete."""
     run, best, saved = tmp_path_factory.mktemp("run"), None, []
     for step, (is_best, is_cut) in enumerate(course, start=1):
         if is_cut:
-            make(run, step, finished=False)
+            make_checkpoint(run, step, finished=False)
             continue
-        make(run, step)
+        make_checkpoint(run, step)
         best = step if is_best else best
         saved.append(step)
         rotate(run, keep, best)
-        kept = steps(complete_checkpoints(run))
+        kept = steps_of(complete_checkpoints(run))
         protected = {step, best} - {None}
         assert protected <= set(kept)
         assert len(kept) == min(len(saved), max(keep, len(protected)))
@@ -112,7 +112,7 @@ def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course,
 
 
 def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monkeypatch):
-    checkpoint = make(tmp_path, 3)
+    checkpoint = make_checkpoint(tmp_path, 3)
     monkeypatch.setattr(shutil, "rmtree", lambda path: None)
     remove(checkpoint)
     assert not is_complete(checkpoint)
@@ -120,7 +120,7 @@ def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monke
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
 def test_checkpoint_with_another_sharding_is_an_error(tmp_path, was_sharded, words):
-    checkpoint = make(tmp_path, 3)
+    checkpoint = make_checkpoint(tmp_path, 3)
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
     check_same_sharding(checkpoint, was_sharded)
@@ -130,7 +130,7 @@ def test_checkpoint_with_another_sharding_is_an_error(tmp_path, was_sharded, wor
 
 @pytest.fixture(scope="module")
 def never_killed(tmp_path_factory):
-    """The arguments of a run of nine steps and what it leaves when it is not killed."""
+    """Return the arguments of a run of nine steps, and its folder after an uninterrupted run."""
     arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
@@ -145,26 +145,26 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(nev
     process = start([file, "6", *arguments], killed, module="tests.training.dying")
     process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
-    assert steps(all_checkpoints(killed)) == [3, 6]
+    assert steps_of(all_checkpoints(killed)) == [3, 6]
     assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed))
-    assert same_course(uninterrupted, killed)
+    assert same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
 def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(arguments, tmp_path):
-    """The second of two processes is killed over its random numbers, which the first does not wait for."""
+    """The second of two processes is killed while it writes its random state; the first does not wait for that."""
     arguments = [*arguments, "--training.steps=9"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     finish(start(arguments, uninterrupted, launcher=TWO_PROCESSES))
     dying = start(["rng_state_1.pth", "6", *arguments], killed, launcher=TWO_PROCESSES, module="tests.training.dying")
     dying.communicate(timeout=300)
     assert dying.returncode != 0
-    assert steps(all_checkpoints(killed)) == [3, 6]
+    assert steps_of(all_checkpoints(killed)) == [3, 6]
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed, launcher=TWO_PROCESSES))
-    assert same_course(uninterrupted, killed)
+    assert same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
     with pytest.raises(UserError, match=rf"{name} \(float32\); remove trainer_state.json there, and the run takes the"):
         run(load_recipe(arguments[0], settings))
     results.rename(tmp_path / "run" / "results.json")
-    cut_back(tmp_path / "run", 3)
+    rewind(tmp_path / "run", 3)
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
     saved = load_file(checkpoint / "model.safetensors")
     for weights, message in (
@@ -207,7 +207,7 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
 def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_killed, tmp_path):
-    """A limit on the size of a file stands for it: the weights fit below it, the optimiser's state does not."""
+    """A limit on the size of a file simulates it: the weights are smaller, the optimizer's state is larger."""
     arguments, uninterrupted = never_killed
     folder = tmp_path / "run"
     process = start(arguments, folder)
@@ -222,7 +222,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_
     assert "Traceback" not in errors
     assert step_of(last_checkpoint(folder)) < 9
     finish(start(arguments, folder))
-    assert same_course(uninterrupted, folder)
+    assert same_checkpoints(uninterrupted, folder)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_
     ids=["steps", "patience", "mean"],
 )
 def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(arguments, tmp_path, monkeypatch, end):
-    """Steps that are no multiple of an epoch's, of which the Trainer would take one more."""
+    """The number of steps is no multiple of an epoch's, so the Trainer alone would take one more."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     settings = [*arguments, "--training.steps=30", *end]
     recipes = [
@@ -250,5 +250,5 @@ def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(argum
     assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)
     again = run(recipes[1])
     assert again["steps"] == first["steps"] <= 30
-    assert same_course(uninterrupted, killed)
+    assert same_checkpoints(uninterrupted, killed)
     assert json.dumps(again["validation"]) == json.dumps(first["validation"])

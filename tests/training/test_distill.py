@@ -1,4 +1,4 @@
-"""Distillation: a teacher's translations as training targets, written in parts, resumed, shared out and checked."""
+"""Distillation: a teacher's translations as training targets, written in parts, resumed, sharded and checked."""
 
 import json
 import time
@@ -27,7 +27,7 @@ SOURCES = list(PAIRS) * 2  # four parts of three sentences
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """The model of pairs on disk."""
+    """Save the model of pairs."""
     folder = tmp_path_factory.mktemp("teacher")
     for piece in model_of_pairs():
         piece.save_pretrained(folder)
@@ -36,7 +36,7 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe whose real targets are their sources, turned round."""
+    """Write a recipe whose real targets are their reversed sources."""
     for split, sources in (("train", SOURCES), ("validation", SOURCES[:2]), ("test", SOURCES[2:4])):
         rows = [json.dumps({"translation": {"en": source, "de": source[::-1]}}) for source in sources]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
@@ -48,7 +48,7 @@ def recipe(tmp_path):
 
 @pytest.fixture
 def distill(teacher, recipe, tmp_path, capsys):
-    """The command on parts of three sentences: what it prints, its errors and its status."""
+    """Return a function that runs the command on parts of three sentences and returns output, errors and status."""
 
     def distill(*arguments, model=teacher, folder=tmp_path / "distilled"):
         status = 0
@@ -62,7 +62,7 @@ def distill(teacher, recipe, tmp_path, capsys):
 
 
 def contents(folder):
-    """The bytes of every file that a distillation leaves."""
+    """Return the bytes of every file of a distillation."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
 
 

@@ -1,4 +1,4 @@
-"""What training runs on: the launch settles how many processes, the recipe what they compute."""
+"""The launch determines the processes and devices of training, the recipe what they compute."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
 from tests.helpers import ROOT, tiny_model
-from tests.training.runs import cut_back, same_course
+from tests.training.runs import rewind, same_checkpoints
 from training.distributed import (
     KERNELS,
     RunError,
@@ -39,7 +39,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def environment():
-    """What a test does to the environment is undone."""
+    """Restore the environment after a test."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -54,7 +54,7 @@ def test_launch_files_are_listed_here_and_named_in_the_docs():
 
 @pytest.mark.parametrize("name", FILES)
 def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name):
-    """Through the launcher's own reading and checks, up to the environment that the processes get."""
+    """The launcher parses and checks the file, and makes the environment of the processes."""
     options = ["--machine_rank=1", "--main_process_ip=10.0.0.1"] if name == "two-nodes" else []
     command = [f"--config_file={ROOT / 'training' / 'accelerate' / name}.yaml", *options, "-m", "training.train", "x"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command))
@@ -133,7 +133,7 @@ print(*allocated)
 
 @pytest.mark.slow
 def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
-    """By the heap in use, not by the size of the process."""
+    """The measure is the heap in use, not the size of the process."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("glibc alone tells what its heap holds")
     variables = {name: value for name, value in os.environ.items() if name not in KERNELS}
@@ -212,7 +212,7 @@ def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(change, 
 
 
 def test_disk_that_machines_do_not_share_is_an_error(arguments, tmp_path, monkeypatch):
-    """As on the second of two machines, where the first process's files do not appear."""
+    """The test simulates the second of two machines, on which the first process's files do not appear."""
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
     with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
@@ -222,7 +222,7 @@ def test_disk_that_machines_do_not_share_is_an_error(arguments, tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
 def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(arguments, tmp_path, switch):
-    """In batches of one shape, so that the compiler is called as often before the interruption as after it."""
+    """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
     settings, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
@@ -231,15 +231,15 @@ def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_b
     losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
     assert losses[-1] < losses[0] - 0.5
     run(recipes[1])
-    cut_back(runs[1], 3)
+    rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 6
-    assert same_course(*runs)
+    assert same_checkpoints(*runs)
 
 
 @pytest.mark.slow
 def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments, tmp_path):
-    """Dropout is drawn again as it was."""
+    """The second forward pass draws the same dropout masks."""
     for name in ("false", "true"):
         more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert same_course(tmp_path / "false", tmp_path / "true")
+    assert same_checkpoints(tmp_path / "false", tmp_path / "true")

@@ -1,4 +1,4 @@
-"""A run that diverges stops, or skips the steps, and leaves no weights that are not finite."""
+"""A run that diverges stops, or skips the steps, and keeps all weights finite."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def all_finite(folder):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Has the losses of given steps be nan, those of one micro-batch or all."""
+    """Return a function that makes the losses of given steps NaN, in one micro-batch or all."""
 
     def poison(*steps, value=float("nan"), micro_batch=None):
         compute_loss = RecipeTrainer.compute_loss
@@ -128,7 +128,7 @@ def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arg
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [{"launcher": TWO_PROCESSES, "module": POISON}, SHARDED | {"module": POISON}])
 def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(arguments, tmp_path, launch):
-    """The loss of one micro-batch of the second process is nan in the fifth step."""
+    """The loss of one micro-batch of the second process is NaN in the fifth step."""
     settings = [*arguments, "--training.steps=7", "--training.device_tokens=15"]
     process = start(settings, tmp_path / "run", **launch)
     _, errors = process.communicate(timeout=300)
@@ -143,7 +143,7 @@ def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(ar
 
 
 def guarded(tmp_path, steps, **settings):
-    """A model after steps on a device that the host runs ahead of: weights after each, and the guard."""
+    """Return a model after steps on a device that is behind the host, its weights after each step, and the guard."""
     model = tiny_model()
     guard = DivergenceGuard(TrainingRecipe(**settings), FakeTokenizer(), torch.device("cpu"))
     guard.on_train_begin(TrainingArguments(str(tmp_path)), TrainerState(), TrainerControl())

@@ -1,4 +1,4 @@
-"""A teacher's encoder, and whatever a folder or a tokenizer has that a kind of model cannot use."""
+"""A teacher's encoder, and errors for folders and tokenizers that a kind of model cannot use."""
 
 import json
 
@@ -26,7 +26,7 @@ def train_tokenizer(text="one tree"):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """The folder of an autoregressive model with its tokenizer."""
+    """Save an autoregressive model with its tokenizer."""
     folder, tokenizer = tmp_path_factory.mktemp("teacher"), train_tokenizer()
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -50,7 +50,7 @@ def pairs():
 
 @pytest.mark.parametrize("kind", ["autoregressive", "nat", "cmlm"])
 def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind):
-    """A CMLM's `<mask>` has the next id and a random embedding; everything else is as it would be without a teacher."""
+    """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher."""
     recipe = make_recipe(
         f"--model.kind={kind}",
         f"--training.encoder_from={teacher}",

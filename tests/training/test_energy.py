@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.parallel_models import END, targets, tiny_cmlm
 from tests.training import gradients
-from tests.training.runs import TINY, cut_back, make_arguments, same_course
+from tests.training.runs import TINY, make_arguments, rewind, same_checkpoints
 from training import energy as energy_module
 from training import train
 from training.base_models import check_same_energy, record_models, recorded_models
@@ -30,14 +30,14 @@ ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_thro
 
 
 def student_batch(dtype=torch.float64):
-    """A batch with padding on both sides and m = 1; logits (B, T, V + 1), the last column for `<mask>`."""
+    """Return a batch with padding on both sides and m = 1, and logits (B, T, V + 1), the last column for `<mask>`."""
     tokens, mask = padded_batch([3, 7, 4], "left")
     is_real = targets(5, 1, 4).ne(-100)
     return torch.randn(3, 5, 100, dtype=dtype, requires_grad=True), is_real, tokens, mask
 
 
 def argmax_labels(logits, is_real):
-    """The likeliest words, `</s>` at the end of each, -100 at padding."""
+    """Return the likeliest words, with `</s>` at the end of each text and -100 at padding."""
     labels = logits[..., :99].argmax(-1).masked_fill(~is_real, -100)
     for row, length in enumerate(is_real.sum(1).tolist()):
         labels[row, length - 1] = END
@@ -50,7 +50,7 @@ def test_recipe_names_the_five_operators():
 
 @pytest.mark.parametrize("operator", ONE_HOT)
 def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
-    """With one-hot operators, and without noise, it is the negative log-likelihood of the argmax."""
+    """With one-hot operators and without noise, the energy is the negative log-likelihood of the argmax."""
     monkeypatch.setattr(energy_module, "gumbel_noise", torch.zeros_like)
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
     labels = argmax_labels(logits, is_real)
@@ -68,7 +68,7 @@ def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
 @pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
 @pytest.mark.parametrize("outputs", ["softmax", "straight_through_softmax"])
 def test_energy_equals_loops(inputs, outputs, monkeypatch):
-    """Over the words of every position: mixed embeddings in, and the teacher's log-probabilities out."""
+    """The loops go over the words of every position: they mix embeddings, and weigh the teacher's log-probabilities."""
     noise = torch.randn(10, 99).double()
     monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
@@ -101,7 +101,7 @@ def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator):
     assert all(weight.grad is None for weight in teacher.parameters())
     reached = logits.grad.abs().sum(-1) > 0
     ends = is_real.cumsum(1) == is_real.sum(1, keepdim=True)
-    assert torch.equal(reached, is_real & ~ends)  # whatever the last word is, the teacher's `</s>` counts
+    assert torch.equal(reached, is_real & ~ends)  # the teacher's `</s>` counts after any last word
     assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
 
 
@@ -159,7 +159,7 @@ def test_batch_is_the_sum_of_its_halves():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
+    """Return a folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
     folder = tmp_path_factory.mktemp("models")
     recipe, *more = make_arguments(folder)
     run(load_recipe(recipe, [*more, "--training.steps=3", f"--output_dir={folder / 'teacher'}"]))
@@ -173,14 +173,14 @@ def kind_of(folder):
 
 @pytest.fixture
 def trained(models):
-    """The arguments of a run of ENGINE."""
+    """Return the arguments of a run of ENGINE."""
     both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
     return [str(models / "own.yaml"), *TINY, *kind_of(models), *both]
 
 
 @pytest.mark.slow
 def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, models, tmp_path):
-    """It begins with the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
+    """The run starts from the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
     more = [
         "--training.steps=12",
         "--training.energy_inputs=straight_through_gumbel",
@@ -203,14 +203,14 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, mod
         "training.energy_from": digest_teacher(str(models / "teacher")),
     }
     run(recipes[1])
-    cut_back(runs[1], 3)
+    rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 12
-    assert same_course(*runs)
+    assert same_checkpoints(*runs)
 
 
 @pytest.mark.slow
 def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeypatch):
-    """Without dropout: of a first step in one part, and in two."""
+    """The gradients are those of a first step without dropout, in one micro-batch and in two."""
     monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
     quiet, of_runs = ["--training.steps=1", "--model.dropout=0.0"], []
     for tokens in (60, 30):
@@ -225,7 +225,7 @@ def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
-    """In training and in evaluations."""
+    """This holds in training and in evaluations."""
     dtypes, energies = [], Energy.energies
 
     def watched(self, *inputs):
@@ -277,7 +277,7 @@ def test_run_that_resumes_needs_no_start(arguments, tmp_path):
 
 
 def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_path):
-    """Until its first checkpoint a run takes the present models. Afterwards the record stays as it is."""
+    """Until its first checkpoint a run takes the present models. Afterwards the record does not change."""
     digests = {}
     for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
         tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The parts of an evaluation that the Trainer's own loop does not have."""
+"""The steps of an evaluation that the Trainer's loop lacks."""
 
 import torch
 from torch import Tensor

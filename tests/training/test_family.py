@@ -1,4 +1,4 @@
-"""Whole runs of the kinds that predict all words at once: what they leave, how they resume, and their steps."""
+"""Complete runs of the kinds that predict all words at once: their folders, resuming, and steps."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
 from tests.helpers import FLOAT32
 from tests.training import gradients
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, cut_back, finish, make_arguments, same_course, start
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, make_arguments, rewind, same_checkpoints, start
 from training.draws import add_masks, pair_draws
 from training.publish import publish
 from training.recipe import load_recipe
@@ -30,19 +30,19 @@ def arguments(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(arguments, tmp_path_factory):
-    """The folders of runs of nine steps, by kind; two steps are an epoch, so that step 3 is in the middle of one."""
+    """Return the folders of runs of nine steps, by kind; an epoch has two steps, so step 3 is in the middle of one."""
     folders = {}
 
     def get(kind):
         if kind[0] not in folders:
             folders[kind[0]] = tmp_path_factory.mktemp("runs") / "whole"
-            run(load_recipe(arguments[0], [*arguments[1:], *own(kind), f"--output_dir={folders[kind[0]]}"]))
+            run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={folders[kind[0]]}"]))
         return folders[kind[0]]
 
     return get
 
 
-def own(kind):
+def settings_of(kind):
     return [*kind, "--training.steps=9", "--training.optimizer=radam" if kind is GLAT else "--training.optimizer=paper"]
 
 
@@ -71,7 +71,7 @@ def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path
 @pytest.mark.slow
 @KINDS
 def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
-    """An oracle without the Trainer: each pair alone, in evaluation mode; its length comes from the reference."""
+    """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
     folder = finished(kind)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     total, tokens = 0.0, 0
@@ -88,13 +88,13 @@ def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
 @pytest.mark.slow
 @KINDS
 def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(arguments, finished, tmp_path, kind):
-    """Dropout, masks, glancing and the optimizer included; the process has drawn other random numbers before."""
+    """Dropout, masks, glancing and the optimizer are included; the process draws other random numbers before."""
     again = shutil.copytree(finished(kind), tmp_path / "again")
-    cut_back(again, 3)
+    rewind(again, 3)
     set_seed(99)
-    results = run(load_recipe(arguments[0], [*arguments[1:], *own(kind), f"--output_dir={again}"]))
+    results = run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={again}"]))
     assert results["steps"] == 9
-    assert same_course(finished(kind), again)
+    assert same_checkpoints(finished(kind), again)
 
 
 def close(first, second):
@@ -106,7 +106,7 @@ def close(first, second):
 @pytest.mark.slow
 @KINDS
 def test_step_is_the_same_on_two_processes_in_two_micro_batches_each(arguments, tmp_path, kind):
-    """The gradient, without dropout: masks and shown words depend on step and pair only."""
+    """The gradients are compared without dropout: masks and shown words depend on step and pair only."""
     step = [*arguments, *kind, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, f"--output_dir={tmp_path / 'one'}"])
     parts = [*step, "--training.device_tokens=15"]
@@ -120,7 +120,10 @@ def test_step_is_the_same_on_two_processes_in_two_micro_batches_each(arguments, 
 
 @pytest.mark.slow
 def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arguments, tmp_path):
-    """In three passes; an oracle without the Trainer's counting: the model's own loss over the step's pairs at once."""
+    """The step has three micro-batches.
+
+    The oracle is the model's loss over all pairs of the step, without the Trainer.
+    """
     step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])
     recipe = load_recipe(step[0], [*step[1:], f"--output_dir={tmp_path / 'run'}"])

@@ -1,4 +1,4 @@
-"""Training IterativeVAE by a recipe: its fields, its work, the warm-up of its divergences, its log, resuming."""
+"""Training IterativeVAE by a recipe: its fields, operations, warm-up of the divergences, log, and resuming."""
 
 import json
 
@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.parallel_models import tiny_iterative_vae
-from tests.training.runs import cut_back, same_course
+from tests.training.runs import rewind, same_checkpoints
 from training.callbacks import KlScaleCallback
 from training.kinds import KINDS, kind_of
 from training.monitor.trainer import by_layer
@@ -50,7 +50,7 @@ def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path):
 
 
 def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
-    """Without padding and recomputation. Positional queries and keys are made once a batch."""
+    """There is no padding and no recomputation. Positional queries and keys are computed once a batch."""
     monkeypatch.setattr(latent, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
     model = tiny_iterative_vae(decoder_layers=3).train()
     model.set_attn_implementation("eager")
@@ -64,7 +64,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
 def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight():
     model, state = tiny_iterative_vae(), TrainerState()
     callback, scales = KlScaleCallback(model, 0.4, 10), []
-    for state.global_step in (0, 5, 10, 15, 2):  # wherever a run resumes
+    for state.global_step in (0, 5, 10, 15, 2):  # at any step from which a run resumes
         callback.on_step_begin(None, state, TrainerControl())
         scales.append(model.kl_scale)
     assert scales == pytest.approx([0.0, 0.2, 0.4, 0.4, 0.08])
@@ -79,7 +79,7 @@ def test_values_of_layers_are_named_by_the_layer():
 
 @pytest.mark.slow
 def test_run_logs_its_layers_and_resumes_to_the_bit(arguments, tmp_path):
-    """Noise and dropout are drawn as in an uninterrupted run, and the warm-up goes by the step."""
+    """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     recipes = [load_recipe(arguments[0], [*arguments[1:], *more, f"--output_dir={folder}"]) for folder in runs]
@@ -93,7 +93,7 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments, tmp_path):
     assert entry["step"] == 1
     assert entry["loss"] == pytest.approx(total, rel=1e-5)  # kl_scale is 0 at the first step
     run(recipes[1])
-    cut_back(runs[1], 3)
+    rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 6
-    assert same_course(*runs)
+    assert same_checkpoints(*runs)
     assert json.loads((runs[1] / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"

@@ -1,4 +1,4 @@
-"""Kinds of model in a recipe: their fields, the work of a step, its random choices, optimizer and glancing."""
+"""Kinds of model in a recipe: their fields, the operations of a step, its random choices, optimizer and glancing."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def eager(model):
 
 @pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
 def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides):
-    """Without padding. Positional queries and keys are made once a batch: forward, and weights backward."""
+    """There is no padding. Positional queries and keys are computed once a batch: forward, and weights backward."""
     model = eager(tiny_nat(**overrides))
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
     positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
@@ -120,14 +120,14 @@ def test_flops_of_cmlm_are_those_that_torch_counts():
     model = eager(tiny_cmlm())
     labels = random_tokens(3, 5)
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
-    batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, all of which torch projects
+    batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, because torch projects all
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
     assert KINDS["cmlm"].flops(model, batch) == counter.get_total_flops()
 
 
 def pairs(*rows):
-    """A batch of pairs of token lists, padded on the right."""
+    """Return a batch of pairs of token lists, padded on the right."""
     sources, targets = zip(*rows, strict=True)
     width, length = (max(map(len, side)) for side in (sources, targets))
     return {
@@ -138,7 +138,7 @@ def pairs(*rows):
 
 
 def test_pairs_draws_depend_on_seed_step_and_pair_only():
-    """Whatever stands beside it, and in whichever order; another seed, step or pair has others."""
+    """Its batch and their order change nothing; another seed, step or pair has other draws."""
     first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
     single, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
     assert torch.equal(single[0], together[1, :3])
@@ -176,7 +176,7 @@ def test_left_padded_labels_are_an_error():
 
 
 def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch):
-    """Every prediction is token 0, and so wrong."""
+    """Every prediction is token 0, which is wrong."""
     model = tiny_nat().train()
     predict_zero = torch.nn.Linear(32, 99)
     torch.nn.init.zeros_(predict_zero.weight)
@@ -203,14 +203,14 @@ def test_share_that_glancing_shows_falls_linearly_by_the_step():
     model, state = tiny_nat(), TrainerState()
     callback = GlancingCallback(model, 0.5, 0.3, 10)
     shown = []
-    for state.global_step in (0, 5, 10, 15):  # wherever a run resumes
+    for state.global_step in (0, 5, 10, 15):  # at any step from which a run resumes
         callback.on_step_begin(None, state, TrainerControl())
         shown.append(model.glancing_ratio)
     assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
 
 
 def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
-    """Two weights: one without a gradient's pull shrinks by rate times decay; the rate halves in two steps."""
+    """Of two weights, the one without a gradient shrinks by rate times decay; the rate halves in two steps."""
     training = TrainingRecipe(
         optimizer="radam", learning_rate=0.1, weight_decay=0.5, learning_rate_decay=0.5, learning_rate_decay_steps=2
     )

@@ -1,4 +1,4 @@
-"""Publishing a run: what is uploaded, what the card says of it, and what is left when an upload breaks off."""
+"""Publishing a run: the uploaded files, the card, and interrupted uploads."""
 
 import getpass
 import json
@@ -36,7 +36,7 @@ CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 
 
 def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
-    """What `results.json` holds of a run that nobody made; `scores` are those of validation and test."""
+    """Return the `results.json` of an invented run; `scores` are those of validation and test."""
     tree = to_dict(Recipe(name="somebody's run"))
     tree["data"] |= {"kind": kind, "path": path}
     results = {
@@ -77,7 +77,7 @@ scores = st.none() | st.floats(0, 100)
 @given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
 def test_model_index_holds_every_bleu_with_its_signature(fields, data):
     results = results_of(*data, scores=fields)
-    card = ModelCard(str(make_card(results, REPOSITORY)))  # read back by the Hub's own library
+    card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
     read_back = {
         (one.dataset_split, one.metric_type): (one.metric_value, one.metric_args)
         for one in card.data.eval_results or []
@@ -260,7 +260,7 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, 
     for part in model_of_pairs():
         part.save_pretrained(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    capsys.readouterr()  # the progress of saving
+    capsys.readouterr()  # the progress bar of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
     said = "cannot be written: Not a directory; make room, or give another folder.\n"
@@ -268,7 +268,7 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, 
 
 
 def without_token(command, home):
-    """What `training.publish` says to whoever has none; the client is offline, so any work on the Hub would fail."""
+    """Return the errors of `training.publish` without a token; the client is offline, so any request would fail."""
     code = f"from training.publish import main; main({command!r})"
     with pytest.raises(AssertionError) as failure:
         run_python(code, HF_HOME=str(home), HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="")
@@ -277,14 +277,14 @@ def without_token(command, home):
 
 @pytest.mark.slow
 def test_without_a_token_one_line_says_so_before_any_work(tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which would be loaded next
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which the command would load next
     answer = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
     assert answer == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run of a few steps on data of its own."""
+    """Return the folder of a finished run of a few steps on other data than the shipped task."""
     folder = tmp_path_factory.mktemp("on-this-machine")
     data = folder / "pairs"
     data.mkdir()
@@ -324,7 +324,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(f
 
 @pytest.mark.slow
 def test_docs_card_and_results_agree(finished, tmp_path):
-    """The docs' table names the file's keys, the card's index its scores, and the published recipe the run."""
+    """The docs' table has the keys of the file, the card's index its scores, and the published recipe its run."""
     publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
     results = json.loads((finished / "results.json").read_text())
     table = RESULTS_PAGE.partition("| key | holds |")[2].partition("\n\n")[0]
@@ -410,9 +410,9 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path):
-    """The server dies while weights arrive, then at the commit; a bit is lost on the way; then all goes well.
+    """The server stops while weights arrive, then at the commit; then a bit changes on the way; then all succeeds.
 
-    The client waits for a server that is gone, some twenty seconds in all.
+    The client waits for a stopped server, about twenty seconds in all.
     """
     folder, hub = tmp_path / "folder", Hub()
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The command that scores: every figure under a name of its own, with its signature, and as it is by hand."""
+"""The score command: every score has its name and signature, and equals one computed by hand."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The model of pairs on disk, without any search of its own."""
+    """Save the model of pairs, without search settings."""
     model, tokenizer = model_of_pairs()
     saved = tmp_path_factory.mktemp("model")
     model.save_pretrained(saved)
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe with a test set of the pairs, whose references are a little off, and a validation set of two of them."""
+    """Write a recipe with a test set of the pairs, with slightly wrong references, and a validation set of two."""
     for name, pairs in (("test", list(zip(SOURCES, REFERENCES, strict=True))), ("validation", list(PAIRS.items())[:2])):
         rows = [json.dumps({"translation": dict(zip(("en", "de"), pair, strict=True))}) for pair in pairs]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
@@ -49,7 +49,7 @@ def recipe(tmp_path):
 
 @pytest.fixture
 def run(folder, recipe, capsys):
-    """The command: what it prints, its errors and its status."""
+    """Return a function that runs the command and returns its output, errors and status."""
 
     def run(*arguments, model=folder, recipe=recipe):
         status = 0
@@ -284,7 +284,7 @@ def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
 
 
 def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
-    """Float32 is prepared wherever a CPU decodes; the model of pairs knows its pairs in 8 bits, too."""
+    """On a CPU float32 models are always prepared; the model of pairs knows its pairs in 8 bits too."""
     by_copy = {}
     for dtype in ("auto", "bfloat16", "int8", "float16"):
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)

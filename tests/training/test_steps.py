@@ -1,4 +1,4 @@
-"""One optimiser step is the mean over its target tokens, however many processes and passes share it."""
+"""One optimizer step is the mean over its target tokens, for any number of processes and micro-batches."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from tests.training.runs import (
     kill,
     launched_by,
     make_arguments,
-    same_course,
+    same_checkpoints,
     start,
     weights,
 )
@@ -35,15 +35,15 @@ def gradient(folder):
 
 
 def close(first, second):
-    """The same to the order of sums."""
+    """Assert equal gradients up to the order of sums."""
     assert first.keys() == second.keys()
     for name in first:
         torch.testing.assert_close(first[name], second[name], **FLOAT32)
 
 
 @pytest.fixture(scope="module")
-def in_one(tmp_path_factory):
-    """The arguments of a run of one step, and what it leaves on one process in one pass."""
+def reference_run(tmp_path_factory):
+    """Return the arguments of a run of one step, and its folder with one process and one micro-batch."""
     arguments = [*make_arguments(tmp_path_factory.mktemp("data")), *ONE_STEP]
     folder = tmp_path_factory.mktemp("runs") / "one"
     gradients.main([*arguments, f"--output_dir={folder}"])
@@ -51,9 +51,9 @@ def in_one(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_one, tmp_path):
-    """An oracle without the Trainer: the model's own loss over all pairs of the first batch at once."""
-    arguments, folder = in_one
+def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(reference_run, tmp_path):
+    """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
+    arguments, folder = reference_run
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
@@ -65,8 +65,8 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(in_one, t
 
 
 @pytest.mark.slow
-def test_step_in_three_micro_batches_equals_the_step_in_one(in_one, tmp_path):
-    arguments, folder = in_one
+def test_step_in_three_micro_batches_equals_the_step_in_one(reference_run, tmp_path):
+    arguments, folder = reference_run
     gradients.main([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
     close(gradient(tmp_path / "run"), gradient(folder))
     close(weights(tmp_path / "run"), weights(folder))
@@ -78,9 +78,9 @@ def test_step_in_three_micro_batches_equals_the_step_in_one(in_one, tmp_path):
     [TWO_PROCESSES, launched_by("eight-gpus-fsdp2", "--num_processes=2")],
     ids=["DDP", "FSDP2"],
 )
-def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(in_one, tmp_path, launcher):
-    """Gradient and weights after it."""
-    arguments, folder = in_one
+def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(reference_run, tmp_path, launcher):
+    """The comparison covers the gradient and the weights after the step."""
+    arguments, folder = reference_run
     settings = [*arguments, "--training.device_tokens=15"]
     finish(start(settings, tmp_path / "run", launcher=launcher, module="tests.training.gradients"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -91,7 +91,7 @@ def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
 
 @pytest.mark.slow
 def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_path):
-    """Five pairs make a batch of four parts and leave one pair over; the second process has no sentence of its own."""
+    """Of five pairs, four make a batch and one remains; the second process has no validation sentence."""
     five = ["one", "two trees", "three", "four dogs", "the sea"]
     arguments = make_arguments(tmp_path, train=five, validation=["one tree"], test=["two", "dogs"])
     settings = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
@@ -105,9 +105,9 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
 
 @pytest.mark.slow
 def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path):
-    """FSDP2 against DDP: weights, what they are worth on batches of several lengths, and translations by beam search.
+    """FSDP2 against DDP: weights, losses on batches of several lengths, and translations by beam search.
 
-    Sums of two addends have one order, so not a bit differs.
+    A sum of two addends has one order, so no bit differs.
     """
     sentences = ["tree " * (1 + number % 7) for number in range(130)]  # three batches, unlike on the two processes
     arguments = make_arguments(tmp_path, validation=sentences)
@@ -120,7 +120,7 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path):
     kill(process)
     assert step_of(last_checkpoint(sharded)) < 9
     finish(start(settings, sharded, **SHARDED))
-    assert same_course(unsharded, sharded)
+    assert same_checkpoints(unsharded, sharded)
     results = [json.loads((folder / "results.json").read_text()) for folder in (unsharded, sharded)]
     for name in ("validation", "steps", "processes"):
         assert results[0][name] == results[1][name]

@@ -1,4 +1,4 @@
-"""Whole runs of the training command, small ones, and what they leave in their folder."""
+"""Complete small runs of the training command, and the files that they leave."""
 
 import json
 import math
@@ -19,11 +19,11 @@ from tests.training.runs import (
     LANGUAGE,
     TIRED,
     TWO_PROCESSES,
-    cut_back,
     equal,
     finish,
     kill,
-    same_course,
+    rewind,
+    same_checkpoints,
     start,
     weights,
 )
@@ -38,7 +38,7 @@ from vaswani_transformer.errors import UserError
 
 
 def kill_after(step, process, folder):
-    """The last checkpoint that a run has left when it is killed after one of this step."""
+    """Kill a run after its checkpoint of this step; return its last checkpoint."""
     while (last_checkpoint(folder) is None or step_of(last_checkpoint(folder)) < step) and process.poll() is None:
         time.sleep(0.02)
     kill(process)
@@ -81,7 +81,7 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path)
 
 @pytest.mark.slow
 def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
-    """An oracle without the Trainer: the sum of -log P of every target token of the set, divided by their number."""
+    """The oracle, without the Trainer, is the sum of -log P of all target tokens of the set, divided by their number."""
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
@@ -103,27 +103,27 @@ def test_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     saved = json.loads((folder / "generation_config.json").read_text())
     assert saved["max_source_relative_length"] == 50
-    assert saved["num_beams"] == 4  # evaluations during training search with one
+    assert saved["num_beams"] == 4  # evaluations during training use one beam
     assert "max_length" not in saved
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
-    """Dropout and the order of batches included, in the middle of a later epoch; bit for bit on a CPU."""
+    """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch."""
     arguments = [*arguments, "--training.steps=40"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     finish(start(arguments, uninterrupted, launcher=launcher))
     assert step_of(kill_after(9, start(arguments, killed, launcher=launcher), killed)) < 40
     finish(start(arguments, killed, launcher=launcher))
-    assert same_course(uninterrupted, killed)
+    assert same_checkpoints(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
     assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
 
 
 @pytest.fixture
 def streamed(arguments, tmp_path):
-    """A streamed run on eighty pairs and one that is too long: buffers of twenty, twelve steps an epoch.
+    """Return a streamed run on eighty pairs and one that is too long: buffers of twenty, twelve steps an epoch.
 
     No step has less than four pairs.
     """
@@ -136,7 +136,7 @@ def streamed(arguments, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
-    """Dropout, buffers and batches included, in a later epoch; bit for bit on a CPU."""
+    """Bit for bit on a CPU, dropout, buffers and batches included, in a later epoch."""
     arguments = [*streamed, "--training.steps=50"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     finish(start(arguments, uninterrupted, launcher=launcher))
@@ -144,7 +144,7 @@ def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(str
     assert step_of(checkpoint) < 50
     assert json.loads((checkpoint / "stream.json").read_text())["epoch"] > 0
     finish(start(arguments, killed, launcher=launcher))
-    assert same_course(uninterrupted, killed)
+    assert same_checkpoints(uninterrupted, killed)
     curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (uninterrupted, killed)]
     for single, resumed in zip(*curves, strict=True):
         for name in ("step", "epoch", "loss", "eval_loss"):
@@ -154,9 +154,9 @@ def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(str
 
 @pytest.mark.slow
 def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_steps(streamed, tmp_path):
-    """The losses of two epochs' steps agree to half a hundredth; that of a step of other pairs is off by two.
+    """The losses of two epochs' steps agree to 0.005; the loss of a step of other pairs differs by 0.02.
 
-    Without dropout. Adam turns rounding of 1e-7 into more where a gradient is next to nothing.
+    Dropout is off. Adam enlarges rounding of 1e-7 if a gradient is nearly 0.
     """
     arguments = [*streamed, "--training.steps=24", "--model.dropout=0.0", "--training.learning_rate_scale=0.1"]
     finish(start(arguments, tmp_path / "one"))
@@ -205,9 +205,9 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
 
 @pytest.mark.slow
 def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
-    """One step is the mean over its target tokens on any number of processes, so only the order of sums differs.
+    """A step is the mean over its target tokens for any number of processes, so only the order of sums differs.
 
-    Without dropout, whose masks differ by process; ten steps of Adam at rates near 1e-2 multiply rounding of 1e-7.
+    Dropout is off, because its masks differ by process; ten steps of Adam at rates near 1e-2 multiply rounding of 1e-7.
     """
     arguments = [*arguments, "--training.steps=10", "--model.dropout=0.0"]
     one, two = tmp_path / "one", tmp_path / "two"
@@ -225,7 +225,7 @@ def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
 
 @pytest.mark.slow
 def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments, tmp_path):
-    """The device holds a third of a step, which then takes three passes; only the order of sums differs."""
+    """The device holds a third of a step, so a step has three micro-batches; only the order of sums differs."""
     arguments = [*arguments[1:], "--training.steps=10", "--model.dropout=0.0"]
     ran = {}
     for name, tokens in (("one", 60), ("three", 20)):
@@ -303,7 +303,7 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(argumen
             run(load_recipe(arguments[0], [*settings, *more, f"--output_dir={short}"]))
     assert (short / "results.json").read_text() == kept
     cut = shutil.copytree(short, tmp_path / "cut")
-    cut_back(cut, first["steps"])
+    rewind(cut, first["steps"])
     less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
     with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
@@ -409,7 +409,7 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
 
 
 def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path, arguments):
-    """As after `kill -9` of a launcher, whose processes go on."""
+    """This happens after `kill -9` of a launcher, whose processes continue."""
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
@@ -482,12 +482,12 @@ def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed, tmp_path):
 
 @pytest.mark.slow
 def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(arguments, tmp_path, caplog):
-    """To the weights of a run that kept them: a step is the same on any split."""
+    """A step is the same for any split into micro-batches."""
     settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
     run(load_recipe(settings[0], [*settings[1:], f"--output_dir={uninterrupted}"]))
     run(load_recipe(settings[0], [*settings[1:], f"--output_dir={other}"]))
-    cut_back(other, 3)
+    rewind(other, 3)
     more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -521,20 +521,20 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
 
 @pytest.mark.slow
 def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
-    """All that the libraries have to say included."""
+    """The output includes that of the libraries."""
     settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
         process = start(settings, tmp_path / "run")
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
-        cut_back(tmp_path / "run", 3)
+        rewind(tmp_path / "run", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
 def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
-    """Torch's launcher has a traceback of its own to show, and its own exit status."""
+    """Torch's launcher adds a traceback and another exit status."""
     settings, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
     process = start(settings, folder, launcher=launcher)
     while last_checkpoint(folder) is None and process.poll() is None:

@@ -1,4 +1,4 @@
-"""The command: lines in, lines out, in order, however it is interrupted; and one line for what it cannot do."""
+"""The command writes a line per line, in order, after any interruption, and ends with one line for any error."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The model of pairs on disk, which decodes as the paper does."""
+    """Save the model of pairs with the paper's search."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config)
     model.load_state_dict(trained.state_dict())
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch, capsysbinary):
-    """The command in this process: its standard input in, its standard output, its errors and its status out."""
+    """Return a function that runs the command in this process and returns its output, errors and status."""
 
     def run(*arguments, stdin=b"", model=folder):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
@@ -59,7 +59,7 @@ def lines(texts):
 
 
 def start(folder, *arguments, **pipes):
-    """The command in a process of its own."""
+    """Start the command in another process."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     module = [sys.executable, "-m", "vaswani_transformer.translate", folder]
     return subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)
@@ -147,7 +147,7 @@ def test_translation_of_two_lines_is_written_as_one(run, monkeypatch):
 
 
 class TwoLines:
-    """A tokenizer for which every translation is two lines."""
+    """A tokenizer that decodes every translation as two lines."""
 
     pad_token_id = 1
 
@@ -181,7 +181,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(run, monkeypatch, opt
 
 
 def test_prepared_model_finds_what_the_plain_one_finds(run, folder):
-    """Also where it has learnt nothing: lines of the learnt words in orders that it has never seen."""
+    """The lines have the learned words in orders that the model has never seen."""
     words = " ".join(SOURCES).split()
     texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -272,7 +272,7 @@ def test_error_other_than_memory_is_not_reported_as_memory(run, monkeypatch):
 
 
 class Interrupted:
-    """Ends the command, as a signal would, before it writes result number `stop_at`."""
+    """Ends the command, like a signal, before it writes result number `stop_at`."""
 
     def __init__(self, stop_at):
         self.stop_at, self.format_lines = stop_at, command.format_lines
@@ -307,7 +307,7 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
 
 @pytest.fixture
 def unfinished(run, tmp_path, monkeypatch):
-    """An input, and the output of a command that was interrupted before line 5 of 6."""
+    """Return an input, and the output of a command that was interrupted before line 5 of 6."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     with monkeypatch.context() as patch:
@@ -360,7 +360,7 @@ def test_unfinished_output_resumes_with_other_batches_and_says_so(run, unfinishe
 
 @pytest.fixture
 def finished(run, tmp_path):
-    """An input, and its finished output."""
+    """Return an input, and its finished output."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", path) == ("", "", 0)
@@ -615,7 +615,7 @@ def test_signal_leaves_an_output_that_can_resume(run, folder, tmp_path, sent, st
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     source.write_text(lines(SOURCES * 20))
     arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run in background
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also if these tests run in the background
     process = start(folder, *arguments, "--output", path, stderr=subprocess.PIPE, preexec_fn=heeds)
     while not path.exists() or path.stat().st_size < 300:
         assert process.poll() is None
@@ -650,7 +650,7 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
     for line, torch_line in zip(output.splitlines(), run("--scores", stdin=source)[0].splitlines(), strict=True):
         (score, text), (own_score, own_text) = line.split("\t"), torch_line.split("\t")
         assert text == own_text
-        assert float(score) == pytest.approx(float(own_score), abs=2e-4)  # four digits are printed
+        assert float(score) == pytest.approx(float(own_score), abs=2e-4)  # the command prints four digits
     nbest, _, status = run("--engine=ctranslate2", "--nbest=2", "--format=text", stdin=source, model=engine_folder)
     assert (len(nbest.splitlines()), status) == (2 * len(SOURCES) + 2, 0)
 

@@ -18,7 +18,7 @@ SOURCES = list(PAIRS)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A NAT, a CMLM and a model of beams on disk, and the first two with their tokenizer."""
+    """Save a NAT, a CMLM and an autoregressive model; return folders, the first two models, and their tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     root, folders = tmp_path_factory.mktemp("models"), {}
@@ -34,7 +34,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run(models, monkeypatch, capsysbinary):
-    """The command with a model of a family: standard input in; standard output, errors and status out."""
+    """Return a function that runs the command with a model of a family and returns output, errors and status."""
 
     def run(family, *arguments, texts=SOURCES):
         stdin = "".join(f"{text}\n" for text in texts).encode()
@@ -51,7 +51,7 @@ def run(models, monkeypatch, capsysbinary):
 
 
 def generated(models, family, **settings):
-    """Texts and scores of `generate()`, sentence by sentence."""
+    """Return texts and scores of `generate()`, sentence by sentence."""
     _, folders, tokenizer = models
     lines = []
     for source in SOURCES:

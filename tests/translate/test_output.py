@@ -12,7 +12,7 @@ from vaswani_transformer.translate.readers import DigestedInput
 
 
 def write_all(path, texts, settings, stop_at=None):
-    """What the command does with texts of which each one's result is itself, twice; stopped before a text, or not."""
+    """Write each text twice as its result, as the command does, up to the end or to `stop_at`."""
     output = ResumableFile(path, 2, settings, [1, 1])
     counted = DigestedInput(texts, "the input", output.done, output.known, output.digest)
     try:
@@ -50,7 +50,7 @@ def test_file_interrupted_anywhere_resumes_to_the_bytes_of_an_uninterrupted_one(
 
 def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path):
     path, texts = tmp_path / "out", list("abcdef")
-    write_all(path, texts, {}, stop_at=2)  # after a window of three was read
+    write_all(path, texts, {}, stop_at=2)  # after the command read a window of three
     before = path.read_bytes()
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
         with pytest.raises(UserError, match="the input: is not the text of the unfinished output, whose first 3"):
@@ -170,7 +170,7 @@ def test_more_results_than_texts_are_an_error(tmp_path):
 
 
 def test_full_disk_is_an_error_and_the_output_resumes(tmp_path):
-    """A limit on the size of files stands for the disk's."""
+    """A limit on the size of files simulates a full disk."""
     resource = pytest.importorskip("resource")
     uninterrupted, path, texts = tmp_path / "uninterrupted", tmp_path / "path", [letter * 100 for letter in "abcdef"]
     write_all(uninterrupted, texts, {})

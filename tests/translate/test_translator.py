@@ -1,4 +1,4 @@
-"""Many texts at once: in order, each as if it were alone, in batches that keep to their budget."""
+"""Many texts at once: in order, each translated as by itself, in batches within their budget."""
 
 import copy
 import itertools
@@ -19,8 +19,8 @@ TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
 
 
 @pytest.fixture(scope="module")
-def parts():
-    """A model of its own that decodes as the paper does, and its tokenizer."""
+def model_and_tokenizer():
+    """Return a model with the paper's search, and its tokenizer."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
     model.load_state_dict(trained.state_dict())
@@ -28,9 +28,9 @@ def parts():
     return model, tokenizer
 
 
-def alone(parts, text, **settings):
-    """What `generate()` makes of a text alone, its special tokens left out; of an empty one, empty texts."""
-    model, tokenizer = parts
+def generate_single(model_and_tokenizer, text, **settings):
+    """Return the translations of a single text by `generate()`, without special tokens; an empty text has empty ones."""
+    model, tokenizer = model_and_tokenizer
     if not text.strip():
         return [""] * settings.get("num_return_sequences", 1)
     generated = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
@@ -38,14 +38,14 @@ def alone(parts, text, **settings):
 
 
 def tagged(tokenizer):
-    """A copy with a language tag as a special token."""
+    """Return a copy with a language tag as a special token."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     return tokenizer
 
 
 class Echo:
-    """A search that gives each text back, and remembers the batches it was given."""
+    """A search that returns each text, and records its batches."""
 
     num_translations, scores = 1, False
 
@@ -59,7 +59,7 @@ class Echo:
 
 @pytest.fixture(scope="module")
 def bytes_tokenizer():
-    """A token a byte and one for the end."""
+    """Return a tokenizer of one token a byte and one for the end."""
     return VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
 
 
@@ -94,27 +94,27 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer,
     assert sum(counted) == len(translations[skip:])
 
 
-def test_text_is_translated_in_a_batch_as_by_itself(parts):
-    expected = [alone(parts, text)[0] for text in TEXTS]
+def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer):
+    expected = [generate_single(model_and_tokenizer, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
-        translations = translate(*parts, TEXTS, batch_tokens=batch_tokens, window=window)
+        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, window=window)
         assert [translation.text for translation in translations] == expected
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
-def test_arguments_of_generate_are_passed_on(parts, settings):
-    translations = translate(*parts, TEXTS[4:9], **settings)
-    expected = [alone(parts, text, **settings) for text in TEXTS[4:9]]
+def test_arguments_of_generate_are_passed_on(model_and_tokenizer, settings):
+    translations = translate(*model_and_tokenizer, TEXTS[4:9], **settings)
+    expected = [generate_single(model_and_tokenizer, text, **settings) for text in TEXTS[4:9]]
     assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
 
 
-def test_generation_config_is_accepted_as_an_argument(parts):
+def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer):
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
     config.decoder_start_token_id = 0
-    (translation,) = translate(*parts, ["the cat"], generation_config=config)
-    assert [hypothesis.text for hypothesis in translation.hypotheses] == alone(
-        parts, "the cat", generation_config=config
+    (translation,) = translate(*model_and_tokenizer, ["the cat"], generation_config=config)
+    assert [hypothesis.text for hypothesis in translation.hypotheses] == generate_single(
+        model_and_tokenizer, "the cat", generation_config=config
     )
 
 
@@ -129,9 +129,9 @@ def test_generation_config_is_accepted_as_an_argument(parts):
         {"max_new_tokens": 3},
     ],
 )
-def test_scores_are_those_that_beam_search_ranks_by(parts, settings):
-    model, tokenizer = parts
-    every = list(translate(*parts, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
+def test_scores_are_those_that_beam_search_ranks_by(model_and_tokenizer, settings):
+    model, tokenizer = model_and_tokenizer
+    every = list(translate(*model_and_tokenizer, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
     for text, translation in zip(TEXTS[:6], every, strict=True):
         batch = tokenizer([text], return_tensors="pt")
         asked = {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 4}
@@ -140,9 +140,9 @@ def test_scores_are_those_that_beam_search_ranks_by(parts, settings):
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
 
-def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
-    model, tokenizer = parts
-    (actual,) = translate(*parts, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
+def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
+    (actual,) = translate(*model_and_tokenizer, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
     batch = tokenizer(["the cat is"], return_tensors="pt")
     tokens = model.generate(**batch, num_beams=1)
     steps = model(**batch, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(-1)
@@ -151,21 +151,21 @@ def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(parts):
     assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
 
 
-def test_scores_are_none_unless_requested(parts):
-    translations = list(translate(*parts, ["", "hello world"]))
+def test_scores_are_none_unless_requested(model_and_tokenizer):
+    translations = list(translate(*model_and_tokenizer, ["", "hello world"]))
     assert [translation.hypotheses[0].score for translation in translations] == [None, None]
 
 
-def test_empty_text_has_n_empty_translations(parts):
-    (translation,) = translate(*parts, ["\t "], scores=True, num_return_sequences=2)
+def test_empty_text_has_n_empty_translations(model_and_tokenizer):
+    (translation,) = translate(*model_and_tokenizer, ["\t "], scores=True, num_return_sequences=2)
     assert translation.hypotheses == [Hypothesis("", 0, 0.0)] * 2
     assert translation.source_tokens == 0
 
 
-def test_texts_may_be_endless(parts):
+def test_texts_may_be_endless(model_and_tokenizer):
     taken = []
     texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
-    translations = translate(*parts, texts, window=6)
+    translations = translate(*model_and_tokenizer, texts, window=6)
     assert [translation.text for translation in itertools.islice(translations, 8)] == [*TARGETS, *TARGETS[:2]]
     assert len(taken) == 12
 
@@ -173,18 +173,18 @@ def test_texts_may_be_endless(parts):
 LONG = "the cat is black i love you this is a book"
 
 
-def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(parts):
-    model, tokenizer = parts
+def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
     tokens = tokenizer(LONG)["input_ids"]
-    short, long = translate(*parts, ["cat", LONG], max_source_tokens=8)
+    short, long = translate(*model_and_tokenizer, ["cat", LONG], max_source_tokens=8)
     assert (long.source_tokens, long.is_truncated, short.is_truncated) == (len(tokens), True, False)
     batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
     assert long.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
 
 
-def test_text_that_is_too_long_is_kept_on_request(parts):
-    (translation,) = translate(*parts, [LONG], max_source_tokens=8, too_long="keep")
-    assert (translation.text, translation.is_truncated) == (alone(parts, LONG)[0], False)
+def test_text_that_is_too_long_is_kept_on_request(model_and_tokenizer):
+    (translation,) = translate(*model_and_tokenizer, [LONG], max_source_tokens=8, too_long="keep")
+    assert (translation.text, translation.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
 
 
 def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(bytes_tokenizer):
@@ -219,8 +219,8 @@ def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
     assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
 
 
-def test_log_probabilities_are_those_of_each_pair_by_itself(parts):
-    model, tokenizer = parts
+def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
     batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
     labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     actual = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
@@ -240,7 +240,7 @@ def test_model_of_another_architecture_translates_too():
     settings = {"num_beams": 3, "max_new_tokens": 6}
     translations = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
     assert [translation.text for translation in translations] == [
-        alone((model, tokenizer), text, **settings)[0] for text in TEXTS
+        generate_single((model, tokenizer), text, **settings)[0] for text in TEXTS
     ]
     batch = tokenizer(["cat"], return_tensors="pt")
     expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
@@ -248,8 +248,8 @@ def test_model_of_another_architecture_translates_too():
     assert TransformersEngine(model, 1).max_source_tokens() == 40
 
 
-def test_model_in_training_translates_without_dropout_and_stays_in_training(parts):
-    model, tokenizer = parts
+def test_model_in_training_translates_without_dropout_and_stays_in_training(model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
     model.train()
     try:
         assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == TARGETS
@@ -267,9 +267,9 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(part
         ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
     ],
 )
-def test_settings_out_of_range_are_an_error_at_once(parts, settings, message):
+def test_settings_out_of_range_are_an_error_at_once(model_and_tokenizer, settings, message):
     with pytest.raises(ValueError, match=message):
-        translate(*parts, [], **settings)
+        translate(*model_and_tokenizer, [], **settings)
 
 
 def test_tokenizer_without_padding_is_an_error(bytes_tokenizer):
@@ -280,9 +280,9 @@ def test_tokenizer_without_padding_is_an_error(bytes_tokenizer):
         translate(tiny_model(), WithoutPadding(), ["a"])
 
 
-def test_single_text_is_not_taken_for_a_list_of_its_characters(parts):
+def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer):
     with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
-        translate(*parts, "hello world")
+        translate(*model_and_tokenizer, "hello world")
 
 
 @pytest.mark.parametrize("max_source_tokens", [4, 99])

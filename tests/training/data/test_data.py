@@ -1,4 +1,4 @@
-"""Sentence pairs: where they come from, and how a bad line is refused."""
+"""Sentence pairs: their sources, and the errors of bad lines."""
 
 import dataclasses
 import gzip
@@ -30,7 +30,7 @@ def json_line(source, target):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the three splits as JSON Lines, the training set compressed."""
+    """Write a folder with the three splits as JSON Lines, the training set compressed."""
     lines = "".join(json_line(*pair) + "\n" for pair in PAIRS)
     with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write(lines)
@@ -85,7 +85,7 @@ def test_data_set_in_the_schema_of_the_hub_is_read():
 
 
 def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
-    """A folder stands in for the data set: `load_dataset` reads either."""
+    """A local folder replaces the data set: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder_of_set = tmp_path / "set"
     folder_of_set.mkdir()
@@ -195,7 +195,7 @@ def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(fol
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A folder of four shards that stands in for a data set of the Hub: `load_dataset` reads either."""
+    """Write a folder of four shards in place of a data set of the Hub: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder_of_set = tmp_path / "set"
     folder_of_set.mkdir()
@@ -282,7 +282,7 @@ def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_o
 
 @pytest.fixture
 def tokenizer():
-    """One token a byte, and one more for the end."""
+    """Return a tokenizer of one token a byte, and one for the end."""
     return VaswaniTransformerTokenizer.train_from_iterator([text for pair in PAIRS for text in pair], 259)
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a run while it goes on, and where its time went."""
+"""The progress of a run, its metrics, and the shares of its time."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 class FakeStopwatch(Stopwatch):
-    """A stopwatch whose time goes on when it is told to."""
+    """A stopwatch whose time advances only by the test."""
 
     def __init__(self):
         self.now = 0
@@ -64,7 +64,7 @@ def test_phases_cover_every_moment_exactly_once(course):
 
 
 def test_device_time_counts_on_a_gpu_and_no_step_waits_for_it(monkeypatch):
-    """The events of a device that is 5 s behind when the first one is recorded, and done when it is waited for."""
+    """The device is 5 s late at the first event, and has finished when the host waits for it."""
 
     class Event:
         recorded, waited = 0, 0
@@ -115,10 +115,10 @@ def test_time_of_a_run_is_one_line():
     [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
 )
 def test_flops_of_a_step_are_those_that_torch_counts(overrides):
-    """Without padding, which torch counts too; by the equation's own products, for torch knows not every fused one.
+    """The batch has no padding, which torch would count, and eager attention, because torch lacks some fused products.
 
-    So the loss is made from logits: torch does not count a product that is written into memory given to it. Biases,
-    softmax and all that is no product of matrices counts for neither.
+    The loss comes from logits, because torch does not count a product that is written into given memory. Neither count
+    has biases, softmax or anything else than matrix products.
     """
     torch.manual_seed(0)
     config = tiny_config(**overrides)
@@ -132,7 +132,7 @@ def test_flops_of_a_step_are_those_that_torch_counts(overrides):
 
 
 def test_flops_of_a_window_grow_linearly_with_the_source():
-    """From 2 r + 1 tokens on each further one costs the same; below that a window saves nothing."""
+    """From 2 r + 1 tokens on, every further token costs the same; below that a window saves nothing."""
     config, target = tiny_config(attention_window=3), torch.tensor([5])
     costs = [training_flops(config, torch.tensor([length]), target) for length in range(7, 12)]
     assert len({after - before for before, after in itertools.pairwise(costs)}) == 1
@@ -196,8 +196,8 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only():
         }
 
 
-def dealt(rank, ranks, parts, pairs, seed):
-    """The batches of one process, epoch after epoch."""
+def batches_of_rank(rank, ranks, parts, pairs, seed):
+    """Yield the batches of one process, epoch after epoch."""
     lengths = [[len(pair[name]) for pair in pairs] for name in ("input_ids", "labels")]
     sampler = TokenBudgetBatchSampler(*lengths, 60, 60, num_processes=ranks, rank=rank, accumulation=parts, seed=seed)
     for epoch in itertools.count():
@@ -206,7 +206,7 @@ def dealt(rank, ranks, parts, pairs, seed):
 
 
 def trained_by_hand(recipe, folder, ranks, parts):
-    """Training without the Trainer, a step at once: its summed loss, target tokens, tokens, positions and FLOPs."""
+    """Train without the Trainer; yield summed loss, target tokens, tokens, positions and FLOPs of each step."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer)).train()
@@ -214,7 +214,7 @@ def trained_by_hand(recipe, folder, ranks, parts):
     schedule = paper_schedule(optimizer, model.config.d_model, recipe.training.warmup_steps)
     collate = DataCollatorForSeq2Seq(tokenizer, model)
     pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in LANGUAGE]
-    everyone = [dealt(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
+    everyone = [batches_of_rank(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
     while True:
         phase_shares = [[pairs[index] for index in next(batches)] for batches in everyone for _ in range(parts)]
         positions = sum(collate(share)[name].numel() for share in phase_shares for name in ("input_ids", "labels"))
@@ -231,9 +231,9 @@ def trained_by_hand(recipe, folder, ranks, parts):
 
 @pytest.mark.slow
 def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(arguments, tmp_path):
-    """Two steps an entry with different numbers of target tokens, so that a mean of the steps' means is another one.
+    """An entry covers two steps with different numbers of target tokens, so a mean of the steps' means would differ.
 
-    Without dropout, whose masks differ by process; the order of sums makes a difference that Adam multiplies.
+    Dropout is off, because its masks differ by process; the order of sums makes a difference that Adam multiplies.
     """
     folder = tmp_path / "run"
     more = ["--training.steps=6", "--training.log_steps=2", "--training.device_tokens=15", "--model.dropout=0.0"]
@@ -334,7 +334,7 @@ def test_terminal_gets_a_bar_with_the_latest_metrics(arguments, tmp_path):
 
 
 class InterruptAfter(TrainerCallback):
-    """Ctrl-C at the end of the step after `step`."""
+    """Sends Ctrl-C at the end of the step after `step`."""
 
     def __init__(self, step):
         self.step = step
@@ -345,7 +345,7 @@ class InterruptAfter(TrainerCallback):
 
 
 def interrupt(monkeypatch, arguments, step):
-    """A run that is interrupted."""
+    """Interrupt a run after a step."""
     with monkeypatch.context() as patch:
         make_trainer = train.make_trainer
 
@@ -370,7 +370,7 @@ def test_phases_of_a_run_sum_to_its_time(arguments, tmp_path):
 
 @pytest.mark.slow
 def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, monkeypatch):
-    """The checkpoint is made to tell of an hour of training, of which the recipe's minutes leave one step."""
+    """The checkpoint records nearly an hour of training, so the recipe's minutes leave one step."""
     folder = tmp_path / "run"
     settings = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
     interrupt(monkeypatch, settings, step=7)
@@ -379,7 +379,7 @@ def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, mo
     assert 0 < before["trained"] < 60
     assert before["time"]["forward"] > 0
     saved.write_text(json.dumps({"trained": 3600.0, "time": before["time"] | {"forward": 3000.0}}))
-    mark_complete(saved.parent)  # with the file as it is now
+    mark_complete(saved.parent)  # with the current file
     results = run(load_recipe(settings[0], settings[1:]))
     assert results["steps"] == 7
     assert 3000 < results["time"]["forward"] < 3060
@@ -417,7 +417,7 @@ def test_equal_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
 
 @pytest.mark.slow
 def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments, tmp_path):
-    """At the beginning of a run, where every BLEU is 0; patience does not end it then."""
+    """Every BLEU is 0 at the beginning of a run, and patience does not end it then."""
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=9", "--training.patience=1"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))

@@ -1,4 +1,4 @@
-"""`model_card.md` is the card of the project's reference model: what the code makes of its results, and valid."""
+"""`model_card.md` is the valid card of the reference model, made by the code from its results."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path):
 
 
 def test_card_s_metadata_are_valid():
-    """As far as huggingface_hub can tell without the Hub: its own classes read them, and write them again."""
+    """The classes of huggingface_hub read them, and write them again, without the Hub."""
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
     card = ModelCard.load(CARD)
     assert isinstance(card.data, ModelCardData)

@@ -1,4 +1,4 @@
-"""What results.json says of a run beside its figures."""
+"""results.json: what it records of a run in addition to scores."""
 
 import getpass
 import hashlib
@@ -32,7 +32,7 @@ def dataset(pairs):
 
 
 def texts(node):
-    """Every text in a tree, keys included."""
+    """Yield every text in a tree, keys included."""
     if isinstance(node, dict):
         return [text for key, value in node.items() for text in (key, *texts(value))]
     if isinstance(node, list):
@@ -69,7 +69,7 @@ def test_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monke
     assert commit() is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert commit() is None  # a repository that knows nothing of the code
+    assert commit() is None  # a repository that does not track the code
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
     made = commit()
@@ -125,7 +125,7 @@ def test_metric_that_is_not_a_number_is_null_in_json():
 
 @pytest.mark.slow
 def test_results_are_complete_and_name_no_user_host_or_path(arguments, tmp_path):
-    """Recipe, data, code, machine, time and scores; no absolute path, no host's name, no user's."""
+    """They have recipe, data, code, machine, time and scores, but no absolute path, host name or user name."""
     VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290).save_pretrained(tmp_path / "vocabulary")
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=3", f"--tokenizer.path={tmp_path}/vocabulary"]
@@ -152,13 +152,13 @@ RENAMED = {"overlong": "too_long", "unusable": "empty", "pool": "buffer", "refus
 
 
 def in_todays_words(recipe):
-    """A recipe that is kept with its results, its keys and choices of the data by the names that they have now."""
+    """Return a recipe of kept results with the present names of its keys and of its choices of data."""
     data = {RENAMED.get(name, name): RENAMED.get(value, value) for name, value in recipe["data"].items()}
     return recipe | {"data": data}
 
 
 def completed(recipe, defaults):
-    """A recipe that is kept with its results, with the defaults of the fields that recipes have got since."""
+    """Return a recipe of kept results with the defaults of newer fields."""
     return {
         name: completed(recipe[name], default)
         if isinstance(default, dict) and name != "model"
@@ -179,7 +179,7 @@ def test_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path):
         "data.path",
     }
     assert not kept["commit"]["dirty"]
-    assert "examples" not in kept["test"]  # no text of a data set belongs here
+    assert "examples" not in kept["test"]  # kept results hold no text of a data set
     score = f"{kept['test']['bleu']:.2f}"
     assert recipe.expected.startswith(f"{score} ")
     assert f"{kept['steps']:,d} steps" in recipe.expected

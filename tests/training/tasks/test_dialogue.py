@@ -1,4 +1,4 @@
-"""Dialogue: which scores a recipe of prompts and replies has, and how the command names its texts."""
+"""Dialogue: the scores of a recipe of prompts and replies, and the command's names for its texts."""
 
 import dataclasses
 import json

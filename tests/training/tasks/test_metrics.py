@@ -1,4 +1,4 @@
-"""BLEU and chrF behind evaluate's metric classes, and the BLEU of the literature."""
+"""BLEU and chrF in evaluate's metric classes, and the BLEU of the literature."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_signature_names_the_tokenizer():
 
 
 def test_chrf_equals_its_definition():
-    """Popovic 2015 by hand, with characters up to bigrams in "abc" against "abd", of which longer ones have no match.
+    """Popovic 2015 by hand, up to trigrams of characters in "abc" against "abd", which share no trigram.
 
     Precision and recall, equal for texts of one length, are the means 2/3, 1/2, 0 of one, two and three characters.
     """
@@ -50,7 +50,7 @@ def test_chrf_ignores_white_space():
     [
         ("rich-text format", "rich ##AT##-##AT## text format"),
         ("well-to-do", "well ##AT##-##AT## to ##AT##-##AT## do"),
-        ("a-b-c", "a ##AT##-##AT## b-c"),  # as perl's s///g, which looks at no letter twice
+        ("a-b-c", "a ##AT##-##AT## b-c"),  # as perl's s///g, which reads no letter twice
         ("1990 - 2000 -x x-", "1990 - 2000 -x x-"),
     ],
 )
@@ -73,7 +73,7 @@ def test_tokenized_bleu_of_tokenized_files_counts_their_own_tokens():
 
 
 def test_splitting_compounds_raises_bleu_if_their_parts_are_right():
-    """5 of 6 unigrams, 4 of 5 bigrams, 3 of 4 and 2 of 3, in place of 2 of 3, 1 of 2 and none."""
+    """5 of 6 unigrams, 4 of 5 bigrams, 3 of 4 and 2 of 3 match, in place of 2 of 3, 1 of 2 and none."""
     pair = ["das rich-text format da"], ["das rich-text format dort"]
     split = tokenized_bleu(*pair, None, compounds=True)
     assert split["bleu"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)

@@ -31,7 +31,7 @@ TARGETS = [linearize(tree) for tree in GOLD_TREES]
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe of trees: training trees in two sections of many lines, the other splits a tree a line."""
+    """Return a recipe of trees: training trees in two sections of many lines, the other splits with a tree a line."""
     for section in ("02", "03"):
         (tmp_path / section).mkdir()
         text = GOLD.replace("(TOP ", "( ").replace("(VP ", "\n    (VP ")

@@ -22,7 +22,7 @@ from training.toy_task.sampler import Sampler
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Written by hand: what a speaker of both languages would say.
+# Translations written by hand, as a speaker of both languages would say them.
 GOLDEN = {
     # Articles, number, and adjectives of every pattern, after the noun.
     "the woman sees the red house.": "la mujer ve la casa roja.",
@@ -39,7 +39,7 @@ GOLDEN = {
     "the man and the woman are busy.": "el hombre y la mujer están ocupados.",
     "many girls run in the park.": "muchas niñas corren en el parque.",
     "three mice watched the cat.": "tres ratones miraron al gato.",
-    # Ser for what something is, estar for how and where it is, haber for what there is.
+    # Ser for identity, estar for state and location, haber for existence.
     "i am tall.": "soy alto.",
     "she is tired.": "ella está cansada.",
     "the soup was cold.": "la sopa estaba fría.",
@@ -90,13 +90,13 @@ GOLDEN = {
     "they danced yesterday.": "ellos bailaron ayer.",
     "her brother had a guitar.": "su hermano tenía una guitarra.",
     "our sons need their books.": "nuestros hijos necesitan sus libros.",
-    # Words that meet: both nouns described, a denial, a place.
+    # Combinations: both nouns described, a negation, a location.
     "the old woman does not see the red houses.": "la mujer vieja no ve las casas rojas.",
     "the young man sees the house.": "el hombre joven ve la casa.",
     "the sick woman did not buy a red hat.": "la mujer enferma no compró un sombrero rojo.",
     "the young man slept near the red house.": "el hombre joven durmió cerca de la casa roja.",
     "are the old cups under a broken chair?": "¿están las tazas viejas debajo de una silla rota?",
-    # Verbs that go without their object.
+    # Verbs without their object.
     "the dogs eat.": "los perros comen.",
     "the cats drank in the kitchen.": "los gatos bebieron en la cocina.",
     # Two clauses.
@@ -106,7 +106,7 @@ GOLDEN = {
 
 
 class SteeredSampler(Sampler):
-    """Draws only words of the wanted sentence, all equally likely, so that it comes up soon."""
+    """Draws only words of the wanted sentence, all equally likely, so that it appears soon."""
 
     def __init__(self, wanted: str) -> None:
         super().__init__(seed=0)
@@ -124,7 +124,7 @@ class SteeredSampler(Sampler):
 
 
 def translate(english: str, tries: int = 200_000) -> str:
-    """Return the grammar's Spanish for an English sentence, by drawing until that sentence comes up."""
+    """Return the grammar's Spanish for an English sentence, by drawing until that sentence appears."""
     sampler = SteeredSampler(english)
     for _ in range(tries):
         sentence = sampler.choice(PATTERNS)(sampler, sampler.choice(TENSES))
@@ -152,7 +152,7 @@ def test_sentence_repeats_no_noun_or_adjective(sample):
         assert all(count == 1 for word, count in words.items() if word in content), sentence.en
 
 
-# Written by hand: gender and number of words in the sample. Those of one form go with both genders.
+# Written by hand: gender and number of words in the sample. Words of one form fit both genders.
 ARTICLES = {"el": "ms", "la": "fs", "los": "mp", "las": "fp", "un": "ms", "una": "fs", "este": "ms", "esta": "fs"}
 ARTICLES |= {"estos": "mp", "estas": "fp", "nuestro": "ms", "nuestra": "fs", "muchos": "mp", "muchas": "fp"}
 SPANISH_NOUNS = {"casa": "fs", "casas": "fp", "coche": "ms", "coches": "mp", "mapa": "ms", "mapas": "mp", "foto": "fs"}

@@ -157,7 +157,7 @@ def test_words_meet_in_training(splits, meeting):
 
 
 def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits):
-    """Each comes up at least 50 times in both positions, except "fast", which describes only animals."""
+    """Each appears at least 50 times in both positions, except "fast", which describes only animals."""
     seen = Counter()
     for text in english(splits, "train"):
         words = words_in(text)
