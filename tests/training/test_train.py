@@ -81,7 +81,7 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path)
 
 @pytest.mark.slow
 def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
-    """The oracle, without the Trainer, is the sum of -log P of all target tokens of the set, divided by their number."""
+    """The oracle, without the Trainer, is the sum of -log P of all target tokens divided by their number."""
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()

@@ -29,7 +29,7 @@ def model_and_tokenizer():
 
 
 def generate_single(model_and_tokenizer, text, **settings):
-    """Return the translations of a single text by `generate()`, without special tokens; an empty text has empty ones."""
+    """Return the translations of a single text by `generate()`, without special tokens, or empty texts."""
     model, tokenizer = model_and_tokenizer
     if not text.strip():
         return [""] * settings.get("num_return_sequences", 1)
