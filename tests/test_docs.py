@@ -24,7 +24,6 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # docs/paper.md runs as one program, in test_paper_page.py; the blocks of other pages each run by themselves.
 RUN_PAGES = [page for page in PAGES if page.name != "paper.md"]
-PUBLIC_URL = "https://github.com/vaswani-transformer/vaswani-transformer/blob/main/"
 
 
 def page_name(page: Path) -> str:
@@ -368,11 +367,10 @@ def heading_anchors(page: Path) -> set[str]:
 def test_link_leads_to_a_file_and_a_heading_that_exist(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\((.*?)\)", prose):
-        target, _, anchor = link.removeprefix(PUBLIC_URL).partition("#")
+        target, _, anchor = link.partition("#")
         if target.startswith("http") or "vaswani_transformer." in anchor:
             continue
-        base = ROOT if link.startswith(PUBLIC_URL) else page.parent
-        path = (base / target) if target else page
+        path = (page.parent / target) if target else page
         assert path.exists(), link
         assert not anchor or anchor in heading_anchors(path), link
 

@@ -79,6 +79,16 @@ def test_docs_workflow_installs_what_the_docs_extra_names():
     assert all(f'"{requirement}"' in workflow for requirement in PROJECT["project"]["optional-dependencies"]["docs"])
 
 
+def test_addresses_of_the_project_have_the_owner_of_pyproject():
+    source = PROJECT["project"]["urls"]["Source"]
+    owner = re.fullmatch(r"https://github\.com/([\w-]+)/vaswani-transformer", source)[1]
+    patterns = ("*.md", "*.toml", "*.yml", "*.cff", "docs/**/*.md", "docs/**/*.ipynb", ".github/**/*.*")
+    texts = {path: path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern)}
+    for path, text in texts.items():
+        owners = re.findall(r"github\.com/([\w-]+)/vaswani-transformer|//([\w-]+)\.github\.io", text)
+        assert {"".join(groups) for groups in owners} <= {owner}, path
+
+
 def test_release_needs_a_tag_and_stores_no_token():
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true

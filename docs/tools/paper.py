@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ SOURCE = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PIECES = re.compile(r"(^```(?:python|source)\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE)
 ANCHOR = re.compile(r" \{ #[\w-]+ \}$", flags=re.MULTILINE)
 LINK = re.compile(r"\]\((\w[\w-]*)\.md")
-SITE = "https://vaswani-transformer.github.io/vaswani-transformer/"
+URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 NEEDS_RUN = "runs/quickstart"
-INSTALL = """%matplotlib inline
+INSTALL = f"""%matplotlib inline
 try:
     import vaswani_transformer
 except ImportError:
-    %pip install -q "vaswani-transformer[figures] @ git+https://github.com/vaswani-transformer/vaswani-transformer"
+    %pip install -q "vaswani-transformer[figures] @ git+{URLS["Source"]}"
 """
 SHOW = """import inspect
 import pkgutil
@@ -98,14 +99,16 @@ def notebook_cells(page: str) -> list[dict[str, Any]]:
             if NEEDS_RUN not in match[1]:
                 cells.append(code_cell(match[1] + ("picture" if "picture = " in match[1] else "")))
         elif text := ANCHOR.sub("", PICTURE.sub("\n", piece)).strip():
-            cells.append(text_cell(LINK.sub(lambda match: f"]({SITE}{match[1]}/", text).replace("/index/", "/")))
+            cells.append(
+                text_cell(LINK.sub(lambda match: f"]({URLS['Documentation']}{match[1]}/", text).replace("/index/", "/"))
+            )
     return [cells[0], code_cell(INSTALL), code_cell(SHOW), *cells[1:]]
 
 
 def to_notebook(page: str) -> str:
     """Return the page as a Jupyter notebook without outputs, up to the quickstart's heads."""
     cells = notebook_cells(page[: page.index("\nThe [quickstart's]")])
-    cells.append(text_cell(f"[The page]({SITE}paper/) continues with the heads of a trained model."))
+    cells.append(text_cell(f"[The page]({URLS['Documentation']}paper/) continues with the heads of a trained model."))
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}

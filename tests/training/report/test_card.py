@@ -14,7 +14,7 @@ from training.report.results import strip_local_paths
 
 CARD = ROOT / "model_card.md"
 RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
-REPOSITORY = "vaswani-transformer/multi30k-en-de"
+REPOSITORY = "OWNER/multi30k-en-de"
 
 
 def test_card_is_what_the_code_makes_of_the_results(tmp_path):
