@@ -270,6 +270,13 @@ def test_overrides_replace_the_paper_s_values() -> None:
     assert (config.vocab_size, config.dropout, config.d_model) == (36000, 0, 1024)
 
 
+def test_override_of_an_unknown_field_is_an_error_with_the_list() -> None:
+    with pytest.raises(ValueError, match=r"^droput: not a field of VaswaniTransformerConfig; choose one of .*dropout"):
+        VaswaniTransformerConfig.from_paper("big", droput=0.1)
+    config = VaswaniTransformerConfig.from_paper("big", hidden_size=64, dtype="bfloat16", attn_implementation="eager")
+    assert (config.d_model, str(config.dtype), config._attn_implementation) == (64, "torch.bfloat16", "eager")
+
+
 def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> None:
     assert VaswaniTransformerConfig.base_model_tp_plan is None
     assert VaswaniTransformerConfig().base_model_tp_plan is None

@@ -249,6 +249,15 @@ def test_labels_without_a_start_token_are_an_error() -> None:
         model(**labeled_batch())
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (8,)])
+def test_labels_of_another_shape_than_the_target_are_an_error(is_training: bool, shape: tuple[int, ...]) -> None:
+    """Otherwise a label would be compared with the state of another token."""
+    model, batch = tiny_model().train(is_training), random_batch(batch=2, target=4)
+    with pytest.raises(ValueError, match=r"labels: do not fit the target; got shape .*, expected \(2, 4\)"):
+        model(**batch, labels=random_tokens(*shape))
+
+
 def test_decoder_start_token_begins_the_target() -> None:
     labels = labeled_batch()["labels"]
     assert tiny_model(decoder_start_token_id=7).prepare_decoder_input_ids_from_labels(labels)[:, 0].tolist() == [7] * 3

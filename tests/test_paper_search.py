@@ -3,6 +3,7 @@
 import logging
 import tempfile
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -283,6 +284,23 @@ def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
     with pytest.raises(ValueError, match=message) as error:
         model.generate(source(3), **given)
     assert "\n" not in str(error.value)
+
+
+def test_none_against_a_saved_beam_setting_is_transformers_default():
+    model = small_model(1)
+    assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
+    scores = [
+        model.generate(source(3, 4), length_penalty=alpha, return_dict_in_generate=True, output_scores=True)
+        for alpha in (None, 1.0)
+    ]
+    assert torch.equal(scores[0].sequences_scores, scores[1].sequences_scores)
+
+
+def test_numbers_of_numpy_are_settings_like_pythons():
+    model = small_model(1)
+    given = {"num_beams": np.int64(3), "length_penalty": np.float32(0.5), "max_source_relative_length": np.int32(2)}
+    expected = model.generate(source(3, 4), num_beams=3, length_penalty=0.5, max_source_relative_length=2)
+    assert torch.equal(model.generate(source(3, 4), **given), expected)
 
 
 def warnings_of(model, monkeypatch, **arguments):

@@ -182,7 +182,15 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         """Return loss and logits of the decoder's output (k B, T, d_model); each is None where it is not asked for.
 
         Args: as in `forward`.
+
+        Raises:
+            ValueError: labels of another shape than the target.
         """
+        if labels is not None and labels.shape != hidden_states.shape[:-1]:
+            raise ValueError(
+                f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "
+                f"{tuple(hidden_states.shape[:-1])}. Give one label for each target token, -100 where none counts."
+            )
         skip_logits = labels is not None and (self.training if skip_logits is None else skip_logits)
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         logits = None

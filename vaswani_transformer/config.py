@@ -1,6 +1,7 @@
 """The configuration of the original Transformer, and the paper's own settings by name (Table 3, 6.1, 6.3)."""
 
 import copy
+import dataclasses
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import as_validated_field, strict
@@ -227,10 +228,15 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             **overrides: fields to set to other values.
 
         Raises:
-            ValueError: the paper has no model of that name; the message lists the names.
+            ValueError: the paper has no model of that name, or the configuration no such field; the message lists the
+                names.
         """
         if name not in PAPER_SETTINGS:
             raise ValueError(f"{name!r} is not a model of the paper; choose one of {', '.join(PAPER_SETTINGS)}.")
+        fields = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(overrides.keys() - {*fields, *cls.attribute_map, "attn_implementation"}):
+            own = sorted(set(fields) - {field.name for field in dataclasses.fields(PreTrainedConfig)})
+            raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own)}.")
         settings: dict[str, Any] = PAPER_SETTINGS[name] | overrides
         return cls(**settings)
 

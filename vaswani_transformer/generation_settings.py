@@ -5,6 +5,7 @@ B sources, k beams or n samples of a source, T tokens of a target so far, V voca
 
 import copy
 import math
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -67,6 +68,10 @@ class CallSettings:
                 self.given[name] = self.kwargs[name]
                 if self.kwargs[name] is not None or getattr(saved, name, None) is None:
                     setattr(self.config, name, self.kwargs.pop(name))
+        for name, default in (("num_beams", 1), ("length_penalty", 1.0)):
+            if name in self.kwargs:  # None against a saved one
+                setattr(self.config, name, default)
+                del self.kwargs[name]
         if hasattr(self.config, "max_source_relative_length"):
             self.given.setdefault("max_source_relative_length", None)
         if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
@@ -99,11 +104,11 @@ class CallSettings:
         penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
         if penalty_type not in LENGTH_PENALTY_TYPES:
             raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
-        if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
+        if isinstance(beams, bool) or not isinstance(beams, Integral) or beams < 1:
             raise ValueError(f"num_beams: not a number of beams; got {beams!r}, expected a whole number of at least 1.")
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
             raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
-        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, int)):
+        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, Integral)):
             raise ValueError(
                 f"max_source_relative_length: not a number of tokens; got {relative!r}, expected a whole number such "
                 "as 50, or None."
