@@ -15,7 +15,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prep
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported
-from vaswani_transformer.generation import DOORS
+from vaswani_transformer.generation import ENTRY_POINTS
 from vaswani_transformer.pretrained import PRIVATE_NAMES
 
 PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
@@ -156,7 +156,7 @@ def rename(monkeypatch, owner, name):
             monkeypatch.delattr(each, name)
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(name, monkeypatch):
     model, (ids, mask) = tiny_model(), padded_batch([3, 2])
     model.use_paper_decoding()
@@ -165,7 +165,7 @@ def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(na
         model.generate(ids, attention_mask=mask)
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_entry_point_with_other_arguments_is_an_error(name, monkeypatch):
     monkeypatch.setattr(GenerationMixin, name, lambda self, input_ids, **kwargs: input_ids)
     with pytest.raises(RuntimeError, match=rf"{name} of this Transformers does not take .*generation_config"):

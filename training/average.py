@@ -55,7 +55,7 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     found = complete_checkpoints(run)
     if last < 1 or len(found) < last:
         raise UserError(
-            f"{run}: has {len(found)} complete checkpoints, expected {last}; ask for fewer, or keep more of them "
+            f"{run}: has {len(found)} complete checkpoints, expected {last}; give a smaller --last, or keep more "
             "with training.keep_checkpoints."
         )
     return found[-last:]

@@ -23,7 +23,7 @@ def record_models(recipe: Recipe, folder: Path) -> None:
     """Write the digests of the models that a recipe names, as long as the run has no checkpoint made from others.
 
     Raises:
-        UserError: there is no such model.
+        UserError: the model does not exist.
     """
     if has_trained(folder):
         return
@@ -37,7 +37,7 @@ def check_same_energy(recipe: Recipe, folder: Path) -> None:
     """Check that a run with a checkpoint resumes under the teacher whose energy it began with.
 
     Raises:
-        RunError: it is another teacher.
+        RunError: the teacher is another one.
     """
     name, model = "training.energy_from", recipe.training.energy_from
     before = recorded_models(folder).get(name)

@@ -109,7 +109,7 @@ class KlScaleCallback(TrainerCallback):
 
 
 class StreamEpochCallback(TrainerCallback):
-    """Log the epoch of a stream, whose length the Trainer does not know."""
+    """Log the epoch of a stream, which the Trainer cannot compute without its length."""
 
     def __init__(self, batches: TokenBudgetBatches) -> None:
         self.batches = batches

@@ -87,7 +87,7 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, manifest first, so that an interrupted deletion leaves no complete checkpoint."""
+    """Delete a checkpoint, manifest first, so that after an interrupted deletion it is incomplete."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 

@@ -174,7 +174,7 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
     """Return the content of `distillation.json`, for which all sources are read once.
 
     Raises:
-        UserError: a line of the sources is bad, or there are none.
+        UserError: a line of the sources is bad, or the data has no training sources.
     """
     is_folder = Path(options.model).is_dir()
     digest = digest_teacher(options.model, options.revision, options.trust_remote_code)

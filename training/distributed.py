@@ -1,6 +1,6 @@
 """Processes and devices: one process, several that share each step (DDP), or several that shard the model (FSDP2).
 
-The arguments of `accelerate launch`, or a file of `training/accelerate`, choose; the recipe sets everything else.
+The arguments of `accelerate launch`, or a file of `training/accelerate`, choose one; the recipe sets everything else.
 """
 
 import logging
@@ -39,8 +39,8 @@ def is_set(name: str) -> bool:
 def uses_cpu() -> bool:
     """Return whether training runs on the CPU.
 
-    It does if the launch asks for it, if there is no accelerator, or if several processes would share Apple's, which
-    is not possible.
+    It does if the launch sets it, if there is no accelerator, or if several processes would share Apple's, which is not
+    possible.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -50,17 +50,17 @@ def uses_cpu() -> bool:
 def limit_cached_kernels() -> None:
     """Limit a CPU's kernel caches to a few batches, unless the environment sets other limits.
 
-    oneDNN compiles a kernel for every shape of a bfloat16 matrix product, some 25 for each shape of a batch (all layers
-    share them), and keeps the last 1,024 of its own; PyTorch keeps as many descriptions of them. Batches by token
-    budget have dozens of shapes: both caches fill with close to a MiB an entry, and the heap that they part into
-    fragments grows by as much again. Both libraries read their limits at the first such product.
+    oneDNN compiles a kernel for every shape of a bfloat16 matrix product, about 25 for each shape of a batch, because
+    all layers share them. It caches the last 1,024 kernels, and PyTorch as many descriptions of them. Batches by token
+    budget have dozens of shapes. So both caches fill with nearly a MiB an entry, and fragments of the heap take as much
+    again. Both libraries read their limits at the first such product.
     """
     for name, capacity in KERNELS.items():
         os.environ.setdefault(name, capacity)
 
 
 def init_distributed() -> None:
-    """Initialize the process group; nothing may ask for the number of processes earlier.
+    """Initialize the process group; no code may read the number of processes earlier.
 
     A process on a CPU gets its limits of cached kernels here.
 
@@ -114,7 +114,7 @@ def check_weights(model: ProjectedModel, weights: dict[str, Tensor], name: str, 
     Args:
         model: the model, which may be sharded.
         weights: the weights, with a tied matrix once.
-        name: where they come from.
+        name: the folder of the weights, as the message names it.
         fix: what the user can do, which ends the message.
 
     Raises:

@@ -31,7 +31,7 @@ def is_finite(weights: list[Tensor]) -> bool:
 
 @dataclass
 class MicroBatch:
-    """Pairs that one process has trained on at once.
+    """Pairs of one forward and backward pass on one process.
 
     numbers: of the pairs in the training set, from 1; none of a stream.
     tokens: of the first source.
@@ -55,15 +55,15 @@ class Step:
 class DivergenceGuard(TrainerCallback):
     """Keep a gradient that is not finite from the weights, and end the run or skip the step.
 
-    The norm of the gradient, which the Trainer computes in any case, gives a flag that stays on the device. The
-    optimizer gets it as `found_inf`, by which torch's GradScaler has a fused Adam leave weights, moments and its
-    own count of steps as they are: no step waits for the host. The host reads the flags where it waits for the device
-    in any case, before a log entry, an evaluation, a checkpoint and the end; on a CPU, which it never waits for, after
-    every step. Under "stop" the first flag stays up until then, so that no later update follows either.
+    The norm of the gradient, which the Trainer computes anyway, gives a flag that stays on the device. The optimizer
+    gets it as `found_inf`, as from torch's GradScaler. A fused Adam then changes neither weights nor moments nor its
+    count of steps, so no step waits for the host. The host reads the flags only where it waits for the device anyway:
+    before a log entry, an evaluation, a checkpoint and the end; on a CPU after every step. Under "stop" the first flag
+    stays set until then, so no later update follows either.
 
-    The gradient is that of the whole step, so all micro-batches and processes come to the same decision, and it is
-    not finite where a loss is not. Before an evaluation and a checkpoint the weights are checked too, since a finite
-    gradient can make an update that is not.
+    The gradient is that of the complete step, so all processes make the same decision, and it is not finite if a loss
+    is not. Before an evaluation and a checkpoint the guard checks the weights too, because a finite gradient can give
+    an infinite update.
 
     Args:
         training: the recipe's; `on_divergence` and `skip_limit` count.
@@ -113,7 +113,7 @@ class DivergenceGuard(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Read the flags where the host waits for the device in any case, and check weights before they are used.
+        """Read the flags where the host waits for the device anyway, and check weights before their use.
 
         Raises:
             RunError: the run has diverged.
@@ -129,7 +129,7 @@ class DivergenceGuard(TrainerCallback):
         """End the run, or log the skipped update, for each flagged step since the last call.
 
         Raises:
-            RunError: a step's gradient is not finite, and it may not be skipped.
+            RunError: a step's gradient is not finite, and the run does not skip it.
         """
         steps, self.steps = self.steps, []
         flags = torch.stack([step.flag for step in steps]).tolist() if steps else []
@@ -174,4 +174,4 @@ def remedy(run: Path) -> str:
     """Return the fix for a run that has diverged."""
     checkpoint = last_checkpoint(run)
     kept = "no checkpoint was written yet" if checkpoint is None else f"checkpoint {step_of(checkpoint):,} is kept"
-    return f"{kept}; begin anew with a smaller training.learning_rate_scale"
+    return f"{kept}; start over with a smaller training.learning_rate_scale"

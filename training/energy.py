@@ -31,7 +31,7 @@ def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
     return one_hot(scores) + (soft - soft.detach())
 
 
-# From log-probabilities (N, V) and noise of the same shape to what the teacher reads or scores.
+# Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax": lambda log_probs, _: log_probs.exp(),
     "straight_through_softmax": lambda log_probs, _: straight_through(log_probs, log_probs.exp()),
@@ -47,12 +47,12 @@ DISCRETE = "straight_through_softmax"  # whose value is the one-hot of the likel
 class Energy:
     """The energy of targets under a frozen teacher; gradients pass through the teacher and none stay in it.
 
-    It is no module, so that the teacher is neither saved nor sharded with the student.
+    It is not a module, so that the teacher is neither saved nor sharded with the student.
 
     Args:
         teacher: an autoregressive model, which is switched to evaluation mode.
         inputs: the operator that makes what the teacher reads.
-        outputs: the operator that makes what it scores; the same sample as `inputs` where both are samples.
+        outputs: the operator that makes what it scores; the same sample as `inputs` if both are samples.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Energy:
         """Return the energy (B,) of each target, in nats.
 
         Args:
-            logits: (B, T, V or more), the student's; the teacher does not know words beyond V, such as `<mask>`.
+            logits: (B, T, V or more), the student's; the teacher has no words beyond V, such as `<mask>`.
             is_real: (B, T), True at the tokens of each target, of which the last is `</s>`.
             input_ids, attention_mask: (B, S), the source.
         """
@@ -102,7 +102,7 @@ class Energy:
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
     ) -> Tensor:
-        """Return the teacher's log-probabilities (N, V) of each token, given what it reads (N, V) before it."""
+        """Return the teacher's log-probabilities (N, V) of each token, given its inputs (N, V) before that."""
         body = self.teacher.model
         with torch.no_grad():  # the source does not depend on the student
             memory = body.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -133,7 +133,7 @@ def check_energy(recipe: Recipe) -> None:
     """Check, before the data is read, that the teacher of the energy is autoregressive.
 
     Raises:
-        UserError: it is another model, or none.
+        UserError: the teacher is another kind of model, or missing.
     """
     if (name := recipe.training.energy_from) is not None:
         load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
@@ -143,7 +143,7 @@ def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -
     """Check that the teacher's vocabulary is the run's, `<mask>` aside.
 
     Raises:
-        UserError: it is another one.
+        UserError: the vocabularies differ.
     """
     if recipe.training.energy_from is not None:
         check_same_vocabulary("training.energy_from", recipe.training.energy_from, tokenizer)

@@ -16,8 +16,8 @@ from vaswani_transformer.masking import mask_targets
 class EnergyTrainer(RecipeTrainer):
     """A trainer whose loss is the energy and the length's cross-entropy, both per target token.
 
-    The words of a target serve for its length only. Evaluations log the `energy` of the likeliest words at the
-    references' lengths, by which the best checkpoint is chosen.
+    A target gives only its length. Evaluations log the `energy` of the likeliest words at the references' lengths,
+    which chooses the best checkpoint.
 
     Args:
         energy: of the student's output; its teacher is no part of the model.

@@ -25,7 +25,8 @@ from vaswani_transformer.body import ProjectedModel
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
     """Return the summed loss (B,) of targets `labels` (B, T), -100 for none, under `logits` (B, T, V).
 
-    It is computed in float32 for `rows` rows at a time, since all rows at once need several copies of the logits.
+    It is computed in float32 for `rows` rows at a time, because all rows together would need several copies of the
+    logits.
     """
     chunks = zip(logits.split(rows), labels.split(rows), strict=True)
     losses = [

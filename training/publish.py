@@ -1,7 +1,7 @@
 """Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
 
-One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the code
-of the model, so that it loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
+One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the
+model's code. So the model loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
 import difflib
@@ -81,7 +81,7 @@ def write_repository(
 ) -> None:
     """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    Of the test set `results.json` keeps the scores and the card one sentence, since the texts may be private.
+    The texts of the test set may be private, so `results.json` has only its scores and the card one sentence.
     """
     model.with_remote_code().save_pretrained(folder)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others
@@ -152,10 +152,10 @@ def error_chain(error: BaseException) -> str:
 
 
 def check_license(license: str) -> None:
-    """Check that the Hub knows a license; it rejects a card with another.
+    """Check that a license is in the Hub's list; the Hub rejects a card with another.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not in the list.
     """
     if license in LICENSES:
         return

@@ -212,7 +212,8 @@ class Recipe:
     seed: of the weights, the dropout and the order of the pairs.
     expected: the score of such a run and the time it takes, for readers.
     published: a published score on the same test set, which the model card shows with the run's scores.
-    note: what readers of the scores must know, such as that a parser made the test trees; it stands wherever they do.
+    note: what readers of the scores must know, such as that a parser made the test trees; it accompanies them
+    everywhere.
     """
 
     name: str = "run"
@@ -251,7 +252,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return drop_other_kinds(tree)
 
 
-SEEDS = 2**32  # as many as NumPy knows
+SEEDS = 2**32  # NumPy's limit
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:

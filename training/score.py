@@ -107,10 +107,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 def likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str], tokens: int
 ) -> dict[str, Any]:
-    """Return what a model gives a target's subword tokens, `</s>` included, in batches of `tokens` tokens.
+    """Return a model's likelihood of the targets' subword tokens, `</s>` included, in batches of `tokens` tokens.
 
-    It is `loss` and `perplexity`. Of a model that predicts all tokens at once it is `nll_at_gold_length`: the mean over
-    positions at the reference's length, each predicted without the others, which is no perplexity of the target.
+    The keys are `loss` and `perplexity`. For a model that predicts all tokens at once the key is `nll_at_gold_length`:
+    the mean over positions at the reference's length, each predicted without the others, which is not a perplexity.
     """
     encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
@@ -131,7 +131,7 @@ def likelihood(
 class HistoryEngine(TransformersEngine):
     """`generate()` of a model that predicts all tokens at once, which counts the tokens that each iteration changes.
 
-    What counts as an iteration is the model's: a pass of a CMLM, a layer of an IterativeVAE.
+    An iteration is a pass of a CMLM or a layer of an IterativeVAE.
 
     Attributes:
         changed: tokens that iteration 2, 3, ... changed, over all texts so far.

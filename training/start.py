@@ -45,7 +45,7 @@ def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTok
     """Check that the vocabulary of the model to start from is the run's.
 
     Raises:
-        UserError: it is another one.
+        UserError: the vocabularies differ.
     """
     if (name := model_to_start_from(recipe, folder)) is not None:
         check_same_vocabulary("training.start_from", name, tokenizer)

@@ -91,7 +91,7 @@ def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
     """Return a size or count of a row, in the paper's ratio to the base.
 
     Raises:
-        UserError: it is not a whole number.
+        UserError: the result is not an integer.
     """
     own, paper = ((config.head_dim if name == "d_k" else getattr(config, name)) for config in (base, PAPER_BASE))
     value = int(PAPER_SETTINGS[row][name])
@@ -126,7 +126,7 @@ class RowRun:
 def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
     """Return the run of a row: its model, evaluated once, at the end, by the recipe's search.
 
-    As in the paper no mean of checkpoints is taken.
+    There is no mean of checkpoints, as in the paper.
 
     Raises:
         UserError: the row has no model at this size.
@@ -159,7 +159,7 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
 
 
 def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
-    """Check that the base is the paper's kind of model, that it leaves d_k and d_v to the rows, and that those differ.
+    """Check that the base is the paper's kind of model without d_k and d_v, and that the rows differ.
 
     Raises:
         UserError: one of them does not hold.
@@ -208,7 +208,7 @@ def check_data(runs: list[RowRun]) -> None:
     """Check that the data fits every run's model and batches; the folder of the first run is prepared for it.
 
     Raises:
-        UserError: it does not; no new folder is left.
+        UserError: it does not fit; no new folder remains.
     """
     is_new = not (runs[0].folder / RECIPE).exists()
     _, encoded, tokenizer = prepare(runs[0].recipe, runs[0].folder)

@@ -183,7 +183,7 @@ def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
 
     A model that predicts all words at once has no perplexity.
     """
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for metrics of another name
+    trainer.remove_callback(EarlyStoppingCallback)  # it would expect metrics of another name
     metrics, best = trainer.evaluate(metric_key_prefix="eval_final"), trainer.task.best_metric
     scores = {name: metrics[f"eval_final_{name}"] for name in trainer.metric_names}
     return scores | {best.signature_key: trainer.signature}
@@ -218,7 +218,7 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
     """Return the pairs as text, the pairs as token ids, and the tokenizer; write tokenizer and recipe.
 
     Raises:
-        UserError: the data or the tokenizer cannot be used; a new run then leaves nothing in the folder.
+        UserError: the data or the tokenizer cannot be used; a new run then writes nothing into the folder.
     """
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
@@ -284,7 +284,7 @@ def check_before_data(recipe: Recipe) -> Path:
     check_encoder(recipe, folder)
     check_start(recipe, folder)
     check_energy(recipe)
-    if not (folder / DATA_FILE).exists():  # later the fingerprints in it tell
+    if not (folder / DATA_FILE).exists():  # later the fingerprints in it decide
         check_teacher(recipe)
     return folder
 

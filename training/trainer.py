@@ -100,7 +100,7 @@ class RecipeTrainer(EvaluatingTrainer):
             processing_class=tokenizer,
         )
         self.code = commit()
-        # Checkpoints have a tied matrix once; the Trainer must know this to load them.
+        # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
         if self.is_fsdp_enabled:
             shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
@@ -124,7 +124,7 @@ class RecipeTrainer(EvaluatingTrainer):
             self.add_callback(KlScaleCallback(cast(Any, model), training.kl_scale, training.kl_warmup_steps))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
-        self.add_callback(self.guard)  # after the callbacks that ask for an evaluation or a checkpoint
+        self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
@@ -220,7 +220,7 @@ class RecipeTrainer(EvaluatingTrainer):
         return self.loader(dataset, sampler)
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Return a loader that reads in this process, which must know the position at every step."""
+        """Return a loader that reads in this process, because the position must be exact at every step."""
         return DataLoader(
             batches,
             batch_size=None,
@@ -251,7 +251,7 @@ class RecipeTrainer(EvaluatingTrainer):
         return super().get_batch_samples(batches, num_batches, torch.device("cpu") if has_all else device)
 
     def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch with CMLM's masks, or with the numbers by which GLAT chooses what it shows."""
+        """Return a batch with CMLM's masks, or with the numbers by which GLAT chooses the words that it shows."""
         if not self.kind.needs_mask and self.recipe.training.glancing is None:
             return batch
         draws = pair_draws(batch, self.recipe.seed, self.state.global_step)

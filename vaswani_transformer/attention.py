@@ -59,8 +59,8 @@ def padding_mask(
 ) -> Tensor | BlockMask | None:
     """Return the mask of attention to all tokens of a text, in the form that the attention implementation takes.
 
-    Transformers leaves the mask of "sdpa" out where no token is padding. To find that out the host would wait for an
-    accelerator, in each stack of a training step and at each decoded token, so there the mask is always made.
+    Transformers omits the mask of "sdpa" if no token is padding. To find that out the host would wait for an
+    accelerator, in each stack of a training step and at each decoded token. So on accelerators the mask is always made.
 
     Args:
         queries: (B, Q, d_model), the embeddings that attend.

@@ -217,12 +217,13 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
     """Token-budget batches of a data set that does not fit in memory, over endless epochs.
 
     It reads `buffer_size` pairs at a time, in the order of the source, and groups each buffer into steps as
-    `TokenBudgetBatchSampler` groups a whole set; the seed, the epoch and the buffer decide the shuffling. So an epoch
-    contains each pair once and ends with a whole step, every rank yields the same number of batches, and steps are the
-    same on any number of micro-batches that leaves each a pair. It reads the next tenth of a buffer ahead, and the last
-    buffer of an epoch is up to that much larger, so that it is never too small to be split; it holds no more pairs.
+    `TokenBudgetBatchSampler` groups a complete set. The seed, the epoch and the buffer decide the shuffling. So an
+    epoch contains each pair once and ends with a complete step, and every rank yields the same number of batches. Steps
+    are the same for any number of micro-batches, as long as each has a pair. It reads a tenth of the next buffer ahead,
+    and the last buffer of an epoch is up to that much larger, so it is never too small to be split. It holds no more
+    pairs.
 
-    Every rank reads the whole source, in the same order, and keeps its own micro-batches. A batch mixes pairs of one
+    Every rank reads the complete source, in the same order, and keeps its micro-batches. A batch mixes pairs of one
     buffer only: if neighbors in the source are similar, shuffle it first, for example with `datasets`' `shuffle`. If
     the source has `set_epoch`, that is called before each pass.
 
@@ -237,7 +238,7 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
     random numbers.
 
     Args:
-        source: pairs of `input_ids` and `labels`, or items that `encode` turns into pairs; read anew in every epoch.
+        source: pairs of `input_ids` and `labels`, or items that `encode` turns into pairs; read again in every epoch.
         source_tokens, target_tokens, num_processes, rank, accumulation, seed: as for the sampler.
         buffer_size: the number of pairs that are sorted together; a larger buffer means less padding.
         max_length: the maximum tokens of a source or target; None: the budgets.
@@ -296,7 +297,7 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
             )
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position in the source, in whole steps; it is the same on every rank and any number of ranks."""
+        """Return the position in the source, in complete steps, which is the same for any number of ranks."""
         return asdict(self._position)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -179,7 +179,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         skip_logits: bool | None,
         num_items_in_batch: Tensor | int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return loss and logits of the decoder's output (k B, T, d_model); each is None where it is not asked for.
+        """Return loss and logits of the decoder's output (k B, T, d_model); each is None unless it is requested.
 
         Args: as in `forward`.
 

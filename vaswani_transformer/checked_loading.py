@@ -1,4 +1,4 @@
-"""Load models and tokenizers, with one line for whatever is wrong with them."""
+"""Load models and tokenizers, with one line for any fault of theirs."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
 
 
 def check_model_name(model: str) -> None:
-    """Check a model's name before the Hub is asked: no file, no folder without a model, no missing folder.
+    """Check a model's name before any request to the Hub: no file, no folder without a model, no missing folder.
 
     Raises:
         UserError: naming it.
@@ -42,7 +42,7 @@ def check_model_name(model: str) -> None:
 
 @contextlib.contextmanager
 def load_errors(name: str) -> Generator[None]:
-    """Turn whatever the libraries raise for a broken folder or the network into a UserError with the model's name."""
+    """Turn any error of the libraries, for a broken folder or the network, into a UserError with the model's name."""
     try:
         yield
     except Exception as error:
@@ -178,7 +178,7 @@ def load_tokenizer(name: str, **settings: Any) -> PreTrainedTokenizerBase:
         **settings: arguments of `from_pretrained`.
 
     Raises:
-        UserError: there is none, or it cannot be loaded.
+        UserError: the tokenizer is missing or cannot be loaded.
     """
     check_model_name(name)
     folder = Path(name)

@@ -186,12 +186,12 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             encoder_outputs: the encoder's output for the source with its length token, (B, S + 1, d_model).
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which stands on the
-                right. With `decoder_input_ids` also -100 where nothing is to learn.
-            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`.
-            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
-            num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
-            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
+            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the right.
+            With `decoder_input_ids` also -100 at tokens without a loss. target_lengths: (k B,), m of each target, for
+            `decoder_input_ids`; None: by `decoder_attention_mask`. skip_logits: whether to leave out `logits` when
+            there are labels; None: in training mode only. num_items_in_batch: the number of masked tokens to divide
+            both summed losses by; None: those of the call. position_ids: (B, S) positions of the source; None: counted
+            over unmasked tokens.
 
         Returns:
             With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over masked tokens in
@@ -200,7 +200,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             on request the hidden states and attentions of both stacks. The encoder's have S + 1 rows.
 
         Raises:
-            ValueError: the stacks' errors; whole labels with a token after padding.
+            ValueError: the stacks' errors; plain labels with a token after padding.
         """
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
@@ -247,7 +247,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         return lengths, canvas(lengths, width)
 
     def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decoder inputs (k B, T) with every token masked, and the whole target as labels.
+        """Return decoder inputs (k B, T) with every token masked, and the complete target as labels.
 
         A batch with masks has the words that it shows in its decoder inputs.
         """
@@ -278,7 +278,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
         """Predict a target for each of `lengths` (l B,) by Mask-Predict (3.2): R iterations over one encoding.
 
-        Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them anew; the others
+        Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again; the others
         keep their probabilities. The source's keys and values are computed once.
         """
         is_real = canvas(lengths).bool()  # (l B, T)

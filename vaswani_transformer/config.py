@@ -96,7 +96,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         max_position_embeddings: the size of the table of learned positions; sinusoids have no limit.
         attention_bias: whether the attention projections have biases; the paper writes none.
         attention_window: r of restricted self-attention (section 4): a position attends to r positions on either side
-            of it, in the decoder to the r before it; None: to all. Cross-attention attends to the whole source.
+            of it, in the decoder to the r before it; None: to all. Cross-attention attends to the complete source.
         layer_norm_eps: epsilon of every layer normalization.
         label_smoothing: eps_ls of the training loss (5.4).
         scale_embedding: whether embeddings are multiplied by sqrt(d_model) (3.4).
@@ -194,7 +194,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Return the configuration of one stack, with that stack's number of layers as `num_hidden_layers`.
 
-        Transformers' method serializes the whole configuration first. `generate()` calls it several times, and each
+        Transformers' method serializes the complete configuration first. `generate()` calls it several times, and each
         call takes longer than a decoder step of a small model.
         """
         if decoder == encoder:

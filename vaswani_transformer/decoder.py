@@ -23,8 +23,8 @@ from .window import Window, window_cache
 class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     """A stack of N identical layers over the embedded target, which attends to the encoder's output (3.1).
 
-    A subclass exchanges its layers (`layer_class`), its self-attention mask (`self_attention_mask`) or the way through
-    its layers (`run_layers`), and leaves `forward` as it is.
+    A subclass replaces its layers (`layer_class`), its self-attention mask (`self_attention_mask`) or the loop over its
+    layers (`run_layers`), but not `forward`.
     """
 
     layer_class: type[nn.Module] = VaswaniTransformerDecoderLayer
@@ -65,7 +65,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             input_ids: (k B, T) token ids, a target shifted right; with a cache only those that it does not hold yet.
             attention_mask: (k B, cached + T), 0 where a target token is padding; None: every token counts.
             position_ids: (k B, T); None: counted over unmasked tokens.
-            encoder_hidden_states: (B, S, d_model), the encoder's output; None leaves cross-attention out. Row i of
+            encoder_hidden_states: (B, S, d_model), the encoder's output; None skips cross-attention. Row i of
                 the target belongs to source i // k.
             encoder_attention_mask: (B, S), 0 where a source token is padding.
             past_key_values: keys and values of the earlier tokens and of the source, which the call extends.

@@ -26,7 +26,7 @@ def count_positions(attention_mask: Tensor) -> Tensor:
     """Return the position of each token, counted over unmasked tokens only: padding on either side changes nothing.
 
     Args:
-        attention_mask: (B, S), nonzero where a token stands.
+        attention_mask: (B, S), nonzero at tokens.
 
     Returns:
         (B, S) integers from 0; a masked token gets the position of the token before it, or 0.
@@ -58,7 +58,7 @@ class SinusoidalPositions(nn.Module):
     def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
         """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
 
-        Where all positions lie below `max_position`, each encoding is computed once and gathered.
+        If all positions are below `max_position`, each encoding is computed once and gathered.
         """
         if max_position is None or positions.shape[0] == 1:
             return sinusoids(positions, self.d_model)  # (B or 1, S, d_model)
@@ -93,7 +93,7 @@ class LearnedPositions(nn.Module):
         return self.table(positions)  # (B or 1, S, d_model)
 
     def first_positions(self, count: int) -> Tensor:
-        """Return the encodings (count, d_model) of the first positions, or all where the table has fewer."""
+        """Return the encodings (count, d_model) of the first positions, or all if the table has fewer."""
         return self.table.weight[:count]
 
 

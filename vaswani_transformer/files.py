@@ -59,7 +59,7 @@ def write_errors(name: str | os.PathLike[str], fix: str, *others: type[Exception
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 so that it is there completely or not at all."""
+    """Write a text file in UTF-8 completely or not at all."""
     partial = path.with_name(f"{path.name}{PARTIAL}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -73,7 +73,7 @@ def check_new_folder(path: Path, force: bool = False) -> None:
         force: whether it may replace a model.
 
     Raises:
-        UserError: `path` is a file, is in use, or lies where nothing can be written.
+        UserError: `path` is a file, is in use, or cannot be written.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
@@ -90,7 +90,7 @@ def check_new_folder(path: Path, force: bool = False) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
-    """Yield a staging folder that becomes `path` at the end; an error before that leaves `path` as it was.
+    """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
 
     Args:
         path: the folder to write; missing parents are made.

@@ -28,7 +28,7 @@ from .window import window_cache
 SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 KNOWN_VERSIONS = "5.17 to 5.23"
-DOORS = ("_beam_search", "_sample")
+ENTRY_POINTS = ("_beam_search", "_sample")
 
 
 @functools.lru_cache(maxsize=8)
@@ -43,7 +43,7 @@ def check_doors(search: type) -> None:
     Raises:
         RuntimeError: a method of Transformers is missing or takes other arguments.
     """
-    for name in DOORS:
+    for name in ENTRY_POINTS:
         own, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
         if missing := sorted(arguments_of(own) - arguments_of(theirs) - {"model_kwargs"}):
             raise RuntimeError(
@@ -145,7 +145,7 @@ class ModelDecoder:
 
 
 def is_plain(cache: Cache | None) -> bool:
-    """Return whether a cache is the one that `generate()` makes where nothing else is asked for."""
+    """Return whether a cache is the one that `generate()` makes by default."""
     if not isinstance(cache, EncoderDecoderCache):
         return cache is None
     return all(

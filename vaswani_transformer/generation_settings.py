@@ -43,7 +43,7 @@ class SourceLimitCriteria(StoppingCriteria):
 
 
 class CallSettings:
-    """The settings of one call: what it was given, else what the model has saved.
+    """The settings of one call: its arguments, otherwise the model's saved values.
 
     Args:
         generation_config: the call's, or None.
@@ -174,7 +174,7 @@ class CallSettings:
 def split_criteria(
     criteria: StoppingCriteriaList, prompt: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor, StoppingCriteriaList]:
-    """Return the limits (B,) and end tokens (E,) that criteria give by number, and those of which every step asks."""
+    """Return the limits (B,) and end tokens (E,) that criteria contain, and the criteria that every step must call."""
     ends, others = [prompt.new_empty(0)], StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
@@ -189,7 +189,7 @@ def split_criteria(
 
 
 def warns(criterion: MaxLengthCriteria) -> bool:
-    """Return whether a criterion has to be asked, since it warns of targets beyond a number of positions."""
+    """Return whether a step must call a criterion, because it warns of targets beyond a number of positions."""
     return criterion.max_position_embeddings is not None and criterion.max_length > criterion.max_position_embeddings
 
 

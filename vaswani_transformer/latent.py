@@ -47,9 +47,9 @@ class LatentTokens:
 
 
 class LatentStep(nn.Module):
-    """From states to a latent over the vocabulary and back, with a highway around it.
+    """A step from states to a latent over the vocabulary and back, with a highway around it.
 
-    With p = log softmax(logits): s = a p + b onehot(y) under a hint, a p otherwise; q = softmax(s), the prior
+    Let p = log softmax(logits). Then s = a p + b onehot(y) under a hint, a p otherwise; q = softmax(s), the prior
     softmax(a p); z = softmax((s + g) / tau); the result is LN(gate h + Dropout((1 - gate) sqrt(d_model) z E)). a and b
     are softplus, the gate a sigmoid, of linear functions of h.
     """

@@ -12,7 +12,7 @@ from .loss import accumulation_dtype
 
 
 def check_right_padded(mask: Tensor, name: str) -> None:
-    """Raise ValueError where a row of `mask` (B, T) has a token after padding; a compiled graph cannot ask."""
+    """Raise ValueError if a row of `mask` (B, T) has a token after padding; a compiled graph cannot check it."""
     if torch.compiler.is_compiling() or mask.shape[1] < 2:
         return
     is_late = (mask[:, 1:] & ~mask[:, :-1]).any(1)  # (B,)
@@ -24,7 +24,7 @@ def check_right_padded(mask: Tensor, name: str) -> None:
 
 
 def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
-    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; a source without any counts whole.
+    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; in a source without any, all are.
 
     Raises:
         ValueError: the mask is not (B, S).
@@ -51,7 +51,7 @@ def soft_copy(memory: Tensor, is_real: Tensor, lengths: Tensor, width: int) -> T
 
     Args:
         memory: (B, S, d_model), the encoder's output.
-        is_real: (B, S), which of its rows are tokens, wherever padding stands.
+        is_real: (B, S), which of its rows are tokens, with padding anywhere.
         lengths: (k B,), m of each target row; row i belongs to source i // k.
         width: T; beyond m a row repeats the source's last token.
     """

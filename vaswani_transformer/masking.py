@@ -50,14 +50,14 @@ def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, p
 class MaskingCollator:
     """Adds masks to the batches of another collator, for a stock Trainer that trains a CMLM.
 
-    The model draws masks itself where it gets whole labels, but then a Trainer has counted all labels before the model
-    masks some. With this collator it counts the masked ones, and the loss is exact under gradient accumulation and over
-    several processes. In evaluation mode the model masks every token, whatever a batch holds; the `labels` of a batch
+    The model itself draws masks for plain labels, but then a Trainer has counted all labels before the model masks
+    some. With this collator it counts the masked ones, and the loss is exact under gradient accumulation and over
+    several processes. In evaluation mode the model masks every token of any batch; the `labels` of a batch
     are the masked ones only, so metrics over labels need a Trainer with the plain collator.
 
     A batch has `decoder_input_ids` (B, T), the targets with `<mask>` at the masked positions; `labels` (B, T), -100
-    elsewhere; and `target_lengths` (B,). The masks come from a generator that nothing else draws from; a worker process
-    seeds it anew from its own seed.
+    elsewhere; and `target_lengths` (B,). The masks come from a separate generator, which a worker process seeds again
+    from its own seed.
 
     Args:
         collator: makes batches with `labels` padded on the right by -100, such as `DataCollatorForSeq2Seq`.

@@ -1,4 +1,4 @@
-"""Decoders that see the whole target at once: no causal mask, no cache of self-attention.
+"""Decoders over all positions of the target at once: no causal mask, no cache of self-attention.
 
 B batch, H heads, S source, T target, k target rows of one source row. A cache that a caller gives holds the source's
 keys and values only, so that several passes over one source compute them once.
@@ -41,7 +41,7 @@ class PositionalAttention(MultiHeadAttention):
 
 
 class ParallelDecoderLayer(VaswaniTransformerDecoderLayer):
-    """The paper's decoder layer without a causal mask; a cache serves cross-attention only."""
+    """The paper's decoder layer without a causal mask; a cache holds only cross-attention."""
 
     self_attention = SelfAttention
 
@@ -134,7 +134,7 @@ class ParallelDecoder(VaswaniTransformerDecoder):
 
 
 class PositionalDecoder(ParallelDecoder):
-    """A parallel decoder with positional attention, whose self-attention leaves each position itself out."""
+    """A parallel decoder with positional attention, in whose self-attention no position attends to itself."""
 
     layer_class = PositionalDecoderLayer
     _tp_plan = tensor_parallel_plan("self_attn", "positional_attn", "cross_attn")
@@ -158,8 +158,8 @@ class PositionalDecoder(ParallelDecoder):
     def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
         """Return a mask (k B or 1, 1, T, T) under which no position attends to itself, of the form of `mask`.
 
-        Where a target has a single token its diagonal stays, or that token had no key. Made by hand: a mask function
-        of Transformers takes a quarter of a small model's pass.
+        A target of a single token keeps its diagonal, because otherwise that token had no key. Made by hand: a mask
+        function of Transformers takes a quarter of a small model's pass.
         """
         length = hidden_states.shape[1]
         others = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)

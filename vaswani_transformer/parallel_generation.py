@@ -133,10 +133,10 @@ class ParallelGeneration(GenerationMixin):
     max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
         become, as in a search from left to right; None for no such limit. Default None.
 
-    Of Transformers' own settings `max_length` and `max_new_tokens` bound the lengths where the call or its
-    `generation_config` gives them, `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
-    keeps tokens such as `<unk>` out. `do_sample` turns on the noise of a model that has some (IterativeVAE).
-    Settings of a search from left to right raise ValueError.
+    Some of Transformers' settings apply. `max_length` and `max_new_tokens` bound the lengths if the call or its
+    `generation_config` gives them. `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
+    excludes tokens such as `<unk>`. `do_sample` turns on the noise of a model that has some (IterativeVAE). Settings of
+    a search from left to right raise ValueError.
     """
 
     config: VaswaniTransformerConfig
@@ -189,7 +189,7 @@ class ParallelGeneration(GenerationMixin):
             synced_gpus: ignored: every process makes the same number of passes.
             attention_mask, inputs_embeds, encoder_outputs, position_ids: as in `forward`.
             labels, decoder_input_ids, decoder_attention_mask, target_lengths: ignored, so that a trainer can pass a
-                whole batch.
+            complete batch.
 
         Returns:
             (n B, T + 1) tokens that begin with the start token, or a `ParallelGenerateOutput`.
@@ -320,7 +320,7 @@ class ParallelGeneration(GenerationMixin):
         return value
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
-        """Return the ids that stand nowhere but where they must: start, padding, end, `<mask>` and `extra` ones."""
+        """Return the ids that are never predicted freely: start, padding, end, `<mask>` and `extra` ones."""
         config = self.config
         own = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
         own += [getattr(config, "mask_token_id", None), *extra]
@@ -329,15 +329,15 @@ class ParallelGeneration(GenerationMixin):
 
     @property
     def end_token_id(self) -> int | None:
-        """Return the token that stands at position m - 1; None where the configuration has none."""
+        """Return the token at position m - 1; None if the configuration has none."""
         ends = self.config.eos_token_id
         return (ends[0] if ends else None) if isinstance(ends, list) else ends
 
     def choose_tokens(self, states: Tensor, is_last: Tensor, suppressed: list[int]) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens (N,) of `states` (N, d_model), and their log-probabilities (N,).
 
-        The end token stands where `is_last` (N,) is True, whatever the logits are; `suppressed` ids stand nowhere else.
-        All of them keep their share of the probability.
+        The end token is at positions where `is_last` (N,) is True, for any logits; no other position has a `suppressed`
+        id. All of them keep their share of the probability.
         """
         tokens, log_probs = [], []
         banned = torch.tensor(suppressed, dtype=torch.long, device=states.device)

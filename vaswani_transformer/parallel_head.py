@@ -53,7 +53,7 @@ class EncodedSource:
 
 @dataclass
 class ParallelLMOutput(Seq2SeqLMOutput):
-    """The output of a parallel model; the fields that Transformers does not have are None without labels.
+    """The output of a parallel model; the fields that Transformers lacks are None without labels.
 
     Attributes:
         token_loss: the loss of the tokens, a mean in nats; label-smoothed in training mode.
@@ -69,8 +69,8 @@ class ParallelLMOutput(Seq2SeqLMOutput):
 class ParallelHead(ProjectedModel):
     """A body, its projection and a prediction of length.
 
-    A subclass says what it reads in the encoder's output (`read_source`), which class a length has (`length_classes`)
-    and which lengths are best (`best_lengths`), and adds `forward` and `decode_targets`.
+    A subclass defines how it reads the encoder's output (`read_source`), the class of a length (`length_classes`) and
+    the best lengths (`best_lengths`). It adds `forward` and `decode_targets`.
     """
 
     def encode(

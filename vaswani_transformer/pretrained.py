@@ -54,7 +54,7 @@ def check_private_names() -> None:
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Return a stack's tensor-parallel plan: whole heads and inner units on each device, embeddings split by row."""
+    """Return a stack's tensor-parallel plan: complete heads and inner units on each device, embeddings split by row."""
     plan = {f"layers.*.{name}.{proj}": style for name in attentions for proj, style in _ATTENTION_PLAN.items()}
     return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
 

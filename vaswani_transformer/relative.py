@@ -1,6 +1,6 @@
-"""Self-attention that knows the distance between two positions (Shaw et al. 2018).
+"""Self-attention with the relative distance between two positions (Shaw et al. 2018).
 
-B batch, H heads, T target, d_k and d_v the widths of a head, c the largest distance that is told apart.
+B batch, H heads, T target, d_k and d_v the widths of a head, c the largest distance that differs from smaller ones.
 """
 
 import torch
@@ -15,8 +15,8 @@ class RelativeSelfAttention(SelfAttention):
 
     score_ij = q_i . (k_j + R^K_r) / sqrt(d_k) and out_i = sum_j a_ij (v_j + R^V_r). The tables R^K (2c + 1, d_k) and
     R^V (2c + 1, d_v) are shared by the heads, and each layer has its own. No (T, T, d_k) tensor is made: q R^K^T is
-    gathered at r, and the weights are summed by r before they meet R^V. The weights are needed for that, so it is
-    computed here whatever the attention implementation is.
+    gathered at r, and the weights are summed by r before they meet R^V. This needs the weights, so it is computed here
+    for every attention implementation.
 
     Args:
         config: the model's; its `attention_dropout` drops weights.

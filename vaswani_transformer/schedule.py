@@ -24,8 +24,8 @@ def paper_schedule(optimizer: Optimizer, d_model: int, warmup_steps: int = 4000,
 def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
     """Return Adam with beta_1 = 0.9, beta_2 = 0.98, epsilon = 1e-9 (5.3) and rate 1, which `paper_schedule` scales.
 
-    It is fused where torch supports that on the parameters' device; on a CPU this is several times faster. A fused
-    step cannot mix DTensors and plain tensors, which tensor parallelism leaves, so each has its own group.
+    It is fused where torch supports that on the parameters' device; on a CPU this is several times faster. A fused step
+    cannot mix DTensors and plain tensors, as tensor parallelism has them, so each has its own group.
     """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     is_fusable = all(each.is_floating_point() and each.device.type in FUSED_DEVICES for each in parameters)

@@ -1,7 +1,7 @@
 """The paper's beam search (6.1; Wu et al. 2016, section 7), and greedy search, over any decoder.
 
 B sources, A of them active (their results can still change), k beams of a source, C candidates of a source, T tokens of
-a beam so far, V vocabulary. Rows of one source stand side by side: row i belongs to source i // k.
+a beam so far, V vocabulary. Rows of one source are side by side: row i belongs to source i // k.
 """
 
 import functools
@@ -20,7 +20,7 @@ SOFTMAX_ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memor
 
 
 class Decoder(Protocol):
-    """The three calls by which a search knows a model."""
+    """The three calls that a search makes to a model."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
@@ -43,7 +43,7 @@ class SearchSettings:
         limits: (B,) the number of new tokens that each target may have.
         end_tokens: (E,) token ids that end a target; none: empty.
         pad_token: fills a target after its end.
-        num_beams, num_returned: k and n, the hypotheses of a source that the caller wants.
+        num_beams, num_returned: k and n, the number of hypotheses of a source that the caller requests.
         candidates: C, the continuations of a source that are examined in a step.
         alpha: the exponent of the length penalty.
         length_penalty_type: "gnmt" or "power", see `length_penalty`.
@@ -51,7 +51,7 @@ class SearchSettings:
         do_sample: draw candidates instead of taking the likeliest.
         process: changes next-token scores (k B, V), given the tokens (k B, T); None: nothing does.
         ends: whether rows of tokens (R, T) have ended for another reason than limits and end tokens; None: none has.
-        compacts: whether finished sources leave the decoder's batch.
+        compacts: whether finished sources are dropped from the decoder's batch.
     """
 
     limits: Tensor
@@ -155,7 +155,7 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
 def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest entries (R, `count`) of each row (R, N), in falling order, and their indices.
 
-    A large one lies in a group of tokens whose largest is large: sixteen to a group, only the `count` best groups are
+    A large value is in a group whose maximum is large. So only the `count` best groups, of sixteen tokens each, are
     searched. That is several times as fast as `topk` over a vocabulary.
     """
     rows, entries = log_probs.shape
@@ -173,7 +173,7 @@ def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=8)
 def group_offsets(groups: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return how far the members of a group lie from its first (16,), and the indices that are in no group."""
+    """Return the distances of a group's members from its first (16,), and the indices that are in no group."""
     with torch.inference_mode(False):
         rest = torch.arange(groups * TOPK_GROUP, entries, device=device)
         return torch.arange(0, groups * TOPK_GROUP, groups, device=device), rest

@@ -24,7 +24,7 @@ MIN_BLOCK = 32
 def window_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> DynamicCache:
     """Return an empty cache of self-attention, which keeps the r newest keys of a layer.
 
-    With an `attention_mask` it keeps all: some of the r newest may be padding.
+    It keeps all keys if there is an `attention_mask`: some of the r newest may be padding.
     """
     if config.attention_window is None or attention_mask is not None:
         return DynamicCache()
@@ -103,7 +103,7 @@ class Window:
         return create_bidirectional_mask(self.config, self.queries, attention_mask, and_mask_function=near)
 
     def is_near(self, attention_mask: Tensor | None) -> Callable:
-        """Return the function by which Transformers asks whether a query is near a key, both by their index."""
+        """Return Transformers' function that decides, by index, whether a query is near a key."""
         reach = self.reach
         if attention_mask is None:
             return lambda batch, head, query, key: (query - key).abs() <= reach
@@ -192,7 +192,7 @@ class Window:
 
 
 def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: int = 0) -> Tensor:
-    """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width), with so many of the neighboring tokens."""
+    """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width) with tokens of their neighbors."""
     rest = blocks * block - heads.shape[2]
     padded = nn.functional.pad(heads, (0, 0, before, rest + after))
     return padded.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)

@@ -57,7 +57,7 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
         run(recipe_of(arguments, folder, "--training.steps=9"))
     assert re.fullmatch(
         r"step 5: the loss or its gradient is not finite, of the training pairs (\d+, )+\d+( and \d+ more)? \(one is "
-        r"'\w+ \w+'\); checkpoint 3 is kept; begin anew with a smaller training\.learning_rate_scale, or leave such "
+        r"'\w+ \w+'\); checkpoint 3 is kept; start over with a smaller training\.learning_rate_scale, or leave such "
         r"steps out by --training\.on_divergence=skip\.",
         str(stop.value),
     )
@@ -118,7 +118,7 @@ def test_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poiso
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arguments, tmp_path, scale, precision):
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
-    with pytest.raises(UserError, match=r"^step \d+: .* not finite.*begin anew with a smaller") as stop:
+    with pytest.raises(UserError, match=r"^step \d+: .* not finite.*start over with a smaller") as stop:
         run(recipe_of(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1"))
     assert "\n" not in str(stop.value)
     assert all_finite(tmp_path / "run")

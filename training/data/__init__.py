@@ -1,1 +1,1 @@
-"""Sentence pairs for training: read at once or as a stream, checked, and tokenized."""
+"""Sentence pairs for training: read into memory or as a stream, checked, and tokenized."""

@@ -1,6 +1,6 @@
 """Translations by a teacher in place of training targets: the folder that `training.distill` writes.
 
-    distillation.json   what the translations depend on: teacher, sources, search and settings
+    distillation.json   the inputs of the translations: teacher, sources, search and settings
     00000.jsonl         the pairs that were kept of the first `window` sources, one JSON line each
     00000.json          their counts and digest, written last: with it the part is complete
 
@@ -84,7 +84,7 @@ class Distillation:
 
     @cached_property
     def identity(self) -> str:
-        """The SHA-256 of what the translations depend on."""
+        """The SHA-256 of everything that the translations depend on."""
         return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()
 
     def sources_of(self, number: int) -> int:
@@ -162,7 +162,7 @@ class Distillation:
         }
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what `results.json` says of the pairs: teacher, sources, search, settings and counts."""
+        """Return the record of the pairs in `results.json`: teacher, sources, search, settings and counts."""
         names = {name: self.record[name] for name in ("teacher", "search", "settings")}
         sources = {"sources_sha256": self.record["data"]["sha256"]}
         return names | sources | self.totals()
@@ -190,7 +190,7 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
     """Return the distillation that a recipe names, complete and of its languages.
 
     Raises:
-        UserError: there is none, or it is unfinished or of other languages.
+        UserError: the distillation is missing, unfinished or of other languages.
     """
     distillation = Distillation.load(Path(recipe.distilled or ""))
     name, data = f"data.distilled: {recipe.distilled}", distillation.record["data"]
@@ -211,7 +211,7 @@ def check_teacher(recipe: Recipe) -> None:
     """Check that the teacher that a recipe names, or else the one of its encoder, wrote the distilled pairs.
 
     Raises:
-        UserError: another one wrote them.
+        UserError: another teacher wrote them.
     """
     data = recipe.data
     named = data.teacher or recipe.training.encoder_from
@@ -234,7 +234,7 @@ def check_sources(distillation: Distillation, sources: Iterable[str], is_stream:
         is_stream: whether they are the first ones of a stream.
 
     Raises:
-        UserError: they are others.
+        UserError: the sources differ.
     """
     data = distillation.record["data"]
     before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}

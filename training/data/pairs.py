@@ -22,7 +22,7 @@ PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
 def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
 
-    With `data.distilled` the training pairs have a teacher's translations as targets.
+    If `data.distilled` is set, the training pairs have a teacher's translations as targets.
 
     Raises:
         UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
@@ -155,7 +155,7 @@ def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
     """Yield the real training sources of a recipe in their order; those of files and streams are never all in memory.
 
     Raises:
-        UserError: as `load_pairs`, for a bad line when it is reached.
+        UserError: as `load_pairs`, for a bad line on reaching it.
     """
     if recipe.kind not in ("grammar", "hub"):
         return (source for source, _ in read_file(recipe, recipe.train))

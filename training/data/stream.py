@@ -1,4 +1,4 @@
-"""Training pairs as a stream: read anew in every epoch, never all in memory."""
+"""Training pairs as a stream: read again in every epoch, never all in memory."""
 
 from collections.abc import Iterator
 

@@ -72,8 +72,8 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
 
     Raises:
-        UserError: the recipe's path has no tokenizer, or one without the tokens that training needs, or one that pads
-            targets on a side that the kind of model cannot train on; or the vocabulary size is too small.
+        UserError: the recipe's path has no tokenizer, or one that lacks tokens for training, or one that pads targets
+        on the wrong side for the kind of model; or the vocabulary size is too small.
     """
     tokenizer = train_or_load(recipe, pairs)
     if recipe.kind.is_parallel and tokenizer.padding_side != "right":
@@ -107,13 +107,13 @@ def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBas
     """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs.
 
     Raises:
-        UserError: there is none.
+        UserError: the path has no such tokenizer.
     """
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:
         tokenizer = load_tokenizer(path)
-    except Exception as error:  # whatever a broken file makes the libraries raise
+    except Exception as error:  # any error of the libraries for a broken file
         raise UserError(f"tokenizer.path: {path} cannot be loaded: {one_line(error)}") from error
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else recipe.model.get("decoder_start_token_id")
     for name, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id), ("bos", start)):

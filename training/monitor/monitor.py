@@ -47,7 +47,7 @@ class TrainingMonitor(TrainerCallback):
 
     @property
     def trained(self) -> float:
-        """Wall-clock seconds of training, with evaluation and saving, of the whole run."""
+        """Wall-clock seconds of training, with evaluation and saving, of the complete run."""
         return self.trained_before + time.perf_counter() - self.train_start
 
     def count_preparation_from(self, moment: float) -> None:
@@ -95,7 +95,7 @@ class TrainingMonitor(TrainerCallback):
     def add_loss(self, loss: Tensor, tokens: Tensor | int) -> None:
         """Add the loss of that batch, summed over the target tokens to learn, without waiting for its value.
 
-        The mean leaves out a loss that is not finite, with its tokens. A CMLM learns the masked tokens only.
+        The mean excludes a loss that is not finite, with its tokens. A CMLM learns the masked tokens only.
         """
         self.loss = self.loss + loss.nan_to_num(0.0, 0.0, 0.0)
         self.left_out = self.left_out + loss.isfinite().logical_not() * tokens

@@ -49,7 +49,7 @@ class ProgressBarCallback(ProgressCallback):
 
 
 def format_time_left(seconds: float) -> str:
-    """Return a time to wait in the largest unit that still tells: "2 h 5 min", "12 min", "40 s"."""
+    """Return a time to wait in readable units: "2 h 5 min", "12 min", "40 s"."""
     minutes = round(seconds / 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

@@ -63,7 +63,7 @@ class CudaStopwatch(Stopwatch):
 
 
 def phase_shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
-    """Return each phase's share in whole percent; they sum to 100, since the bounds between phases are rounded."""
+    """Return each phase's share in integer percent; they sum to 100, because the bounds between phases are rounded."""
     total, bounds = sum(seconds.values()) or 1.0, itertools.accumulate(seconds.values(), initial=0.0)
     percents = [round(100 * bound / total) for bound in bounds]
     return zip(seconds, (end - start for start, end in itertools.pairwise(percents)), strict=True)

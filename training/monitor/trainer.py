@@ -25,13 +25,13 @@ def by_layer(name: str, value: Tensor, config: Any) -> list[tuple[str, Tensor]]:
 
 
 class MonitoredTrainer(Seq2SeqTrainer):
-    """A trainer that measures what it does.
+    """A trainer that measures its speed and its phases.
 
-    It logs as `loss` the mean over the target tokens of all processes and all steps since the last entry, and, also of
-    all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
+    `loss` is the mean over the target tokens of all processes and all steps since the last entry. The log also has,
+    over all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
     `teraflops_per_second` of the model's matrix products, and `mfu`, their share of the data sheet's peak if that is
-    known. A model that predicts lengths also logs their loss, divided as `loss` is, with glancing the share of target
-    tokens that its first pass predicts, and IterativeVAE the losses, divergences and weights of its layers.
+    known. A model that predicts lengths also logs their loss, divided as `loss` is. Glancing adds the share of target
+    tokens that the first pass predicts, and IterativeVAE the losses, divergences and weights of its layers.
 
     Args:
         best_metric: the task's metric, which the progress shows.
@@ -64,7 +64,7 @@ class MonitoredTrainer(Seq2SeqTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Run forward and backward; the rest of the step counts as the optimizer's."""
+        """Run forward and backward; the remainder of the step counts as the optimizer's."""
         self.monitor.count(inputs)
         self.learned_tokens = int(inputs["labels"].ne(-100).sum())  # here, where the batch is on the host
         self.monitor.stopwatch.enter("forward")
@@ -89,7 +89,7 @@ class MonitoredTrainer(Seq2SeqTrainer):
         for name, log_name in self.kind.log_parts.items():
             if (value := outputs.get(name)) is None:
                 continue
-            # The accuracy is a mean over the batch, any other value is divided by the tokens of the whole step.
+            # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
             divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch).max()
             for full_name, part in by_layer(log_name, value, cast(Any, self.model).config):
                 self.monitor.add_part(full_name, part * divisor, self.learned_tokens)

@@ -121,7 +121,7 @@ def to_json_values(tree: Any) -> Any:
 def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
     """Return the fingerprint of each split; of streamed training pairs, that of the first ones.
 
-    That of distilled training pairs also holds the fingerprint of their distillation.
+    The fingerprint of distilled training pairs also holds that of their distillation.
     """
     found: dict[str, dict[str, Any]] = {
         str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})

@@ -1,4 +1,4 @@
-"""Table 3 of the paper, and a table of one's own in its columns: spread over seeds, and which orderings agree."""
+"""Table 3 of the paper, and a table of other runs in its columns, with standard deviations over seeds and orderings."""
 
 import itertools
 import statistics

@@ -48,8 +48,8 @@ class TrigramModel:
 
     Trigrams count how often they occur. Bigrams and single words count the different words before them. The last order
     falls back on 1 / |V|, where V holds the words of the texts, `</s>` and `<unk>`. A word that the texts lack is
-    `<unk>`, which gets a share of the fallback only. Words are split at white space. Two `<s>` stand before a text and
-    one `</s>` after it.
+    `<unk>`, which gets a share of the fallback only. Words are split at white space. Each text has two `<s>` before it
+    and one `</s>` after it.
 
     Args:
         texts: the training targets.

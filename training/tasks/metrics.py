@@ -43,8 +43,8 @@ class SacreBleu(evaluate.Metric):
 class ChrF(evaluate.Metric):
     """Corpus chrF, the F-score of character n-grams, with its signature.
 
-    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. It counts no white space, so that
-    tokenised texts compare with others as far as their tokens do.
+    `compute(predictions=[...], references=[...])` returns `chrf` and `signature`. It ignores white space, so that
+    tokenized texts compare with others as far as their tokens do.
     """
 
     def _info(self) -> evaluate.MetricInfo:

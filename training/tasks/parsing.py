@@ -89,7 +89,7 @@ class ParsingTask(Task):
 
 
 def numbered_tree(text: str, count: int) -> ParsedSentence:
-    """Return the tree of a linear tree over `count` words, which scores only need to tell apart."""
+    """Return the tree of a linear tree over `count` words, whose numbers are enough for scores."""
     return delinearize(text, [str(number) for number in range(count)])
 
 

@@ -1,4 +1,4 @@
-"""The interface of a task: what training, scoring and model cards ask for instead of a metric by name."""
+"""The interface of a task, which training, scoring and model cards use instead of a metric's name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ class Task(ABC):
         """The task and its data in a few words."""
 
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
-        """Return what each must be one token of the vocabulary, from the targets."""
+        """Return the texts in the targets that must each be one token of the vocabulary."""
         return set()
 
     def display(self, source: str, text: str) -> str:

@@ -14,7 +14,7 @@ STATISTICS = {
 
 
 def share(part: int, whole: int) -> float:
-    """Return part / whole, and 0 where there is nothing."""
+    """Return part / whole, or 0 if the whole is 0."""
     return part / whole if whole else 0.0
 
 

@@ -4,11 +4,11 @@ Each choice (verb, noun, number, tense) is drawn once and expressed in both lang
 no mark: "the woman sees the red houses." is "la mujer ve las casas rojas.".
 
 The Spanish is a function of the English, because every choice shows in the English words. Where English says less, one
-reading holds: "you" is tú, "they" is ellos, "i", "we" and "who" are masculine, "teacher" is maestra, and "it" stands
+reading holds: "you" is tú, "they" is ellos, "i", "we" and "who" are masculine, "teacher" is maestra, and "it" occurs
 only after its noun. Text is lower-case.
 
 Words meet in many ways: every second noun has an adjective, as subject, as object or as place, also in sentences with
-negation, places or a second clause. A model that never sees two adjectives in a sentence leaves one of them out.
+negation, places or a second clause. A model that never sees two adjectives in a sentence omits one of them.
 """
 
 import re
@@ -148,7 +148,7 @@ def declarative(clause: Clause, negative: bool = False) -> Phrase:
 
 
 def interrogative(clause: Clause, question_word: Phrase = NOTHING) -> Phrase:
-    """Build "does he see her", "la ve él"; an adjective stands before the noun it describes: "es roja la casa"."""
+    """Build "does he see her", "la ve él"; an adjective comes before the noun it describes: "es roja la casa"."""
     subject, verb, complement = clause.subject, clause.verb, clause.complement
     en = join_words(question_word.en, verb.auxiliary, subject.en, verb.base, complement.en)
     is_inverted = clause.is_description and subject.nouns

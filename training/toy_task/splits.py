@@ -1,6 +1,6 @@
 """Training, validation and test sentences, separated by the word combinations in them.
 
-Validation and test ask for unseen combinations of known words. A digest reserves some collocations, which are pairs of
+Validation and test have unseen combinations of known words. A digest reserves some collocations, which are pairs of
 adjective and noun ("red house") or of verb and object ("buy house"), for either split. A sentence with a reserved
 collocation belongs only to that split. So training sees every word but no reserved collocation, and no sentence is in
 two splits.
@@ -49,7 +49,7 @@ def make_splits(
 ) -> DatasetDict:
     """Return distinct sentence pairs in the schema of translation data sets: `{"translation": {"en": ..., "es": ...}}`.
 
-    With the same seed a smaller split is the beginning of a larger one.
+    A smaller split is the beginning of a larger one with the same seed.
 
     Raises:
         ValueError: a size is below 1 or above `MAX_SPLIT_SIZE`.

@@ -86,7 +86,7 @@ def check_supported(settings: dict[str, Any], name: str) -> None:
 
 
 def require_equal(settings: dict[str, Any], name: str, first: str, second: str) -> Any:
-    """Return a setting that encoder and decoder have separately there, and together here.
+    """Return a setting that the other tool has separately for encoder and decoder.
 
     Raises:
         UserError: they differ.
@@ -115,7 +115,7 @@ def activation_name(function: str, name: str) -> str:
     """Return the name of an activation function in Transformers.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: Transformers has no function of that name.
     """
     if function not in ACT2FN:
         raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")

@@ -19,16 +19,16 @@ KeyValues = tuple[Tensor, Tensor]  # (B, H, S, d_k) and (B, H, S, d_v)
 
 
 class BeamCache:
-    """Keys and values of self-attention, written for one token a beam at a time; a source's k beams lie side by side.
+    """Keys and values of self-attention, written for one token a beam at a time; a source's k beams are side by side.
 
-    Beams that change places change whose keys a beam attends to, which a mask says, and move no keys.
+    If beams change their order, only a mask changes, which gives the keys that a beam attends to; no keys move.
 
     Args:
         layers, num_sources, heads, num_beams, key_width, value_width: the sizes; the last two are d_k and d_v.
 
     Attributes:
         length: T.
-        key_values: (layers, B, H, room for T, k, d_k + d_v), keys and values side by side.
+        key_values: (layers, B, H, slots for T, k, d_k + d_v), keys and values side by side.
         ancestry_mask: (k B, T k), -inf where a beam does not attend; None where a source has one beam.
         self_mask: (k B, k), what a token newly written adds to it: each beam attends to its own.
         mask: (B H or 1, k or 1, T k or 1), the same as it is added to the scores.
@@ -58,9 +58,9 @@ class BeamCache:
     def keep(self, sources: Tensor) -> None:
         """Keep these sources, by index in rising order.
 
-        They are moved within the memory at hand: fresh memory for all of them would take longer than the copying.
+        They move within the present memory: new memory for all of them would take longer than the copy.
         """
-        stay = int((sources == torch.arange(len(sources))).long().cumprod(0).sum())  # so many are in their place
+        stay = int((sources == torch.arange(len(sources))).long().cumprod(0).sum())  # the first ones that need no move
         for layer in self.key_values:
             written = layer[:, :, : self.length]
             written[stay : len(sources)] = written[sources[stay:]]
@@ -71,12 +71,12 @@ class BeamCache:
         self.self_mask = self.self_mask[: len(sources) * self.num_beams]
 
     def append_slot(self) -> None:
-        """Make room for one more token of each beam, which attends to itself and to what the beam attended to."""
+        """Append a slot for one more token of each beam, which attends to itself and to what the beam attended to."""
         self.length += 1
-        layers, sources, heads, room, beams, width = self.key_values.shape
-        if self.length > room:
-            grown = self.key_values.new_empty(layers, sources, heads, room + max(GROWTH, room // 2), beams, width)
-            grown[:, :, :, :room] = self.key_values
+        layers, sources, heads, slots, beams, width = self.key_values.shape
+        if self.length > slots:
+            grown = self.key_values.new_empty(layers, sources, heads, slots + max(GROWTH, slots // 2), beams, width)
+            grown[:, :, :, :slots] = self.key_values
             self.key_values = grown
         if self.ancestry_mask is not None:
             self.ancestry_mask = torch.cat([self.ancestry_mask, self.self_mask], dim=1)
@@ -103,9 +103,9 @@ class BeamCache:
 class CachedCrossAttention:
     """Cross-attention of one layer, with its residual; what depends only on the sources is computed beforehand.
 
-    Scores are (h W_Q) K^T and what is attended to is (A V) W_O. For sources of few tokens the products W_Q K^T and
-    V W_O of each head have fewer entries than the weights themselves, and every token to come takes two products less
-    (weight absorption). For that the layer's W_Q and W_O are kept unpacked too.
+    Scores are (h W_Q) K^T, and the output is (A V) W_O. For sources of few tokens the products W_Q K^T and V W_O of
+    each head have fewer entries than the weights. With them every later token takes two products less (weight
+    absorption). This needs the layer's W_Q and W_O unpacked too.
     """
 
     def __init__(self, attention: CrossAttention) -> None:
@@ -158,7 +158,7 @@ class CachedCrossAttention:
         added = (keys @ q_bias).transpose(2, 3)  # (B, H, 1, S)
         added = (added if mask is None else added + mask).reshape(sources, 1, -1)
         batch, product = (sources,), torch.baddbmm
-        if sources == 1:  # without a dimension for it, which takes time
+        if sources == 1:  # a dimension of one would take time
             to_scores, to_output, added, batch, product = to_scores[0], to_output[0], added[0], (), torch.addmm
         to_states, by_head = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
 
@@ -214,7 +214,7 @@ class DecoderStep:
         return hidden_states
 
     def new_cache(self, num_sources: int, num_beams: int) -> BeamCache:
-        """Return an empty cache for so many sources and beams."""
+        """Return an empty cache for these numbers of sources and beams."""
         layer = self.layers[0]
         return BeamCache(len(self.layers), num_sources, layer.heads, num_beams, *layer.head_widths)
 

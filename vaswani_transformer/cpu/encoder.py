@@ -31,9 +31,9 @@ class EncoderLayerPass(UnwrappedLayer):
 
 
 class PreparedEncoder:
-    """The encoder as `generate()` calls it: by the fast path, unless more than its output is asked for.
+    """The encoder as `generate()` calls it: by the fast path, unless a call requests more than its output.
 
-    Hooks on its layers are not called on the fast path. Whatever else an encoder has, this one has too.
+    The fast path calls no hooks on its layers. All other attributes are those of the encoder.
 
     Attributes:
         encodings: (P, d_model) of the first positions, as many as were needed so far.
@@ -75,7 +75,7 @@ class PreparedEncoder:
         return getattr(self.encoder, name)
 
     def is_plain(self, inputs: dict[str, Any]) -> bool:
-        """Return whether a call has only sources, within the positions, and asks for nothing on the way."""
+        """Return whether a call has only sources, within the positions, and requests no intermediate outputs."""
         ids, mask, config = inputs.get("input_ids"), inputs.get("attention_mask"), self.encoder.config
         table = self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
         return (

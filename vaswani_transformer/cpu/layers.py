@@ -18,11 +18,11 @@ from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
 QKV = ("q_proj", "k_proj", "v_proj")
-GROWTH = 32  # tokens, by which the room for keys and values, and for encodings of positions, grows at least
+GROWTH = 32  # the least number of tokens by which a cache, or the encodings of positions, grow
 
 
 class FusedQKVAttention(CausalSelfAttention):
-    """Self-attention of either stack whose queries, keys and values are made by one product.
+    """Self-attention of either stack that makes queries, keys and values by one product.
 
     Args:
         attention: with three linear projections, whose weights are copied.
@@ -48,7 +48,7 @@ class FusedQKVAttention(CausalSelfAttention):
 
 
 def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
-    """Put what `make` makes of each module of exactly this type in its place."""
+    """Replace each module of exactly this type by the result of `make`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is module_type:
@@ -56,7 +56,7 @@ def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module
 
 
 def fuse_qkv(model: nn.Module) -> None:
-    """Put a fused attention in the place of each self-attention whose three projections are linear layers."""
+    """Replace each self-attention whose three projections are linear layers by a fused one."""
 
     def fuse(attention: SelfAttention) -> SelfAttention:
         is_linear = all(type(getattr(attention, name)) is nn.Linear for name in QKV)
@@ -67,7 +67,7 @@ def fuse_qkv(model: nn.Module) -> None:
 
 
 def fuse_relu(model: nn.Module) -> None:
-    """Have the packed layers before a ReLU apply it."""
+    """Let the packed layers before a ReLU apply it."""
     for module in model.modules():
         if not isinstance(module, FeedForward) or not isinstance(module.activation, nn.ReLU):
             continue
@@ -81,7 +81,7 @@ def has_fused_qkv(stack: Any) -> bool:
 
 
 def raw_forward(module: nn.Module) -> Function:
-    """Return what a module computes as a function, without the wrappers of calling one."""
+    """Return a module's forward as a function, without the wrappers of a call."""
     if type(module) is nn.LayerNorm:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
@@ -122,7 +122,7 @@ class UnwrappedLayer:
     def split_heads(self, projected: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
         """Return queries (B H, T, d_k), and keys and values side by side (B, H, T, d_k + d_v), of rows (B T, ...).
 
-        The product is a whole tensor, no view. What is returned has no dimension B where that is 1.
+        The product must not be a view of another tensor. The results have no dimension B if that is 1.
         """
         tokens, row = len(projected) // num_sources, projected.shape[1]
         sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
@@ -132,7 +132,7 @@ class UnwrappedLayer:
         return query if num_sources == 1 else query.flatten(0, 1), projected.as_strided(sizes, strides, key_width)
 
     def merge_heads(self, attended: Tensor, num_sources: int) -> Tensor:
-        """Return what the heads (B H, T, d_v) have attended to, side by side for each token (B T, H d_v)."""
+        """Return the outputs of the heads (B H, T, d_v) side by side for each token (B T, H d_v)."""
         if num_sources == 1:
             return attended.transpose(0, 1).reshape(attended.shape[1], -1)
         return attended.unflatten(0, (num_sources, -1)).transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,7 +1,7 @@
-"""Linear layers whose weights are packed as a CPU's matrix library wants them, in float32, bfloat16 or int8.
+"""Linear layers with weights in the layout of a CPU's matrix library, in float32, bfloat16 or int8.
 
-R rows of inputs. The functions of torch used here are made for its own compiler or deprecated; all are in
-this file only, and `is_supported` tries each dtype before anything relies on it.
+R rows of inputs. The functions of torch used here belong to its compiler or are deprecated. Only this file uses them,
+and `is_supported` tries each dtype before any use.
 """
 
 import warnings
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PACKING_ROWS = 32  # the layout chosen for so many rows is as good for any number from 4 on
+PACKING_ROWS = 32  # the layout for this number of rows is as fast for any number from 4 on
 MIN_SCALE = 1e-12  # of a row of weights that are all 0
 NARROW_WIDTH, NARROW_ENTRIES = 256, 2**22  # of weights that are multiplied faster without packing
 LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by FBGEMM
 
 
 def check_gradients(hidden_states: Tensor) -> None:
-    """Check that no gradient is wanted: packed products have no derivative, and torch would only warn of it, later.
+    """Check that no gradient is required: packed products have no derivative, and torch would only warn of it, later.
 
     Raises:
-        RuntimeError: one is.
+        RuntimeError: a gradient is required.
     """
     if hidden_states.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
@@ -51,11 +51,11 @@ class PreparedLinear(nn.Module):
 
 
 class PackedLinear(PreparedLinear):
-    """x W^T + b, with W laid out once as the CPU's matrix library, oneDNN, wants it.
+    """x W^T + b, with W laid out once for the CPU's matrix library, oneDNN.
 
     Args:
         linear: the layer, whose weights are copied.
-        dtype: of the products; inputs and outputs keep theirs.
+        dtype: that of the products; inputs and outputs keep theirs.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
@@ -110,9 +110,9 @@ def pack_quantized(weight: Tensor, bias: Tensor | None, engine: str) -> Any:
 
 
 class QuantizedLinear(PreparedLinear):
-    """x W^T + b with W in int8, a scale for each row of W, and x in int8 with one scale for all its rows as it comes.
+    """x W^T + b with W in int8, a scale for each row of W, and x in int8, with one scale for each call.
 
-    W is kept in two layouts where torch has both oneDNN and its own library, each the faster for few rows or for many.
+    W has two layouts if torch has both oneDNN and FBGEMM, one faster for few rows and one for many.
 
     Args:
         linear: the layer; the largest weight of a row becomes 127.
@@ -125,7 +125,7 @@ class QuantizedLinear(PreparedLinear):
         weight = linear.weight.detach().float()
         scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)  # (out,)
         zero_points = torch.zeros_like(scales, dtype=torch.long)
-        with warnings.catch_warnings():  # that such tensors will go one day; `is_supported` sees when they have gone
+        with warnings.catch_warnings():  # of the deprecation of such tensors; `is_supported` detects their absence
             warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
             quantized = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
         bias = None if linear.bias is None else linear.bias.detach().float()
@@ -141,7 +141,7 @@ class QuantizedLinear(PreparedLinear):
         def plain(rows: Tensor) -> Tensor:
             return apply(rows, small if len(rows) < LARGE_BATCH_ROWS else large, reduces_range)
 
-        # A ReLU within the product is not sure to be there: torch keeps what it made for oneDNN from call to call.
+        # A ReLU in the product may be missing: torch reuses what it made for oneDNN from call to call.
         return (lambda rows: plain(rows).relu_()) if self.has_relu else plain
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
@@ -187,7 +187,7 @@ LINEAR_FACTORIES: dict[str, Callable[[nn.Linear], nn.Module]] = {
 
 
 def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
-    """Return what makes a prepared layer of a plain one; None where torch has no packed ones in this dtype here."""
+    """Return the function that packs a plain layer; None if torch has no packed ones in this dtype here."""
     make = LINEAR_FACTORIES[dtype]
     if not is_supported(make):
         return None

@@ -31,7 +31,7 @@ class Prepared(PreTrainedModel):
     """A model of packed layers, which holds no weights that could be trained, saved, moved or copied.
 
     Args:
-        model: the model, which stays as it is.
+        model: the model, which stays unchanged.
         make_linear: makes a packed layer; None: the plain ones are copied.
     """
 
@@ -53,7 +53,7 @@ class Prepared(PreTrainedModel):
         """Stay in evaluation mode.
 
         Raises:
-            RuntimeError: training mode is asked for.
+            RuntimeError: training mode is requested.
         """
         if mode:
             raise RuntimeError("A model prepared for inference cannot be trained; train the one it was prepared from.")
@@ -82,7 +82,7 @@ class Prepared(PreTrainedModel):
 
 
 class PreparedForConditionalGeneration(Prepared):
-    """The whole model, whose encoder and decoder steps take the fast path in `generate()`.
+    """The complete model, whose encoder and decoder steps take the fast path in `generate()`.
 
     Attributes:
         fast_encoder, decoder_step: None where a stack has layers that cannot be packed.
@@ -99,14 +99,14 @@ class PreparedForConditionalGeneration(Prepared):
         return super().get_encoder(*args, **kwargs) if self.fast_encoder is None else self.fast_encoder
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
-        """Return what takes the steps of a search: by the fast path, unless something else looks at them."""
+        """Return the decoder of a search: on the fast path, unless something else observes the steps."""
         if not self.is_plain_search(inputs) or any(options.values()):
             return cast(Any, super()).make_decoder(inputs, beams_per_source, **options)
         memory, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
         return PreparedDecoder(cast(DecoderStep, self.decoder_step), memory, mask, beams_per_source)
 
     def is_plain_search(self, inputs: dict[str, Any]) -> bool:
-        """Return whether a search asks for nothing but the next token's logits."""
+        """Return whether a search needs only the next token's logits."""
         config, mask = self.config, inputs.get("attention_mask")
         given = {name for name, value in inputs.items() if value is not None and value is not False}
         return (
@@ -124,19 +124,19 @@ class PreparedForConditionalGeneration(Prepared):
 
 
 def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
-    """Return a model that decodes faster on the CPU `model` is on; `generate()` and all else are as before.
+    """Return a model that decodes faster on the CPU `model` is on; `generate()` and everything else work as before.
 
-    Its linear layers hold their weights as the CPU's matrix library wants them. Its attention is computed by plain
-    products ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of
-    tokens `set_attn_implementation("sdpa")` saves memory. Where torch lacks a library for a dtype, the copy has plain
-    layers and a warning says so. `parameters()` of the copy are those that are not packed. In `generate()` hooks on it
-    and its layers are not called. In float32 the projections of cross-attention's queries and outputs are kept twice,
-    2 d_model^2 numbers more a layer.
+    Its linear layers hold their weights in the layout of the CPU's matrix library. Its attention uses plain products
+    ("eager"), which for sentences are faster on a CPU than torch's fused kernel; for texts of thousands of tokens
+    `set_attn_implementation("sdpa")` saves memory. If torch lacks a library for a dtype, the copy has plain layers and
+    a warning says so. `parameters()` of the copy are those that are not packed. `generate()` calls no hooks on the copy
+    and its layers. In float32 the copy holds the projections of cross-attention's queries and outputs twice, 2
+    d_model^2 numbers more a layer.
 
     Args:
-        model: any model of the package, on the CPU and in float32; it is left as it is.
+        model: any model of the package, on the CPU and in float32; it stays unchanged.
         dtype: of the products with weights: "float32", with the same results up to rounding; "bfloat16"; or "int8",
-            where a sentence's result also hangs a little on the others of its batch.
+            where a sentence's result also depends slightly on the others of its batch.
 
     Raises:
         ValueError: an unknown dtype, or a model that is not on a CPU in float32 or is itself a prepared copy.
@@ -158,7 +158,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
 
 
 def make_prepared_class(model_class: type) -> Any:
-    """Return the class of prepared models of a class; it keeps the name, which outputs and messages are made by."""
+    """Return the class of prepared models of a class; it keeps the name, because outputs and messages contain it."""
     generates = issubclass(model_class, VaswaniTransformerForConditionalGeneration)
     names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__")}
     base = PreparedForConditionalGeneration if generates else Prepared
@@ -166,7 +166,7 @@ def make_prepared_class(model_class: type) -> Any:
 
 
 def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
-    """Return the weights that only linear layers hold, by id, so that `deepcopy` leaves them: packing copies them."""
+    """Return the weights that only linear layers hold, by id, so that `deepcopy` skips them: packing copies them."""
     others = (module for module in model.modules() if type(module) is not nn.Linear)
     kept = {id(weight) for module in others for weight in module.parameters(recurse=False)}
     weights = [module.weight for module in model.modules() if type(module) is nn.Linear]

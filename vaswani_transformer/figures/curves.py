@@ -35,7 +35,7 @@ def draw_wavelengths(axes: "Axes", length: int, d_model: int) -> None:
 
 
 def draw_positional_encoding(length: int = 100, d_model: int = 128, wavelengths: bool = False) -> "Figure":
-    """Draw the sinusoids of section 3.5: one row per position, one column per dimension, sine and cosine in turn.
+    """Draw the sinusoids of section 3.5: one row per position, one column per dimension, sine and cosine alternating.
 
     Args:
         length: number of positions.
@@ -98,7 +98,7 @@ def draw_learning_rate(
 
 
 def smoothed_loss(probability: np.ndarray, smoothing: float, vocab_size: int) -> np.ndarray:
-    """Return the label-smoothed loss where the true entry has a probability and all others share the rest (5.4)."""
+    """Return the label-smoothed loss if the true entry has `probability` and the others share the remainder (5.4)."""
     other = (1 - probability) / (vocab_size - 1)
     share = smoothing / vocab_size
     return -(1 - smoothing + share) * np.log(probability) - (vocab_size - 1) * share * np.log(other)
@@ -107,7 +107,7 @@ def smoothed_loss(probability: np.ndarray, smoothing: float, vocab_size: int) ->
 def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_size: int = 37_000) -> "Figure":
     """Draw the loss of a target token against the probability of the true entry, one curve a share eps_ls (5.4).
 
-    The other entries share the rest evenly. A point marks each curve's minimum: 1 - eps_ls + eps_ls / V.
+    The other entries share the remainder evenly. A point marks each curve's minimum: 1 - eps_ls + eps_ls / V.
 
     Raises:
         ValueError: there is no share, one is outside [0, 1), or the vocabulary has fewer than two entries.

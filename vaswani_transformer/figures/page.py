@@ -50,7 +50,7 @@ def attention_page(
 ) -> str:
     """Return one HTML page that shows every head of every layer on a sentence; `attention_maps` has the arguments.
 
-    The page is complete: it loads nothing, stores nothing and needs no network. Its address says what it shows, for
+    The page is complete: it loads nothing, stores nothing and needs no network. Its address selects the view, for
     example `page.html#cross-2&heads=1.3&query=4`.
     """
     return render_page(attention_maps(model, tokenizer, source, target))

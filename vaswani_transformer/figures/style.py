@@ -50,7 +50,7 @@ def words_style() -> dict[str, Any]:
 
 
 def style_axes(axes: "Axes") -> "Axes":
-    """Leave only the two axis lines, light, and ticks without marks."""
+    """Show only the two axis lines, light, and ticks without marks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(RULE)
     axes.tick_params(which="both", length=0, pad=5, labelcolor=MUTED)

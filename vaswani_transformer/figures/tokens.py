@@ -19,17 +19,17 @@ def common_prefix_length(one: str, other: str) -> int:
 
 
 def fraction(numerator: int, denominator: int) -> str:
-    """Return for example "¹⁄₂", which is not mistaken for text."""
+    """Return for example "¹⁄₂", which no reader takes for text."""
     return str(numerator).translate(SUPERSCRIPTS) + FRACTION_SLASH + str(denominator).translate(SUBSCRIPTS)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; joined they are the whole text.
+    """Return the text of each token; joined they are the complete text.
 
     A character that several tokens spell, such as an emoji in bytes, appears at each of them: "🙂¹⁄₂", "🙂²⁄₂".
     """
     texts: list[str] = []
-    unfinished: list[int] = []  # tokens of a character whose last token has not come yet
+    unfinished: list[int] = []  # tokens of an incomplete character
     before = ""
     for end in range(1, len(token_ids) + 1):
         decoded = cast(str, tokenizer.decode(list(token_ids[:end]), clean_up_tokenization_spaces=False))

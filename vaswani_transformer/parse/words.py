@@ -8,7 +8,7 @@ Plain text is split at white space, and then:
 3. `n't`, `'s`, `'re`, `'ve`, `'ll`, `'d` and `'m` are words, and so is the apostrophe that ends a word; `cannot` is
    two words.
 
-Hyphenated words stay whole, and quotation marks stay as they are written.
+Hyphenated words are one word, and quotation marks do not change.
 """
 
 import re

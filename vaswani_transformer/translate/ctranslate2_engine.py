@@ -71,10 +71,10 @@ def first_given(*values: Any) -> Any:
 class CTranslate2Engine:
     """Beam search by CTranslate2 in a folder that `to_ctranslate2` wrote; settings default to the saved ones.
 
-    Under "power" a search with `patience` 1 finds what `generate()` finds with `early_stopping=True`, and one with a
-    `patience` so large that only the length limit ends it finds what "never" finds, token for token and with the same
-    scores up to rounding. CTranslate2 does not know "gnmt": there lp(Y) ranks the hypotheses that it has finished.
-    Saved settings that it does not support, such as `no_repeat_ngram_size`, are named in a warning.
+    Under "power" a search with `patience` 1 equals `generate()` with `early_stopping=True`, token for token and with
+    the same scores up to rounding. With a `patience` so large that only the length limit ends it, it equals "never".
+    CTranslate2 has no "gnmt": there lp(Y) ranks the hypotheses that it has finished. Saved settings that it does not
+    support, such as `no_repeat_ngram_size`, are named in a warning.
 
     Args:
         folder: the folder, with the tokenizer's files.
@@ -89,7 +89,7 @@ class CTranslate2Engine:
         max_source_relative_length: how many tokens longer than the longest source of a call a translation may be;
             50 if neither it nor `max_new_tokens` is given or saved. The table of positions limits both.
         num_return_sequences: n, the translations of each text, at most `num_beams`.
-        batch_tokens: source tokens that are computed at once, padding included; 0 for no limit.
+        batch_tokens: source tokens of a batch, padding included; 0 for no limit.
         device: "cpu", "cuda" or "auto".
         compute_type: how CTranslate2 computes; "default": as the weights are stored, or the nearest type that it has.
         threads: threads of the CPU; None: as many as torch uses.
@@ -177,7 +177,7 @@ class CTranslate2Engine:
             ) from error
 
     def max_source_tokens(self) -> int:
-        """Return the tokens of a text that there are positions for, with room for its translation."""
+        """Return the tokens that a text may have, so that positions are left for its translation."""
         return max(1, self.positions - (self.relative or 0))
 
     def limit(self, longest: int) -> int:

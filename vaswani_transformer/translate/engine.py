@@ -125,7 +125,7 @@ class TransformersEngine:
         return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
 
     def max_source_tokens(self) -> int:
-        """Return the tokens of a text that the model has positions for, with room for its translation; else 1,024."""
+        """Return the tokens that a text may have, which leave positions for its translation; without a table 1,024."""
         config = self.model.config
         table = getattr(config, "max_position_embeddings", None)
         if table is None or getattr(config, "position_embedding", None) == "sinusoidal":

@@ -101,8 +101,8 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
     """Check that the model's way of decoding has the options that are given.
 
     Raises:
-        UserError: beams for a model that predicts all words at once, iterations for one that does not refine, or a
-            length beam above its length classes or for a model that writes from left to right.
+        UserError: beams for a model that predicts all words at once; iterations for one that does not refine; a length
+        beam above its length classes, or for an autoregressive model.
     """
     name, own = options.model, cast(Any, model)
     if not is_parallel(model):

@@ -32,7 +32,7 @@ class StreamOutput:
             self.stream.flush()
 
     def close(self) -> None:
-        """Leave the stream open."""
+        """Do nothing: the stream stays open."""
 
     def finish(self, texts: DigestedInput) -> None:
         """Do nothing: a stream has no record."""
@@ -134,7 +134,7 @@ class ResumableFile:
 
     The record holds what the results depend on: the settings, and the number and digest of the texts that were read.
     It is written before any result of those texts. At the end the size and digest of the file are added to it. An
-    unfinished file is truncated after its last complete result; an empty one starts anew.
+    unfinished file is truncated after its last complete result; an empty one starts from the beginning.
 
     Args:
         path: the file.

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..tokenizer import text_encoder
 from .engine import DecodingEngine, ScoredTokens, TransformersEngine
 
-MIN_TEXT_TOKENS = 16  # that a text counts for in a batch: many very short texts would be too many beams at once
+MIN_TEXT_TOKENS = 16  # that a text counts for in a batch, because a batch of many very short texts has too many beams
 
 TooLong = Literal["truncate", "keep", "error"]
 
@@ -67,7 +67,7 @@ class TooLongError(UserError):
 def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
     """Return texts in batches of at most `batch_tokens`, padding included, the longest first.
 
-    A text with more tokens is a batch by itself.
+    A text with more tokens is a separate batch.
 
     Args:
         lengths: the tokens of each text, by its index.
@@ -179,16 +179,15 @@ def translate(
         tokenizer: its tokenizer, with a padding token.
         texts: the texts to translate.
         batch_tokens: source tokens of a batch, padding included; a text counts for at least 16, and one that is longer
-            than the budget is a batch by itself.
-        window: how many texts are sorted at once; translation starts when a window is full.
-        max_source_tokens: the tokens that a text may have, `</s>` included; None for as many as a table of positions
-            holds, with room for the translation, or 1,024.
-        too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
+        than the budget is a separate batch. window: the number of texts that are sorted together; translation starts
+        when a window is full. max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a
+        table of positions that also holds the translation, or 1,024. too_long: what happens to a longer text:
+        "truncate" translates its first tokens and sets `is_truncated`; "keep"
             translates all of it; "error" raises `TooLongError` before its window is translated.
         scores: whether translations have scores, which takes one more pass over each; not of a model that predicts all
             tokens at once.
         skip: how many texts at the beginning are skipped. The batches of the others stay the same.
-        progress: called with a number of texts whenever so many more are translated.
+        progress: called with the number of newly translated texts.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
             the model's generation config.
 
