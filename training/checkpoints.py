@@ -13,7 +13,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 
 from training.monitor.monitor import trained_seconds
 from training.recipe import TrainingRecipe
@@ -33,6 +33,11 @@ TORCH_WRITE_ERROR = re.compile("inline_container|PytorchStreamWriter|basic_ios")
 def step_of(checkpoint: Path) -> int:
     """Return the optimizer step at which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def checkpoints_folder(args: TrainingArguments) -> Path:
+    """Return the folder of the checkpoints that a Trainer writes; the run's folder is its parent."""
+    return Path(args.output_dir or CHECKPOINTS)
 
 
 def checkpoint_at(run: Path, step: int) -> Path:

@@ -6,14 +6,13 @@ The arguments of `accelerate launch`, or a file of `training/accelerate`, choose
 import logging
 import os
 from datetime import timedelta
-from typing import Any, cast
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_finite, check_weights_fit
@@ -97,9 +96,9 @@ def shard(model: ProjectedModel, plugin: FullyShardedDataParallelPlugin) -> None
     Weights stay in float32, as under DDP; autocast gives the precision.
     """
     plugin.auto_wrap_policy = None  # Accelerate has nothing left to group
-    offload = cast(Any, plugin.cpu_offload)
+    offload = plugin.cpu_offload if isinstance(plugin.cpu_offload, OffloadPolicy) else OffloadPolicy()
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        fully_shard(layer, reshard_after_forward=cast(bool, plugin.reshard_after_forward), offload_policy=offload)
+        fully_shard(layer, reshard_after_forward=bool(plugin.reshard_after_forward), offload_policy=offload)
     fully_shard(model, offload_policy=offload)
 
 
@@ -136,4 +135,5 @@ def check_weights(model: ProjectedModel, weights: dict[str, Tensor], name: str, 
 
 def load_weights(model: ProjectedModel, weights: dict[str, Tensor]) -> None:
     """Load full weights, which have a tied matrix once, into a model that may be sharded."""
-    set_model_state_dict(model, cast(Any, weights), options=StateDictOptions(full_state_dict=True, strict=False))
+    state: DictValueType = {**weights}
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.checkpoints import last_checkpoint, step_of
+from training.checkpoints import checkpoints_folder, last_checkpoint, step_of
 from training.distributed import RunError
 from training.recipe import TrainingRecipe
 
@@ -118,7 +118,7 @@ class DivergenceGuard(TrainerCallback):
         Raises:
             RunError: the run has diverged.
         """
-        run = Path(cast(str, args.output_dir)).parent
+        run = checkpoints_folder(args).parent
         is_counted = control.should_evaluate or control.should_save
         if is_counted or control.should_log or control.should_training_stop or self.device.type == "cpu":
             self.read_flags(run)

@@ -6,7 +6,6 @@ log-probabilities, such as a mixture of embeddings, in place of words.
 """
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -94,7 +93,7 @@ class Energy:
         scored = read if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
         teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
         is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
-        ends = teacher[:, cast(int, self.end_token_id)]
+        ends = teacher[:, self.end_token_id]
         losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
         rows = is_real.nonzero()[:, 0]
         return losses.new_zeros(len(is_real)).index_add(0, rows, losses)

@@ -1,10 +1,9 @@
 """Train a CMLM, all words masked, to minimize the energy of its output under a teacher: ENGINE (Tu et al. 2020)."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from training.draws import like
 from training.energy import Energy
@@ -29,7 +28,7 @@ class EnergyTrainer(RecipeTrainer):
 
     def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with every word masked."""
-        tokenizer, is_real = cast(Any, self.processing_class), batch["labels"].ne(-100)
+        tokenizer, is_real = self.processing_class, batch["labels"].ne(-100)
         return like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))
 
     def compute_loss(
@@ -45,7 +44,7 @@ class EnergyTrainer(RecipeTrainer):
         with self.accelerator.autocast():  # the teacher too, whose forward Accelerate does not wrap
             energy = self.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
         self.monitor.add_part("energy", energy, self.learned_tokens)
-        loss = energy / tokens + cast(Any, self.model).config.length_loss_weight * outputs.length_loss
+        loss = energy / tokens + self.model.config.length_loss_weight * outputs.length_loss
         loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes
         return (loss, outputs) if return_outputs else loss
 
@@ -57,5 +56,5 @@ class EnergyTrainer(RecipeTrainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the operations of a batch; the teacher makes two of the three passes of a model that trains."""
-        teacher = cast(PreTrainedModel, self.energy.teacher)
+        teacher = self.energy.teacher
         return super().floating_point_ops(inputs) + 2 * autoregressive_flops(teacher, inputs) // 3

@@ -4,22 +4,21 @@ B batch, T target, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import GenerationConfig, Seq2SeqTrainingArguments
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
+from training.checkpoints import checkpoints_folder
 from training.data.tokenizing import lengths
 from training.divergence import DivergenceGuard
 from training.monitor.trainer import MonitoredTrainer
 from training.tasks import Task
-from vaswani_transformer.body import ProjectedModel
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
@@ -43,11 +42,14 @@ class EvaluatingTrainer(MonitoredTrainer):
         search: how evaluations translate; during training with the recipe's faster settings for it.
         task: the recipe's task, which scores evaluations.
         signature: of the best metric in the last evaluation.
+        evaluated: the pairs of the present evaluation.
         guard: ends a run whose validation loss is not finite.
     """
 
-    model: ProjectedModel
     args: Seq2SeqTrainingArguments
+    processing_class: PreTrainedTokenizerBase
+    eval_dataset: Dataset
+    evaluated: Dataset
     search: GenerationConfig
     task: Task
     signature: str
@@ -66,9 +68,9 @@ class EvaluatingTrainer(MonitoredTrainer):
         evaluations.
         """
         return DataLoader(
-            cast(Any, dataset.remove_columns([name for name in dataset.column_names if name == "reference"])),
+            dataset.remove_columns([name for name in dataset.column_names if name == "reference"]),
             batch_sampler=batches,
-            collate_fn=cast(Callable, self.data_collator),
+            collate_fn=self.data_collator,
             generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
@@ -76,13 +78,13 @@ class EvaluatingTrainer(MonitoredTrainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
-        dataset = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         order = sorted(range(len(dataset)), key=lengths(dataset, "input_ids").__getitem__, reverse=True)
         size = self.args.per_device_eval_batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         rounds = math.ceil(len(batches) / self.args.world_size)
         rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
-        numbered = dataset.add_column("pair", cast(Any, list(range(len(dataset)))))
+        numbered = dataset.add_column("pair", list(range(len(dataset))))
         return self.loader(numbered, [batches[index % len(batches)] for index in rank_batches])
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
@@ -97,7 +99,7 @@ class EvaluatingTrainer(MonitoredTrainer):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         """Return `metric_names` of a set; see `evaluation_loop`."""
-        self.evaluated = cast(Dataset, self.eval_dataset if eval_dataset is None else eval_dataset)
+        self.evaluated = self.eval_dataset if eval_dataset is None else eval_dataset
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
     def predict(
@@ -108,7 +110,7 @@ class EvaluatingTrainer(MonitoredTrainer):
         **gen_kwargs: Any,
     ) -> PredictionOutput:
         """Return the same, with the hypotheses as text in `predictions`."""
-        self.evaluated = cast(Dataset, test_dataset)
+        self.evaluated = test_dataset
         return super().predict(test_dataset, ignore_keys, metric_key_prefix, **gen_kwargs)
 
     def evaluation_loop(
@@ -134,7 +136,7 @@ class EvaluatingTrainer(MonitoredTrainer):
         losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
         loss = sum(losses) / sum(tokens)
         if self.is_in_train and not math.isfinite(loss):
-            run = Path(cast(str, self.args.output_dir)).parent
+            run = checkpoints_folder(self.args).parent
             self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", run)
         score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
         best = self.task.best_metric
@@ -152,7 +154,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     @torch.no_grad()
     def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str, dict[str, float]]]:
         """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
-        labels, model = inputs["labels"], cast(Any, self.model)
+        labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
         if self.kind.is_parallel:
             model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
@@ -162,7 +164,7 @@ class EvaluatingTrainer(MonitoredTrainer):
         losses = sentence_losses(logits, labels)
         del logits  # frees memory for the search
         with self.accelerator.autocast():
-            if self.is_fsdp_enabled:  # the search calls the embeddings outside the model's forward
+            if isinstance(model, FSDPModule):  # the search calls the embeddings outside the model's forward
                 model.unshard()
             translations = model.generate(
                 input_ids=inputs["input_ids"],
@@ -170,7 +172,7 @@ class EvaluatingTrainer(MonitoredTrainer):
                 generation_config=self.search,
                 synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
-        texts = cast(Any, self.processing_class).batch_decode(translations, skip_special_tokens=True)
+        texts = self.processing_class.batch_decode(cast(torch.Tensor, translations), skip_special_tokens=True)
         by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
 

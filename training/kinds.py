@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from training.monitor.flops import autoregressive_flops, cmlm_flops, iterative_vae_flops, nat_flops
 from vaswani_transformer import (
@@ -24,6 +23,12 @@ from vaswani_transformer import (
 from vaswani_transformer.errors import UserError
 
 AUTOREGRESSIVE = "autoregressive"
+TrainedModel = (
+    VaswaniTransformerForConditionalGeneration
+    | VaswaniNatForConditionalGeneration
+    | VaswaniCmlmForConditionalGeneration
+    | VaswaniIterativeVaeForConditionalGeneration
+)
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
 
@@ -37,7 +42,7 @@ class Kind:
     training: the fields of a recipe's `training` that it has and another kind lacks.
     evaluation: its search in evaluations during training: a setting of `decoding`, and the value or the field of
         `training` with it.
-    flops: the floating-point operations of training a model on a batch, forward and backward.
+    flops: the floating-point operations of training such a model on a batch, forward and backward.
     is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
     log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
@@ -49,7 +54,7 @@ class Kind:
     decoding: tuple[str, ...]
     training: tuple[str, ...]
     evaluation: dict[str, str | int]
-    flops: Callable[[PreTrainedModel, dict[str, Tensor]], int]
+    flops: Callable[..., int]
     is_parallel: bool = True
     needs_mask: bool = False
     log_parts: dict[str, str] = field(default_factory=dict)

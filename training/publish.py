@@ -11,7 +11,7 @@ import logging
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -68,7 +68,12 @@ def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
         check_tokenizer_fits(model, tokenizer, str(run))
     except ValueError as error:
         raise UserError(one_line(error)) from error
-    return cast(ProjectedModel, model), tokenizer
+    if not isinstance(model, ProjectedModel):
+        raise UserError(
+            f"{run}: is a model of another package; got {type(model).__name__}, expected one that a recipe trains. "
+            "Name the folder of a run."
+        )
+    return model, tokenizer
 
 
 def write_repository(

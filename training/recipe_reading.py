@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Hashable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 
@@ -48,7 +48,7 @@ class RecipeLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key, line = self.construct_object(cast(Any, key_node), deep=True), key_node.start_mark.line + 1
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if not isinstance(key, Hashable):
                 continue  # the safe loader raises its own error
             if key in lines:
@@ -101,7 +101,7 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
 def coerce(hint: Any, value: Any, name: str) -> Any:
     """Return `value` as the type `hint`, or raise a UserError."""
     if dataclasses.is_dataclass(hint):
-        return build(cast(type, hint), value, f"{name}.")
+        return build(hint, value, f"{name}.")
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:

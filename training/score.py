@@ -11,7 +11,7 @@ import math
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -114,7 +114,7 @@ def likelihood(
     """
     encoded = text_encoder(tokenizer)(sources, text_target=targets, verbose=False)
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    total, pad = 0.0, cast(int, tokenizer.pad_token_id)
+    total, pad = 0.0, tokenizer.pad_token_id
     with eval_mode(model):
         for batch in batches_by_length({index: max(map(len, pair)) for index, pair in enumerate(pairs)}, tokens):
             rows, labels = zip(*(pairs[index] for index in batch), strict=True)
@@ -165,7 +165,7 @@ def translate_all(
     is_own = kind_of(model.config) is recipe.kind
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
     make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
-    engine = make_engine(model, cast(int, tokenizer.pad_token_id), **settings)
+    engine = make_engine(model, tokenizer.pad_token_id, **settings)
     translate = Translator(engine, tokenizer, engine.max_source_tokens(), tokens, too_long="keep")
     start = time.perf_counter()
     hypotheses = [translation.hypotheses[0] for translation in translate(sources)]

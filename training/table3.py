@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 from accelerate import PartialState
@@ -117,10 +117,7 @@ class RowRun:
     row: str
     seed: int
     recipe: Recipe
-
-    @property
-    def folder(self) -> Path:
-        return Path(cast(str, self.recipe.output_dir))
+    folder: Path
 
 
 def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
@@ -132,12 +129,13 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
         UserError: the row has no model at this size.
     """
     training, base = recipe.training, recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
+    run_folder = folder / row / f"seed-{seed}"
     changed = dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{row}",
         expected="",
         published="",
-        output_dir=str(folder / row / f"seed-{seed}"),
+        output_dir=str(run_folder),
         seed=seed,
         data=dataclasses.replace(recipe.data, test=None),
         model=recipe.model | row_change(row, base),
@@ -155,7 +153,7 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
         check(changed)
     except UserError as error:
         raise UserError(f"row {row}: {error}") from error
-    return RowRun(row, seed, changed)
+    return RowRun(row, seed, changed, run_folder)
 
 
 def check_models(recipe: Recipe, runs: list[RowRun]) -> None:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import torch
@@ -194,13 +194,13 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
     start = time.perf_counter()
     trainer.search = decoding_config(trainer.model, recipe)
     output = trainer.predict(encoded)
-    texts, references = cast(list[str], output.predictions), pairs["target"][:]
+    texts, references = [str(text) for text in output.predictions], pairs["target"][:]
     scores = trainer.task.test(texts, references)
     shown = range(0, len(texts), max(1, len(texts) // max(1, recipe.score.examples)))[: recipe.score.examples]
     sources = pairs["source"][:]
     return {
         **scores,
-        **{name: cast(dict, output.metrics)[f"test_{name}"] for name in trainer.metric_names},
+        **{name: (output.metrics or {})[f"test_{name}"] for name in trainer.metric_names},
         "sentences": len(texts),
         "seconds": time.perf_counter() - start,
         "examples": [
@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(INTERRUPTED)
         exit_interrupted("; the same command resumes the run from its last checkpoint")
     if PartialState().is_main_process:
-        report(results, cast(str, recipe.output_dir))
+        report(results, str(recipe.output_dir))
     PartialState().destroy_process_group()
 
 

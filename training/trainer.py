@@ -4,9 +4,9 @@ import contextlib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -24,7 +24,7 @@ from training.callbacks import (
     StreamEpochCallback,
     TimeLimitCallback,
 )
-from training.checkpoints import run_write_errors
+from training.checkpoints import checkpoints_folder, run_write_errors
 from training.data.stream import PairStream
 from training.data.tokenizing import NUMBER, lengths, make_encode_fn
 from training.decoding import evaluation_config
@@ -32,13 +32,14 @@ from training.distributed import RunError, drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
 from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.evaluation import EvaluatingTrainer
+from training.kinds import TrainedModel
 from training.optimizers import make_optimizer, make_schedule
 from training.publish import check_license, upload, write_repository
 from training.recipe import Recipe, to_dict
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks import make_task, selection_metric
+from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
-from vaswani_transformer.body import ProjectedModel
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -75,9 +76,11 @@ class RecipeTrainer(EvaluatingTrainer):
         validation: the same of the validation pairs, with their targets as text in `reference`.
     """
 
+    train_dataset: Dataset | TokenBudgetBatches
+
     def __init__(
         self,
-        model: ProjectedModel,
+        model: TrainedModel,
         args: Seq2SeqTrainingArguments,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
@@ -95,19 +98,19 @@ class RecipeTrainer(EvaluatingTrainer):
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=cast(Any, train_dataset if self.stream is None else self.stream),
-            eval_dataset=cast(Any, validation),
+            train_dataset=train_dataset if self.stream is None else self.stream,
+            eval_dataset=validation,
             processing_class=tokenizer,
         )
         self.code = commit()
         # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
-        if self.is_fsdp_enabled:
-            shard(model, cast(Any, self.accelerator.state.fsdp_plugin))
+        if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
+            shard(model, plugin)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
         self.add_recipe_callbacks(model)
 
-    def add_recipe_callbacks(self, model: ProjectedModel) -> None:
+    def add_recipe_callbacks(self, model: TrainedModel) -> None:
         """Add the callbacks of the log, the limits, the checkpoints, the model's kind, the stream and the guard."""
         training, selection = self.recipe.training, selection_metric(to_dict(self.recipe))
         self.add_callback(LogEveryCallback(training.log_steps))
@@ -117,11 +120,11 @@ class RecipeTrainer(EvaluatingTrainer):
         self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
         if selection.greater_is_better:
             self.add_callback(LossTieBreaker(selection.key))
-        if training.glancing is not None:
+        if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
             steps = training.glancing_steps or training.steps
-            self.add_callback(GlancingCallback(cast(Any, model), *training.glancing, steps))
-        if "kl_scale" in self.recipe.kind.training:
-            self.add_callback(KlScaleCallback(cast(Any, model), training.kl_scale, training.kl_warmup_steps))
+            self.add_callback(GlancingCallback(model, *training.glancing, steps))
+        if isinstance(model, VaswaniIterativeVaeForConditionalGeneration):
+            self.add_callback(KlScaleCallback(model, training.kl_scale, training.kl_warmup_steps))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
@@ -129,7 +132,7 @@ class RecipeTrainer(EvaluatingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(cast(str, self.args.output_dir))
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if self.stream is not None and resume_from_checkpoint:
             position = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
             self.stream.load_state_dict(json.loads(position))
@@ -183,9 +186,9 @@ class RecipeTrainer(EvaluatingTrainer):
         if self.hub_model_id is None:
             self.args.hub_model_id = self.args.hub_model_id or self.recipe.name
             self.init_hf_repo(token=token, private=private)
-        api, repository = HfApi(token=token or self.args.hub_token), cast(str, self.hub_model_id)
+        api, repository = HfApi(token=token or self.args.hub_token), str(self.hub_model_id)
         folder = tempfile.TemporaryDirectory()
-        write_repository(Path(folder.name), self.model, cast(Any, self.processing_class), results, repository, license)
+        write_repository(Path(folder.name), self.model, self.processing_class, results, repository, license)
         settings = (repository, private, revision or self.args.hub_revision, commit_message or "End of training")
         commit = api.run_as_future(upload, api, Path(folder.name), *settings)
         commit.add_done_callback(lambda _: folder.cleanup())
@@ -201,9 +204,9 @@ class RecipeTrainer(EvaluatingTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
-        if self.stream is not None:
-            return self.stream_loader(self.stream)
-        dataset = cast(Dataset, self.train_dataset)
+        dataset = self.train_dataset
+        if isinstance(dataset, TokenBudgetBatches):
+            return self.stream_loader(dataset)
         sampler = TokenBudgetBatchSampler(
             lengths(dataset, "input_ids"),
             lengths(dataset, "labels"),
@@ -224,7 +227,7 @@ class RecipeTrainer(EvaluatingTrainer):
         return DataLoader(
             batches,
             batch_size=None,
-            collate_fn=cast(Callable, self.data_collator),
+            collate_fn=self.data_collator,
             generator=torch.Generator(),  # as in `loader`
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
@@ -257,8 +260,7 @@ class RecipeTrainer(EvaluatingTrainer):
         draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
         if not self.kind.needs_mask:
             return add_glancing_draws(batch, draws)
-        tokenizer = cast(Any, self.processing_class)
-        return add_masks(batch, draws, tokenizer.mask_token_id, tokenizer.pad_token_id)
+        return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
 
     def _prepare_input(self, data: Any) -> Any:
         """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
@@ -275,7 +277,7 @@ class RecipeTrainer(EvaluatingTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save a checkpoint; a failed write becomes one line."""
-        with run_write_errors(Path(cast(str, self.args.output_dir)) / f"checkpoint-{self.state.global_step}"):
+        with run_write_errors(checkpoints_folder(self.args) / f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -295,7 +297,7 @@ class RecipeTrainer(EvaluatingTrainer):
     ) -> torch.optim.lr_scheduler.LambdaLR:
         """Return the learning rate of the recipe's optimizer."""
         if self.lr_scheduler is None:
-            optimizer = cast(torch.optim.Optimizer, optimizer or self.optimizer)
+            optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = make_schedule(self.recipe.training, optimizer, self.model.config.d_model)
             self._created_lr_scheduler = True
         return self.lr_scheduler

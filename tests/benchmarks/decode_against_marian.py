@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[]
 def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], int]:
     """A call that searches so many tokens for each of as many sources, and says how many the longest target has."""
     torch.manual_seed(0)
-    model = cast(Any, make_model("marian" if name == "marian" else "ours", shape)).eval()
+    model = make_model("marian" if name == "marian" else "ours", shape).eval()
     if name.startswith(ENGINE):
         return engine_of(name, model, beams, lengths)
     if name not in ("ours", "marian"):

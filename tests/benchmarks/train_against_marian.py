@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import torch
@@ -99,12 +99,12 @@ def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) ->
 
     The longest of all would take more memory in the base shape than a small machine has.
     """
-    batches = list(cast(Any, loader.batch_sampler))
+    batches = list(loader.batch_sampler)
     batches.sort(key=lambda batch: len(batch) * max(lengths[row] for row in batch))
     chosen = [batches[int((index + phase) * len(batches) / count)] for index in range(count)]
     warm_up = [chosen[-1], chosen[len(chosen) // 2]]
     random.Random(0).shuffle(chosen)
-    return DataLoader(loader.dataset, batch_sampler=cast(Any, warm_up + chosen), collate_fn=loader.collate_fn)
+    return DataLoader(loader.dataset, batch_sampler=warm_up + chosen, collate_fn=loader.collate_fn)
 
 
 def counting(collate: Any, seen: list[dict[str, int]], config: VaswaniTransformerConfig) -> Any:
@@ -154,7 +154,7 @@ def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
         "forced_eos_token_id": 2,
     }
     extra = {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 512}
-    return MarianMTModel(MarianConfig(**cast(Any, common_fields(shape) | sides | ids | extra)))
+    return MarianMTModel(MarianConfig(**common_fields(shape), **sides, **ids, **extra))
 
 
 def make_trainer(
@@ -183,7 +183,7 @@ def make_trainer(
             precision=options.precision,
         ),
     )
-    ours = RecipeTrainer(cast(Any, model), Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data)
+    ours = RecipeTrainer(model, Seq2SeqTrainingArguments(**arguments), recipe, tokenizer, data, data)
     if arm == "ours":
         return ours
     arguments |= {"label_smoothing_factor": 0.1, "learning_rate": 3e-4, "optim": "adamw_torch_fused"}
@@ -191,10 +191,10 @@ def make_trainer(
     if arm == "marian_grouped":
         arguments |= {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
     return Seq2SeqTrainer(
-        cast(Any, model),
+        model,
         Seq2SeqTrainingArguments(**arguments),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-        train_dataset=cast(Any, data),
+        train_dataset=data,
         processing_class=tokenizer,
     )
 
@@ -205,7 +205,7 @@ def one_round(
     """Speed and padding of one arm over `steps` batches."""
     trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []
     loader = trainer.get_train_dataloader()
-    trainer.get_train_dataloader = lambda: sampled(loader, cast(Any, data["length"][:]), options.steps, phase)
+    trainer.get_train_dataloader = lambda: sampled(loader, data["length"][:], options.steps, phase)
     trainer.data_collator = counting(trainer.data_collator, seen, our_config(SHAPES[options.shape]))
     loader.collate_fn = trainer.data_collator
     trainer.add_callback(clock)
@@ -251,7 +251,7 @@ def resident(field: str) -> float:
 def measure_memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
     shape = SHAPES[options.shape]
     model, data, tokenizer = make_model(arm, shape), sentences(2000, shape["vocab_size"]), make_tokenizer()
-    of_loss = loss_memory(arm, cast(Any, model), options)
+    of_loss = loss_memory(arm, model, options)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
     model.zero_grad()
     before = resident("VmRSS")

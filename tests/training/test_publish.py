@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import MarianConfig, MarianMTModel
 
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
 from tests.hub_server import Hub, client_environment, metadata_errors, serving
@@ -236,6 +237,19 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^[^\n]*: has no config.json, so it holds no model[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
+
+
+def test_model_of_another_package_is_not_published(tmp_path):
+    _, tokenizer = model_of_pairs()
+    settings = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    MarianMTModel(MarianConfig(**settings, **heads, pad_token_id=1, decoder_start_token_id=0)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    with pytest.raises(
+        UserError, match=r": is a model of another package; got MarianMTModel, expected one that a recip"
+    ):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
 
 
 @pytest.mark.parametrize("way", BROKEN)

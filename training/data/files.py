@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from accelerate import PartialState
 
@@ -32,7 +32,7 @@ def open_text(path: Path) -> TextIO:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
     if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline="\n"))
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
     return path.open(encoding="utf-8-sig", newline="\n")
 
 

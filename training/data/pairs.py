@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetsError
@@ -41,7 +41,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
 def iterate_column(pairs: datasets.Dataset, column: str) -> Iterator[str]:
     """Yield the texts of a column, a thousand in memory at a time."""
     for batch in pairs.select_columns([column]).iter(1000):
-        yield from cast(Any, batch)[column]
+        yield from batch[column]
 
 
 def to_dataset(pairs: Iterable[tuple[str, str]]) -> datasets.Dataset:
@@ -127,7 +127,7 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
     Raises:
         UserError: the split cannot be loaded.
     """
-    name, path = getattr(recipe, split), cast(str, recipe.path)
+    name, path = getattr(recipe, split), recipe.path or ""
     try:
         return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:

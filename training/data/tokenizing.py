@@ -81,7 +81,7 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
     numbers = list(range(1, len(train) + 1))
-    kept = train.add_column(NUMBER, cast(Any, numbers)).filter(fits, desc="Dropping pairs that are too long")
+    kept = train.add_column(NUMBER, numbers).filter(fits, desc="Dropping pairs that are too long")
     if len(kept) == len(train):
         return kept
     everything = f"{'the first ' if recipe.streaming else ''}{len(train)} training pairs"

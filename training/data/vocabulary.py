@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import datasets
 from datasets import DatasetDict
@@ -37,7 +37,7 @@ def sample_texts(
         pairs = pairs.select([number * len(pairs) // count for number in range(count)])
     for batch in pairs.iter(1000):
         for side in sides:
-            yield from cast(Any, batch)[side]
+            yield from batch[side]
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

@@ -4,17 +4,17 @@ B batch.
 """
 
 import re
-from typing import Any, cast
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from vaswani_transformer import (
-    VaswaniCmlmConfig,
-    VaswaniIterativeVaeConfig,
-    VaswaniNatConfig,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
 )
+from vaswani_transformer.nat import PositionalHead
 
 # Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
 # distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
@@ -100,33 +100,34 @@ def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Ten
     return 6 * (encoder_products(config, source) + decoder_products(config, source, target) + projection)
 
 
-def autoregressive_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+def autoregressive_flops(model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor]) -> int:
     """Return `training_flops` of a batch."""
-    return training_flops(cast(VaswaniTransformerConfig, model.config), *pair_lengths(batch))
+    return training_flops(model.config, *pair_lengths(batch))
 
 
-def nat_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+def nat_flops(model: VaswaniNatForConditionalGeneration, batch: dict[str, Tensor]) -> int:
     """Return the same of NAT; with glancing the decoder makes one more pass forward."""
-    config, (source, target) = cast(VaswaniNatConfig, model.config), pair_lengths(batch)
-    decoder = positional_decoder_products(config, source, target)
-    glance = 2 * decoder if cast(Any, model).glancing_ratio > 0 else 0
-    return 6 * (encoder_products(config, source) + length_difference_products(config, source) + decoder) + glance
+    source, target = pair_lengths(batch)
+    decoder = positional_decoder_products(model, source, target)
+    glance = 2 * decoder if model.glancing_ratio > 0 else 0
+    return 6 * (encoder_products(model.config, source) + length_difference_products(model, source) + decoder) + glance
 
 
-def iterative_vae_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+def iterative_vae_flops(model: VaswaniIterativeVaeForConditionalGeneration, batch: dict[str, Tensor]) -> int:
     """Return the same of IterativeVAE, whose latent steps go to the vocabulary and back; without recomputation."""
-    config, (source, target) = cast(VaswaniIterativeVaeConfig, model.config), pair_lengths(batch)
+    config, (source, target) = model.config, pair_lengths(batch)
     latents = (config.decoder_layers - 1) * config.d_model * (2 * config.vocab_size + 3) * int(target.sum())
-    decoder = positional_decoder_products(config, source, target) + latents
-    return 6 * (encoder_products(config, source) + length_difference_products(config, source) + decoder)
+    decoder = positional_decoder_products(model, source, target) + latents
+    return 6 * (encoder_products(config, source) + length_difference_products(model, source) + decoder)
 
 
-def positional_decoder_products(config: VaswaniNatConfig, source: Tensor, target: Tensor) -> int:
+def positional_decoder_products(model: PositionalHead, source: Tensor, target: Tensor) -> int:
     """Return the multiplications of a decoder with positional attention, and of the projection to the vocabulary.
 
     Positional attention projects values and output only: its queries and keys are computed once a batch.
     """
-    tokens, width = int(target.sum()), config.num_heads * (config.head_dim + config.value_head_dim)
+    config, tokens = model.config, int(target.sum())
+    width = config.num_heads * (config.head_dim + config.value_head_dim)
     positional = attention_products(config, target, target)
     positional -= 2 * config.num_heads * config.head_dim * config.d_model * tokens
     clip = config.relative_attention_clip
@@ -135,14 +136,14 @@ def positional_decoder_products(config: VaswaniNatConfig, source: Tensor, target
     return decoder + config.vocab_size * config.d_model * tokens
 
 
-def length_difference_products(config: VaswaniNatConfig, source: Tensor) -> int:
+def length_difference_products(model: PositionalHead, source: Tensor) -> int:
     """Return the multiplications of the predicted differences of length for sources (B,)."""
-    return config.d_model * (config.max_length_difference - config.min_length_difference + 1) * len(source)
+    return model.config.d_model * model.num_length_classes * len(source)
 
 
-def cmlm_flops(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+def cmlm_flops(model: VaswaniCmlmForConditionalGeneration, batch: dict[str, Tensor]) -> int:
     """Return the same of CMLM, whose encoder has a length token, and which projects masked tokens only."""
-    config, (source, target) = cast(VaswaniCmlmConfig, model.config), pair_lengths(batch)
+    config, (source, target) = model.config, pair_lengths(batch)
     projection = config.vocab_size * config.d_model * int(batch["labels"].ne(-100).sum())
     length = config.d_model * (config.max_target_length + 1) * len(source)
     encoder = encoder_products(config, source + 1)

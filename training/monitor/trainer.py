@@ -3,20 +3,21 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import ProgressCallback, Seq2SeqTrainer
 from transformers.trainer_utils import PredictionOutput
 
-from training.kinds import Kind
+from training.kinds import Kind, TrainedModel
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.tasks import Metric
+from vaswani_transformer import VaswaniTransformerConfig
 
 
-def by_layer(name: str, value: Tensor, config: Any) -> list[tuple[str, Tensor]]:
+def by_layer(name: str, value: Tensor, config: VaswaniTransformerConfig) -> list[tuple[str, Tensor]]:
     """Return a scalar with its name, or a value of each of the last layers, each with a name that ends in the layer."""
     if not value.dim():
         return [(name, value)]
@@ -40,6 +41,8 @@ class MonitoredTrainer(Seq2SeqTrainer):
     Attributes:
         monitor: counts and times the steps of this process.
     """
+
+    model: TrainedModel
 
     def __init__(self, best_metric: Metric, kind: Kind, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -91,13 +94,13 @@ class MonitoredTrainer(Seq2SeqTrainer):
                 continue
             # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
             divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch).max()
-            for full_name, part in by_layer(log_name, value, cast(Any, self.model).config):
+            for full_name, part in by_layer(log_name, value, self.model.config):
                 self.monitor.add_part(full_name, part * divisor, self.learned_tokens)
         return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the operations of training on a batch."""
-        return self.kind.flops(cast(Any, self.model), inputs)
+        return self.kind.flops(self.model, inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, with the monitor's metrics if it is one of training."""

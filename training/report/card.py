@@ -7,7 +7,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -109,7 +109,7 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
         language=list(dict.fromkeys(task.languages)) or None,
         license=license,
         library_name="transformers",
-        pipeline_tag=cast(Any, task.hub_name),
+        pipeline_tag=task.hub_name,
         tags=tags(results),
         datasets=[data["path"]] if data["kind"] == "hub" else None,
         metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
