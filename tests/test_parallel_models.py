@@ -171,6 +171,32 @@ def test_left_padded_labels_are_an_error(family: str) -> None:
         FAMILY[family]()(input_ids=random_tokens(2, 6), labels=labels)
 
 
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"labels": torch.tensor([[5, 2], [6, 2], [7, 2]])}, "The target has 3 rows and the source 2; "),
+        ({"decoder_attention_mask": torch.ones(1, 3)}, "The target has 1 rows and the source 2; "),
+        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask: .* got shape \(1, 6\), expected \(2, 6\), "),
+    ],
+    ids=str,
+)
+def test_target_or_mask_that_does_not_fit_the_source_is_an_error(
+    family: str, inputs: dict[str, torch.Tensor], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
+        FAMILY[family]()(input_ids=random_tokens(2, 6), **inputs)
+    assert "\n" not in str(error.value)
+
+
+def test_encoder_outputs_without_the_length_token_are_an_error() -> None:
+    """Those of the body's encoder, which adds none: the first word would be taken for it."""
+    model, (tokens, mask) = tiny_cmlm(), padded_batch([3, 7])
+    outputs = model.get_encoder()(input_ids=tokens, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"^attention_mask: .* got shape \(2, 7\), expected \(2, 6\)"):
+        model(encoder_outputs=outputs, attention_mask=mask)
+
+
 def test_nat_ignores_words_in_its_decoder() -> None:
     model, source, labels = tiny_nat(), random_tokens(2, 6), targets(3, 2)
     expected = model(input_ids=source, labels=labels).loss
@@ -287,6 +313,13 @@ def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None
     assert torch.equal(plain.loss, masked.loss)
     canvas_only = model(input_ids=source, decoder_attention_mask=labels.ne(-100).long())
     assert torch.equal(plain.logits, canvas_only.logits)
+
+
+def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
+    model, batch = tiny_cmlm(), {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
+    embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()
+    found = model(**batch, decoder_inputs_embeds=embeds, decoder_attention_mask=mask)
+    assert torch.equal(found.loss, model(**batch).loss)
 
 
 def test_collator_masks_and_counts_exactly() -> None:

@@ -196,7 +196,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         Returns:
             With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over masked tokens in
             nats, the tokens' label-smoothed in training mode. In evaluation mode it is the plain negative
-            log-likelihood with every token masked, also where `decoder_input_ids` show some. `logits` (k B, T, V), and
+            log-likelihood with every token masked, also where the decoder's inputs show some. `logits` (k B, T, V), and
             on request the hidden states and attentions of both stacks. The encoder's have S + 1 rows.
 
         Raises:
@@ -211,6 +211,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         )
         if labels is not None and not self.training:
             decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, mask)
+            decoder_inputs_embeds = None
         elif decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, labels = self.mask_some(labels, mask, num_items_in_batch)
         outputs = self.run_decoder(

@@ -20,6 +20,15 @@ from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, t
 from .window import Window, window_cache
 
 
+def check_rows(rows: int, sources: int) -> None:
+    """Raise ValueError where target rows cannot be shared out evenly among source rows."""
+    if rows % sources:
+        raise ValueError(
+            f"The target has {rows} rows and the source {sources}; give each source row the same number of target "
+            "rows, or one row each."
+        )
+
+
 class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     """A stack of N identical layers over the embedded target, which attends to the encoder's output (3.1).
 
@@ -138,13 +147,9 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             return None
         rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
         if rows != sources:
-            if rows % sources:
-                raise ValueError(
-                    f"The target has {rows} rows and the source {sources}; give each source row the same number of "
-                    "target rows, or one row each."
-                )
+            check_rows(rows, sources)
             inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)
         return padding_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
 
 
-__all__ = ["VaswaniTransformerDecoder"]
+__all__ = ["VaswaniTransformerDecoder", "check_rows"]

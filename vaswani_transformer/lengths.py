@@ -31,9 +31,12 @@ def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
     """
     if attention_mask is None:
         return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
-    if attention_mask.dim() != 2:
-        shape = tuple(attention_mask.shape)
-        raise ValueError(f"attention_mask: lengths are counted from it; got shape {shape}, expected (batch, source).")
+    if attention_mask.shape != memory.shape[:2]:
+        got, expected = tuple(attention_mask.shape), tuple(memory.shape[:2])
+        raise ValueError(
+            f"attention_mask: lengths are counted from it; got shape {got}, expected {expected}, a number for each "
+            "source token. Give the mask of these sources."
+        )
     is_real = attention_mask.to(memory.device).ne(0)
     return is_real | ~is_real.any(1, keepdim=True)
 

@@ -231,7 +231,8 @@ class ParallelGeneration(GenerationMixin):
         """Raise ValueError for an argument that needs a search from left to right."""
         for name, value in given.items():
             if value is not None and not (isinstance(value, Sequence) and len(value) == 0):
-                fail(name, f"{type(self).__name__} predicts all tokens at once; got {value!r}", "Leave it out.")
+                got = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+                fail(name, f"{type(self).__name__} predicts all tokens at once; got {got}", "Leave it out.")
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> ParallelSettings:
         """Return the settings of a call: its own, then its configuration's, then the model's.
@@ -290,21 +291,21 @@ class ParallelGeneration(GenerationMixin):
             fail("num_iterations", f"{name} has one pass; got {iterations}", "Give 1, or use a CMLM to refine.")
         if not 1 <= beam <= self.num_length_classes:
             allowed = f"expected 1 to {self.num_length_classes}, the model's length classes"
-            fail("length_beam_size", f"got {beam}, {allowed}", "Give a smaller one.")
+            fail("length_beam_size", f"got {beam}, {allowed}", "Give one in that range.")
         if not 1 <= settings.num_return_sequences <= beam:
             problem = f"got {settings.num_return_sequences}, expected 1 to length_beam_size ({beam})"
             fail("num_return_sequences", problem, "Give a larger length_beam_size.")
 
     def max_tokens(self, given: dict[str, Any]) -> int | None:
         """Return the largest m that a call and a table of learned positions allow; None: no bound."""
-        bounds = [given["max_new_tokens"]] if "max_new_tokens" in given else []
-        bounds += [given["max_length"] - 1] if "max_length" in given and not bounds else []  # the start token counts
-        if bounds and bounds[0] < 1:
-            fail(
-                "max_new_tokens",
-                f"a target has at least `</s>`; got {bounds[0]}",
-                "Give 1 or more, max_length 2 or more.",
-            )
+        bounds = []
+        for name, least in (("max_new_tokens", 1), ("max_length", 2)):  # the start token counts in the second
+            if bounds or name not in given:
+                continue
+            value = given[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                fail(name, f"got {value!r}, expected a whole number of at least {least}", "A target has its `</s>`.")
+            bounds.append(value - least + 1)
         bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
         return min(bounds, default=None)
 
@@ -321,7 +322,10 @@ class ParallelGeneration(GenerationMixin):
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
         """Return the ids that are never predicted freely: start, padding, end, `<mask>` and `extra` ones."""
-        config = self.config
+        config, is_list = self.config, isinstance(extra, (list, tuple))
+        if not is_list or not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in extra):
+            allowed = f"expected a list of ids from 0 to {config.vocab_size - 1}"
+            fail("suppress_tokens", f"got {extra!r}, {allowed}", "Give ids of the vocabulary.")
         own = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
         own += [getattr(config, "mask_token_id", None), *extra]
         ends = config.eos_token_id

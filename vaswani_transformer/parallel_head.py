@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 )
 
 from .body import ProjectedModel
+from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
 from .loss import reduce_loss
 
@@ -131,15 +132,15 @@ class ParallelHead(ProjectedModel):
         """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted.
 
         Raises:
-            ValueError: labels with a token after padding.
+            ValueError: labels with a token after padding, or rows that no source has.
         """
         device = source.memory.device
-        if labels is not None:
-            is_token = labels.to(device).ne(-100)  # (k B, T)
-            check_right_padded(is_token, "labels")
+        if (given := attention_mask if labels is None else labels) is not None:
+            check_rows(given.shape[0], source.memory.shape[0])
+            is_token = given.to(device).ne(0 if labels is None else -100)  # (k B, T)
+            if labels is not None:
+                check_right_padded(is_token, "labels")
             return is_token.sum(1), is_token.shape[1]
-        if attention_mask is not None:
-            return attention_mask.to(device).ne(0).sum(1), attention_mask.shape[1]
         if inputs_embeds is not None:
             rows, width = inputs_embeds.shape[:2]
             return torch.full((rows,), width, device=device), width
