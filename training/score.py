@@ -163,7 +163,7 @@ def translate_all(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses and their speed; a model of another kind uses its own generation settings."""
     is_own = kind_of(model.config) is recipe.kind
-    settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe)} if is_own else {}
+    settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
     translate = Translator(engine, tokenizer, engine.max_source_tokens(), tokens, too_long="keep")

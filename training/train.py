@@ -192,7 +192,7 @@ def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
 def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
     """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start = time.perf_counter()
-    trainer.search = decoding_config(trainer.model, recipe)
+    trainer.search = decoding_config(trainer.model, recipe, cast(PreTrainedTokenizerBase, trainer.processing_class))
     output = trainer.predict(encoded)
     texts, references = [str(text) for text in output.predictions], pairs["target"][:]
     scores = trainer.task.test(texts, references)
@@ -255,7 +255,7 @@ def make_trainer(
     model = recipe.kind.model_class(model_config(recipe, tokenizer))
     load_encoder(model, recipe, folder)
     load_start(model, recipe, folder)
-    model.generation_config = decoding_config(model, recipe)
+    model.generation_config = decoding_config(model, recipe, tokenizer)
     set_attention(model, attention(recipe))
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()

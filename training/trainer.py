@@ -91,7 +91,7 @@ class RecipeTrainer(EvaluatingTrainer):
         self.stream = None
         if isinstance(train_dataset, PairStream):
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
-        self.search = evaluation_config(model, recipe)
+        self.search = evaluation_config(model, recipe, tokenizer)
         super().__init__(
             self.task.best_metric,
             recipe.kind,

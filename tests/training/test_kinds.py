@@ -9,11 +9,13 @@ from transformers import AutoTokenizer, TrainerControl, TrainerState
 from tests.helpers import random_tokens, tiny_model
 from tests.parallel_models import tiny_cmlm, tiny_nat
 from training.callbacks import GlancingCallback
+from training.data.tokenizing import token_ids
+from training.decoding import decoding_config, evaluation_config
 from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.kinds import KINDS, check_kind, kind_of
 from training.optimizers import make_optimizer, make_schedule
 from training.recipe import TrainingRecipe, load_recipe, to_dict
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError
 
 NAT, CMLM = "--model.kind=nat", "--model.kind=cmlm"
@@ -227,10 +229,19 @@ def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
     assert float(weight[1].detach()) < float(weight[0].detach())
 
 
-def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
-    from training.data.tokenizing import token_ids
-    from vaswani_transformer import VaswaniTransformerTokenizer
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "suppressed"),
+    [(NAT, "wordpiece", [3]), (CMLM, "wordpiece", [3]), (NAT, "bpe", None), ("--seed=1", "wordpiece", None)],
+)
+def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(recipe_file, kind, algorithm, suppressed):
+    """In evaluations, in the saved settings, and in scores."""
+    recipe = load_recipe(recipe_file, [kind])
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"] * 9, 280, algorithm)
+    for make in (decoding_config, evaluation_config):
+        assert make(tiny_nat(), recipe, tokenizer).suppress_tokens == suppressed
 
+
+def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"], vocab_size=270)
     before = tokenizer.get_vocab()
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
