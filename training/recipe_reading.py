@@ -108,14 +108,25 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
             raise UserError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
         return value
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
-    if float in allowed and isinstance(value, str):  # YAML reads 1e-4 as a word
-        with contextlib.suppress(ValueError):
-            value = float(value)
+    if float in allowed or isinstance(value, (dict, list)):
+        value = read_exponents(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
         quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
         raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
+    return value
+
+
+def read_exponents(value: Any) -> Any:
+    """Return a value, or the members of a group or a list, with a number such as 1e-4, which YAML reads as a word."""
+    if isinstance(value, dict):
+        return {key: read_exponents(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [read_exponents(member) for member in value]
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
     return value
 
 
