@@ -83,7 +83,7 @@ def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file):
     assert load_recipe(path, []).training.learning_rate_scale == 0.1
 
 
-def test_so_is_one_of_the_model_and_one_in_a_list(recipe_file):
+def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file):
     path = recipe_file("data: {kind: grammar}\nmodel: {kind: iterative_vae, decoder_layers: 3, layer_norm_eps: 1e-5}\n")
     model = load_recipe(path, ["--model.kl_weights=[2e0, 5e-1]"]).model_config()
     assert (model.layer_norm_eps, model.kl_weights) == (1e-5, [2.0, 0.5])
