@@ -126,8 +126,8 @@ class ParallelGeneration(GenerationMixin):
     """`generate()` with Transformers' signature, and four settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
-    length_beam_size: l, the best lengths that are tried for each source; the target with the largest mean
-        log-probability wins. Default 1.
+    length_beam_size: l, the best length classes that are tried for each source; the target with the largest mean
+        log-probability wins. Classes below length 1, or beyond a limit, give equal targets. Default 1.
     return_history: whether `return_dict_in_generate` also returns the tokens after each iteration, or after each layer
         of a model that refines from layer to layer (IterativeVAE). Default False.
     max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
