@@ -192,7 +192,7 @@ def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
 def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded: Dataset) -> dict[str, Any]:
     """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start = time.perf_counter()
-    trainer.search = decoding_config(trainer.model, recipe, cast(PreTrainedTokenizerBase, trainer.processing_class))
+    trainer.search = decoding_config(trainer.model, recipe, trainer.processing_class)
     output = trainer.predict(encoded)
     texts, references = [str(text) for text in output.predictions], pairs["target"][:]
     scores = trainer.task.test(texts, references)
