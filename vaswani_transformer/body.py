@@ -3,7 +3,7 @@
 B batch, S source, T target, k target rows of one source row, V vocabulary. No way of decoding is in this file.
 """
 
-from typing import Any, ClassVar, Self, Unpack, cast
+from typing import Any, ClassVar, Self, TypeGuard, Unpack, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -141,7 +141,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
         )
 
 
-def is_unwrapped_linear(projection: nn.Module) -> bool:
+def is_unwrapped_linear(projection: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a projection is a plain linear layer: no adapter, no hook, not split by tensor parallelism."""
     has_hooks = hasattr(projection, "_hf_hook") or bool(projection._forward_hooks or projection._forward_pre_hooks)
     return type(projection) is nn.Linear and not isinstance(projection.weight, DTensor) and not has_hooks

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -194,7 +195,7 @@ def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     Raises:
         UserError: naming both sizes, or both ids.
     """
-    if len(tokenizer) > (entries := cast(Any, model.get_input_embeddings()).weight.shape[0]):
+    if len(tokenizer) > (entries := cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]):
         raise UserError(
             f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
         )

@@ -4,7 +4,7 @@ B batch, S source, T target, k target rows of one source row, l lengths of a len
 The decoder is the paper's without its causal mask. A token before the source predicts the target's length m.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -130,7 +130,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         """
         check_single_input(input_ids, inputs_embeds)
         if inputs_embeds is None:
-            inputs_embeds = cast(Tensor, self.model.encoder.embed_tokens(input_ids))  # (B, S, d_model)
+            inputs_embeds = self.model.encoder.embed_tokens(input_ids)  # (B, S, d_model)
         if position_ids is None and attention_mask is not None:
             position_ids = count_positions(attention_mask)  # (B, S)
         elif position_ids is None:
@@ -205,7 +205,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
-        source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
+        source = self.read_source(encoder_outputs[0], attention_mask)
         lengths, mask = self.target_mask(
             source, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, labels, target_lengths
         )
@@ -217,8 +217,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         outputs = self.run_decoder(
             source, mask, input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, **kwargs
         )
-        states = cast(Tensor, outputs.last_hidden_state)
-        token_loss, logits = self.loss_and_logits(states, labels, 0, skip_logits, num_items_in_batch)
+        token_loss, logits = self.loss_and_logits(outputs[0], labels, 0, skip_logits, num_items_in_batch)
         length_loss = None if labels is None else self.length_loss(source, lengths, labels, num_items_in_batch)
         return self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
 
@@ -233,16 +232,16 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
     ) -> tuple[Tensor, Tensor]:
         """Return the target lengths (k B,) and the target's mask (k B, T); the arguments are those of `forward`."""
         device = source.memory.device
-        shaped = next((given for given in (input_ids, inputs_embeds, labels) if given is not None), None)
+        words = inputs_embeds if input_ids is None else input_ids
+        shaped = labels if words is None else words
         if target_lengths is not None:
             lengths = target_lengths.to(device)
             return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
-        has_words = input_ids is not None or inputs_embeds is not None
-        if has_words and attention_mask is not None:
+        if words is not None and attention_mask is not None:
             mask = attention_mask.to(device).ne(0)
             return mask.sum(1), mask.long()
-        if has_words:
-            rows, width = cast(Tensor, shaped).shape[:2]
+        if words is not None:
+            rows, width = words.shape[:2]
             return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
         lengths, width = self.target_shape(source, labels, attention_mask)
         return lengths, canvas(lengths, width)
@@ -254,26 +253,26 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         """
         is_real = mask.bool()  # (k B, T)
         if input_ids is not None:
-            shown = is_real & labels.eq(-100) & input_ids.ne(cast(int, self.config.mask_token_id))
+            shown = is_real & labels.eq(-100) & input_ids.ne(self.config.token_id("mask_token_id"))
             labels = torch.where(shown, input_ids, labels)
-        masks = torch.full_like(labels, cast(int, self.config.mask_token_id))
-        return masks.masked_fill(~is_real, cast(int, self.config.pad_token_id)), labels
+        masks = torch.full_like(labels, self.config.token_id("mask_token_id"))
+        return masks.masked_fill(~is_real, self.config.token_id("pad_token_id")), labels
 
     def mask_some(
         self, labels: Tensor | None, mask: Tensor, num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return decoder inputs (k B, T) and labels of masked tokens: random ones, or all where there are no labels."""
         is_real = mask.bool()  # (k B, T)
-        tokens = torch.full_like(is_real, cast(int, self.config.pad_token_id), dtype=torch.long)
+        tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)
         if labels is None:
-            return tokens.masked_fill(is_real, cast(int, self.config.mask_token_id)), None
+            return tokens.masked_fill(is_real, self.config.token_id("mask_token_id")), None
         if num_items_in_batch is not None:
             logger.warning_once(
                 "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
                 "some: give the Trainer a MaskingCollator, which masks before it counts."
             )
         is_masked = draw_masks(is_real)
-        tokens = torch.where(is_real, labels, tokens).masked_fill(is_masked, cast(int, self.config.mask_token_id))
+        tokens = torch.where(is_real, labels, tokens).masked_fill(is_masked, self.config.token_id("mask_token_id"))
         return tokens, labels.masked_fill(~is_masked, -100)
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
@@ -283,9 +282,9 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         keep their probabilities. The source's keys and values are computed once.
         """
         is_real = canvas(lengths).bool()  # (l B, T)
-        width, mask_token_id = is_real.shape[1], cast(int, self.config.mask_token_id)
+        width, mask_token_id = is_real.shape[1], self.config.token_id("mask_token_id")
         is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
-        tokens = torch.full_like(is_real, cast(int, self.config.pad_token_id), dtype=torch.long)
+        tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)
         log_probs = torch.zeros(is_real.shape, device=lengths.device)
         cache, history, rounds = EncoderDecoderCache(DynamicCache(), DynamicCache()), [], settings.num_iterations
         for iteration in range(rounds):
@@ -296,7 +295,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
             tokens = tokens.masked_fill(is_masked, mask_token_id)
             outputs = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)
-            states = cast(Tensor, outputs.last_hidden_state)[is_masked]  # (N, d_model)
+            states = outputs[0][is_masked]  # (N, d_model)
             chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_masked], settings.suppressed)
             tokens = tokens.masked_scatter(is_masked, chosen)
             log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)

@@ -162,6 +162,16 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """Return the id of the token that every decoder input begins with."""
         return self.decoder_start_token_id if self.decoder_start_token_id is not None else self.bos_token_id
 
+    def token_id(self, name: str) -> int:
+        """Return the id of a special token that has to be there, such as "pad_token_id" or "target_start_token_id".
+
+        Raises:
+            ValueError: the configuration has none, or several.
+        """
+        if not isinstance(value := getattr(self, name), int):
+            raise ValueError(f"{name}: no single token; got {value!r}, expected an id. Set it in the configuration.")
+        return value
+
     def validate_architecture(self) -> None:
         """Check that the widths fit together."""
         if self.position_embedding == "sinusoidal" and self.d_model % 2:

@@ -7,7 +7,7 @@ that depend on the source are ordinary arguments by then, and hold in every way 
 
 import functools
 import inspect
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,11 +121,11 @@ class ModelDecoder:
                     self.inputs[name] = value[index.to(value.device)] if len(value) > 1 else value
         memory = self.inputs["encoder_outputs"][0]
         self.inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory[sources.to(memory.device)])
-        if (cache := cast(EncoderDecoderCache | None, self.cache)) is None:
+        if not isinstance(self.cache, EncoderDecoderCache):
             return
-        for part, index in ((cache.self_attention_cache, rows), (cache.cross_attention_cache, sources)):
-            for layer in cast(list[DynamicLayer], part.layers):
-                if layer.keys is not None:  # there may be more layers in a cache than in the decoder
+        for part, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
+            for layer in part.layers:  # there may be more than the decoder has, without keys
+                if isinstance(layer, DynamicLayer) and layer.keys is not None:
                     layer.batch_select_indices(index.to(layer.keys.device))
 
     def any_peer(self, goes_on: bool) -> bool:
@@ -163,15 +163,16 @@ def with_window_cache(inputs: dict[str, Any], config: VaswaniTransformerConfig, 
     is_new = isinstance(cache, EncoderDecoderCache) and is_plain(cache) and not settings.caller_has_cache
     if config.attention_window is None or not is_new or settings.is_assistant:
         return inputs
-    own = cast(EncoderDecoderCache, cache).cross_attention_cache
-    return inputs | {"past_key_values": EncoderDecoderCache(window_cache(config, mask), own)}
+    return inputs | {"past_key_values": EncoderDecoderCache(window_cache(config, mask), cache.cross_attention_cache)}
 
 
 def expand_cross_cache(cache: Cache | None, rows: int) -> Cache | None:
     """Return the cache with a row a target (`rows`) also for the source, as a caller expects it."""
     if isinstance(cache, EncoderDecoderCache):
-        for layer in cast(list[DynamicLayer], cache.cross_attention_cache.layers):
-            if layer.keys is not None and layer.values is not None and len(layer.keys) not in (0, rows):
+        for layer in cache.cross_attention_cache.layers:
+            if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+                continue
+            if len(layer.keys) not in (0, rows):
                 layer.values = layer.values.repeat_interleave(rows // len(layer.keys), dim=0)
                 layer.keys = layer.keys.repeat_interleave(rows // len(layer.keys), dim=0)
     return cache
@@ -214,6 +215,7 @@ class PaperBeamSearch(GenerationMixin):
     """
 
     config: VaswaniTransformerConfig
+    generation_config: GenerationConfig
 
     def use_paper_decoding(self) -> None:
         """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""
@@ -245,7 +247,7 @@ class PaperBeamSearch(GenerationMixin):
             RuntimeError: this version of Transformers has no place for the search.
         """
         check_doors(PaperBeamSearch)
-        call = CallSettings(generation_config, cast(Any, self).generation_config, kwargs)
+        call = CallSettings(generation_config, self.generation_config, kwargs)
         call.check()
         limits = call.source_limits(inputs)
         if limits is not None:
@@ -253,13 +255,14 @@ class PaperBeamSearch(GenerationMixin):
             criterion = SourceLimitCriteria(limits, call.prompt_length())
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])
         call.check_positions(self.config)
-        config = cast(Any, call.config)
-        config.length_penalty_type = call.get("length_penalty_type", "power")
-        config.caller_has_cache = kwargs.get("past_key_values") is not None
+        vars(call.config).update(
+            length_penalty_type=call.get("length_penalty_type", "power"),
+            caller_has_cache=kwargs.get("past_key_values") is not None,
+        )
         if (encoded := kwargs.get("encoder_outputs")) is not None:  # a copy, whose rows Transformers may repeat
             values = dict(encoded) if isinstance(encoded, dict) else {"last_hidden_state": encoded[0]}
             call.kwargs["encoder_outputs"] = BaseModelOutput(**values)
-        return super().generate(inputs, config, logits_processor, stopping_criteria, *args, **call.kwargs)
+        return super().generate(inputs, call.config, logits_processor, stopping_criteria, *args, **call.kwargs)
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
         """Return what takes the steps of a search; `ModelDecoder` explains the arguments."""
@@ -275,7 +278,7 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Beam search for `generate()`, over the k rows of each source (k B, T)."""
-        config, k = cast(Any, generation_config), generation_config.num_beams
+        config, k = generation_config, generation_config.num_beams
         model_kwargs = with_window_cache(model_kwargs, self.config, config)
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
@@ -299,11 +302,11 @@ class PaperBeamSearch(GenerationMixin):
         if not records:
             return found.tokens
         return GenerateBeamEncoderDecoderOutput(
-            sequences=cast(Any, found.tokens),
-            sequences_scores=cast(Any, found.scores if config.output_scores else None),
-            beam_indices=cast(Any, found.beam_indices),
-            scores=cast(Any, tuple(scores) if config.output_scores else None),
-            **step_outputs(cast(ModelDecoder, decoder), encoder_outputs, config, len(input_ids)),
+            sequences=found.tokens,
+            sequences_scores=found.scores if config.output_scores else None,
+            beam_indices=found.beam_indices,
+            scores=tuple(scores) if config.output_scores else None,
+            **step_outputs(decoder, encoder_outputs, config, len(input_ids)),
         )
 
     def _sample(
@@ -317,7 +320,7 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
-        config = cast(Any, generation_config)
+        config = generation_config
         model_kwargs = with_window_cache(model_kwargs, self.config, config)
         cache = model_kwargs.get("past_key_values")
         shows_more = config.return_dict_in_generate or streamer is not None or config.caller_has_cache

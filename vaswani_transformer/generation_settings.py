@@ -6,7 +6,7 @@ B sources, k beams or n samples of a source, T tokens of a target so far, V voca
 import copy
 import math
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -223,7 +223,7 @@ def search_settings(
         early_stopping=config.early_stopping,
         do_sample=bool(config.do_sample),
         process=process if processors or keeps_scores else None,
-        ends=(lambda tokens: others(tokens, cast(Any, tuple(scores) or None))) if others else None,
+        ends=(lambda tokens: others(tokens, tuple(scores) or None)) if others else None,
         compacts=compacts,
     )
     return settings, scores

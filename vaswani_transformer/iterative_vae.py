@@ -92,9 +92,8 @@ class LatentDecoder(PositionalDecoder):
         Args:
             latent: a `LatentPass`; None: neither hint nor noise, and the embeddings are the output projection.
         """
-        latent = cast(LatentPass | None, kwargs.pop("latent", None))
-        table = self.embedding_table()
-        if latent is None:
+        latent, table = kwargs.pop("latent", None), self.embedding_table()
+        if not isinstance(latent, LatentPass):
             latent = LatentPass(lambda states: functional.linear(states, table))
         kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
         for index, layer in enumerate(self.layers):
@@ -189,7 +188,7 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
-        source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
+        source = self.read_source(encoder_outputs[0], attention_mask)
         lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)  # (k B, T, d_model)
@@ -198,14 +197,15 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
         mask = canvas(lengths, width)
         latent = self.latent_pass(mask, labels)
         outputs = self.run_decoder(source, mask, inputs_embeds=decoder_inputs_embeds, latent=latent, **kwargs)
-        states = cast(Tensor, outputs.last_hidden_state)
-        token_loss, logits = self.loss_and_logits(states, labels, 0, skip_logits, num_items_in_batch)
+        token_loss, logits = self.loss_and_logits(outputs[0], labels, 0, skip_logits, num_items_in_batch)
         if labels is None or token_loss is None:
             return self.make_output(encoder_outputs, outputs, None, None, logits)
         length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
         found = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
         figures = self.layer_figures(latent, token_loss, labels, num_items_in_batch)
-        settings: dict[str, Any] = {**found, **figures, "loss": self.total_loss(found, figures)}
+        settings: dict[str, Any] = {**found, **figures}
+        if self.training:
+            settings["loss"] = self.training_loss(length_loss, figures)
         return IterativeVaeLMOutput(**settings)
 
     def latent_pass(self, mask: Tensor, labels: Tensor | None = None, has_noise: bool = False) -> LatentPass:
@@ -236,12 +236,10 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
             "layer_kl": torch.stack(kl) if kl else nothing,
         } | {name: torch.stack(values).detach() if values else nothing for name, values in figures.items()}
 
-    def total_loss(self, found: ParallelLMOutput, figures: dict[str, Tensor]) -> Tensor:
-        """Return the loss: in training mode that of every layer and the KL divergences, else that of the output."""
-        if not self.training:
-            return cast(Tensor, found.loss)
-        length_loss = self.config.length_loss_weight * cast(Tensor, found.length_loss)
-        return figures["layer_losses"].sum() + self.kl_scale * figures["kl_loss"] + length_loss
+    def training_loss(self, length_loss: Tensor, figures: dict[str, Tensor]) -> Tensor:
+        """Return the loss in training mode: of every layer, of the KL divergences and of the length."""
+        divergences = self.kl_scale * figures["kl_loss"]
+        return figures["layer_losses"].sum() + divergences + self.config.length_loss_weight * length_loss
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
         """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
@@ -253,8 +251,8 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
             latent=self.latent_pass(mask, has_noise=settings.do_sample),
             output_hidden_states=settings.return_history,
         )
-        tokens, log_probs = self.read_words(cast(Tensor, outputs.last_hidden_state), lengths, settings)
-        earlier = cast(tuple[Tensor, ...], outputs.hidden_states)[1:-1] if settings.return_history else ()
+        tokens, log_probs = self.read_words(outputs[0], lengths, settings)
+        earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
         history = [self.read_words(states, lengths, settings)[0] for states in earlier]
         return ParallelTargets(tokens, log_probs, [*history, tokens])
 

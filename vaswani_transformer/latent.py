@@ -6,7 +6,6 @@ a Gumbel-softmax (Jang et al. 2017), independent at every position.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +148,7 @@ class LatentPass:
         results = [self.chunk(step, *pair, table) for pair in zip(chosen.split(size), chunks, strict=True)]
         mixed = torch.cat([result[0] for result in results])
         if chosen_words is not None:
-            tokens = [cast(LatentTokens, result[1]) for result in results]
+            tokens = [tokens for _, tokens in results if tokens is not None]
             self.tokens.append(LatentTokens.join(tokens, chosen_words.ne(-100)))
         return (mixed if rows is None else states.index_copy(0, rows, mixed)).view_as(hidden_states)
 

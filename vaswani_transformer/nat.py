@@ -5,7 +5,7 @@ encoder's output, and the length is predicted as a difference from the source's.
 fine-tuning with reverse KL, and a teacher that ranks samples; relative self-attention is added.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -183,7 +183,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         kwargs.pop("decoder_input_ids", None)
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        source = self.read_source(cast(Tensor, encoder_outputs.last_hidden_state), attention_mask)
+        source = self.read_source(encoder_outputs[0], attention_mask)
         lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
         learned, accuracy = labels, None
         if decoder_inputs_embeds is None:
@@ -197,9 +197,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
             num_items_in_batch = labels.ne(-100).sum()
         kwargs.pop("position_ids", None)
         outputs = self.run_decoder(source, canvas(lengths, width), inputs_embeds=decoder_inputs_embeds, **kwargs)
-        token_loss, logits = self.loss_and_logits(
-            cast(Tensor, outputs.last_hidden_state), learned, 0, skip_logits, num_items_in_batch
-        )
+        token_loss, logits = self.loss_and_logits(outputs[0], learned, 0, skip_logits, num_items_in_batch)
         length_loss = None
         if labels is not None:
             length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
@@ -216,7 +214,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         """
         outputs = self.run_decoder(source, canvas(lengths, labels.shape[1]), inputs_embeds=inputs_embeds)
         is_real = labels.ne(-100)  # (k B, T)
-        states = cast(Tensor, outputs.last_hidden_state)[is_real]  # (N, d_model)
+        states = outputs[0][is_real]  # (N, d_model)
         best = [self.lm_head(chunk).argmax(-1) for chunk in states.split(256)]
         is_wrong = torch.zeros_like(is_real)
         is_wrong[is_real] = torch.cat(best) != labels[is_real]
@@ -229,7 +227,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = soft_copy(source.memory, source.is_real, lengths, mask.shape[1])
         outputs = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)
-        tokens, log_probs = self.read_words(cast(Tensor, outputs.last_hidden_state), lengths, settings)
+        tokens, log_probs = self.read_words(outputs[0], lengths, settings)
         return ParallelTargets(tokens, log_probs, [tokens])
 
 

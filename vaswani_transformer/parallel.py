@@ -84,7 +84,7 @@ class PositionalDecoderLayer(ParallelDecoderLayer):
 
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        clip = cast(int | None, getattr(config, "relative_attention_clip", None))
+        clip = getattr(config, "relative_attention_clip", None)
         if clip is not None:
             self.self_attn = RelativeSelfAttention(config, layer_idx, clip)
         self.positional_attn = PositionalAttention(config, layer_idx)

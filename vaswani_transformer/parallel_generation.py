@@ -6,7 +6,7 @@ iterations, or layers of a model that refines from layer to layer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never, cast
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor, nn
@@ -212,8 +212,7 @@ class ParallelGeneration(GenerationMixin):
         if inputs is not None:
             source_inputs["input_ids"] = inputs
         settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
-        states = cast(Tensor, self.encode(**source_inputs).last_hidden_state)
-        source = self.read_source(states, source_inputs.get("attention_mask"))
+        source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
         lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
         lengths = self.limit_lengths(lengths, source, settings)
         targets = self.decode_targets(source, lengths.flatten(), settings)

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,20 +66,6 @@ def check_single_input(input_ids: Tensor | None, inputs_embeds: Tensor | None, p
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
 
 
-def check_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, auto_class: str) -> None:
-    """Check that a configuration is not one of another family: Transformers would draw the weights that are missing.
-
-    Raises:
-        ValueError: it is.
-    """
-    saved, expected = config.model_type, cast(type[PreTrainedConfig], model_class.config_class).model_type
-    if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
-        raise ValueError(
-            f"{config.name_or_path or 'config'}: holds a model of another family; got {saved}, expected {expected} for "
-            f"{model_class.__name__}. Load it with {auto_class}, which takes the class that fits."
-        )
-
-
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     """Base class of the package's models: initialization, capabilities, saving and publishing.
 
@@ -108,8 +94,18 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: VaswaniTransformerConfig, *args: Any, **kwargs: Any) -> None:
         check_private_names()
         if not self.is_stack:
-            check_family(type(self), config, self._own_auto_class)
+            self.check_family(config)
         super().__init__(config, *args, **kwargs)
+
+    def check_family(self, config: PreTrainedConfig) -> None:
+        """Raise ValueError for another family's configuration: Transformers would draw the weights that are missing."""
+        saved = config.model_type
+        expected = getattr(self.config_class, "model_type", saved)
+        if saved != expected and saved.startswith(FAMILY_PREFIX) and expected.startswith(FAMILY_PREFIX):
+            raise ValueError(
+                f"{config.name_or_path or 'config'}: holds a model of another family; got {saved}, expected {expected} "
+                f"for {type(self).__name__}. Load it with {self._own_auto_class}, which takes the class that fits."
+            )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -137,7 +133,8 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
                 is registered with it.
         """
         super().register_for_auto_class(auto_class or cls._own_auto_class)
-        cast(type[VaswaniTransformerConfig], cls.config_class).register_for_auto_class()
+        if cls.config_class is not None:
+            cls.config_class.register_for_auto_class()
 
     def with_remote_code(self) -> Self:
         """Return a shallow copy over the same weights whose `save_pretrained` adds the package's code and `auto_map`.
@@ -145,9 +142,9 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         Only the copy counts as registered for its Auto class: this model, its class and its configuration stay as they
         are.
         """
-        published, config = cast(Any, copy.copy(self)), cast(Any, copy.copy(self.config))
-        published.config, config.auto_map = config, {}
-        published._auto_class, config._auto_class = self._own_auto_class, "AutoConfig"
+        published, published.config = copy.copy(self), copy.copy(self.config)
+        published._auto_class = self._own_auto_class
+        vars(published.config).update(auto_map={}, _auto_class="AutoConfig")
         published.is_remote_code = lambda: True  # otherwise a method of the class, which is not registered
         return published
 

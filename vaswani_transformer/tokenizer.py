@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -126,7 +126,7 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
 
         The copy counts as registered for AutoTokenizer; this tokenizer and its class do not change.
         """
-        published = cast(Any, copy.copy(self))
+        published = copy.copy(self)
         published._auto_class = "AutoTokenizer"
         return published
 

@@ -75,7 +75,7 @@ def check_model(model: nn.Module, quantization: str | None, positions: int) -> N
             raise UserError(f"CTranslate2 takes one token as {name}; got {value}. Set one in the configuration.")
     for name, module in model.named_modules():
         is_projection = name.endswith(("_proj", "lm_head", "fc1", "fc2"))
-        if is_projection and (not is_unwrapped_linear(module) or cast(nn.Linear, module).weight.is_meta):
+        if is_projection and (not is_unwrapped_linear(module) or module.weight.is_meta):
             raise UserError(
                 f"{name} is a {type(module).__name__} that is wrapped, or whose weight is not loaded; merge adapters "
                 "with merge_and_unload(), and load the model without device_map or prepare_for_inference."
@@ -202,7 +202,7 @@ def set_vocabulary(spec: Any, config: VaswaniTransformerConfig, tokenizer: PreTr
     strings = vocabulary(config, tokenizer)
     spec.register_source_vocabulary(strings)
     spec.register_target_vocabulary(strings)
-    end, start = cast(int, config.eos_token_id), cast(int, config.target_start_token_id)
+    end, start = config.token_id("eos_token_id"), config.token_id("target_start_token_id")
     unknown = None if tokenizer is None else tokenizer.unk_token_id
     unknown = unknown if unknown is not None else config.pad_token_id
     spec.config.bos_token = strings[start if config.bos_token_id is None else config.bos_token_id]

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
 
 def as_fsmt(original: ForeignModel, config: VaswaniTransformerConfig) -> PreTrainedModel | None:
     """Return the weights in Transformers' FSMT, which has the same architecture; None with learned positions."""
-    sinusoids = concatenated_sinusoids(len(original.tables[0]), config.d_model, cast(int, config.pad_token_id))
+    sinusoids = concatenated_sinusoids(len(original.tables[0]), config.d_model, config.token_id("pad_token_id"))
     if not torch.equal(original.tables[0], sinusoids):
         return None
     fsmt = FSMTForConditionalGeneration(

@@ -8,7 +8,7 @@ that this package does not have are errors that name them. V vocabulary, P rows 
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -170,15 +170,16 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
     Raises:
         UserError: an element of g is so small that rounding would change the logits.
     """
-    norm = cast(Any, model.model.decoder.layers[-1]).feed_forward_add_norm.norm
-    gain, shift = norm.weight.double(), norm.bias.double()  # g, c
+    last = model.model.decoder.layers[-1]
+    norm_weight, norm_bias = (last.get_parameter(f"feed_forward_add_norm.norm.{name}") for name in ("weight", "bias"))
+    gain, shift = norm_weight.double(), norm_bias.double()  # g, c
     weight = model.lm_head.weight.double()  # (V, d_model)
     total = (shift / gain).sum()
     sign = 1.0 if total >= 0 else -1.0
     constant = total + sign * gain.numel()  # k
     if not ((shift / gain).abs().sum() / constant.abs() < 1e3):
         raise UserError(f"{name}: final_logits_bias cannot be represented: the last norm has gains close to 0.")
-    norm.bias.copy_(shift + sign * gain)
+    norm_bias.copy_(shift + sign * gain)
     model.lm_head.weight.copy_(weight + torch.outer(bias.double() - sign * weight @ gain, 1 / gain) / constant)
 
 
@@ -252,24 +253,27 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
 
 @torch.no_grad()
 def largest_difference(
-    ours: PreTrainedModel, theirs: PreTrainedModel, sentences: int = 8, longest: int = 24
+    ours: VaswaniTransformerForConditionalGeneration,
+    theirs: PreTrainedModel,
+    sentences: int = 8,
+    longest: int = 24,
 ) -> tuple[float, float]:
     """Return the largest difference of two models' log-probabilities, and the largest absolute log-probability.
 
     They are compared on random padded sentences, whose logits may differ by a number for each position.
     """
-    config, generator = cast(VaswaniTransformerConfig, ours.config), torch.Generator().manual_seed(0)
+    config, generator = ours.config, torch.Generator().manual_seed(0)
     longest = min(longest, config.max_position_embeddings)
     lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
     mask = (torch.arange(longest) < lengths).long()  # (B, S)
-    pad = cast(int, config.pad_token_id)
-    special = {pad, config.bos_token_id, config.eos_token_id, config.target_start_token_id}
+    pad, start = config.token_id("pad_token_id"), config.token_id("target_start_token_id")
+    special = {pad, config.bos_token_id, config.eos_token_id, start}
     ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
     tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
     sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]
-    targets[:, 0] = cast(int, config.target_start_token_id)
+    targets[:, 0] = start
     inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
-    log_probs = [cast(Any, model.eval())(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
+    log_probs = [model.eval()(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
     return (log_probs[0] - log_probs[1]).abs().max().item(), log_probs[1].abs().max().item()
 
 

@@ -8,7 +8,7 @@ import os
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class DecoderGraph(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        tokens = ("decoder_input_ids",) if cast(Any, model).refines else ()
+        tokens = ("decoder_input_ids",) if model.refines else ()
         self.inputs = ("encoder_states", "attention_mask", "decoder_attention_mask", *tokens)
 
     def forward(
@@ -55,7 +55,7 @@ class DecoderGraph(nn.Module):
         decoder_input_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the logits (B, T, V) at the positions of `decoder_attention_mask` (B, T)."""
-        outputs = cast(Any, self.model)(
+        outputs = self.model(
             attention_mask=attention_mask,
             encoder_outputs=(encoder_states,),
             decoder_attention_mask=decoder_attention_mask,

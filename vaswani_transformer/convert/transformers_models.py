@@ -1,13 +1,9 @@
 """Import FSMT and Marian models of Transformers."""
 
-from typing import Any, cast
-
 import torch
-from torch import Tensor
 from transformers import (
     FSMTForConditionalGeneration,
     FSMTTokenizer,
-    GenerationConfig,
     MarianMTModel,
     MarianTokenizer,
     PreTrainedModel,
@@ -35,12 +31,10 @@ def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignMode
     """
     settings = original.config.to_dict()
     check_supported(settings, name)
-    inner = cast(Any, original).model
+    inner = original.model
     offset = inner.encoder.padding_idx + 1 if isinstance(original, FSMTForConditionalGeneration) else 0
     size = settings["max_position_embeddings"]
-    tables = tuple(
-        stack.embed_positions.weight.detach()[offset : offset + size] for stack in (inner.encoder, inner.decoder)
-    )
+    tables = [stack.embed_positions.weight.detach()[offset : offset + size] for stack in (inner.encoder, inner.decoder)]
     state = {key.removeprefix("model."): value for key, value in original.state_dict().items()}
     bias = state.pop("final_logits_bias", None)
     for key in TABLES:
@@ -60,7 +54,7 @@ def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignMode
         | {key: getattr(original.config, key) for key in ("bos_token_id", "pad_token_id", "eos_token_id")}
         | {"decoder_start_token_id": original.config.decoder_start_token_id},
         state,
-        cast(tuple[Tensor, Tensor], tables),
+        (tables[0], tables[1]),
         None if bias is None else bias[0].float(),
     )
 
@@ -78,10 +72,10 @@ def import_transformers_model(
     """
     original = load_model(folder, model_class, dtype=torch.float32).eval()
     with load_errors(f"{folder}: its tokenizer"):
-        tokenizer = None if tokenizer_class is None else cast(Any, tokenizer_class).from_pretrained(folder)
+        tokenizer = None if tokenizer_class is None else tokenizer_class.from_pretrained(folder)
     model = build_model(read_transformers_model(original, folder), folder)
     difference, largest = check_equivalence(model, original, folder)
-    model.generation_config = cast(GenerationConfig, original.generation_config)
+    model.generation_config = original.generation_config
     return ImportResult(model, tokenizer, difference, largest)
 
 

@@ -114,7 +114,7 @@ class CachedCrossAttention:
         self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
         linears = (attention.q_proj, attention.o_proj)
         parameters = [linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears]
-        self.weights = None if None in parameters else self.weights_by_head(*cast(Any, parameters))
+        self.weights = None if None in parameters else self.weights_by_head(*parameters)
 
     def weights_by_head(self, queries: Any, outputs: Any) -> tuple[Tensor, ...]:
         """Return W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias."""
@@ -197,7 +197,7 @@ class DecoderStep:
     """
 
     def __init__(self, decoder: VaswaniTransformerDecoder, lm_head: nn.Module) -> None:
-        self.layers = [DecoderLayerStep(cast(Any, layer)) for layer in decoder.layers]
+        self.layers = [DecoderLayerStep(cast(VaswaniTransformerDecoderLayer, layer)) for layer in decoder.layers]
         self.embed = embed_fn(decoder.embed_tokens)
         self.encode = decoder.input_embedding.positions
         self.project = raw_forward(lm_head)

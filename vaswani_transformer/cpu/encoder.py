@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..embeddings import LearnedPositions, count_positions
 from ..encoder import VaswaniTransformerEncoder
+from ..layers import VaswaniTransformerEncoderLayer
 from .layers import GROWTH, UnwrappedLayer, attend, embed_fn
 
 RECORDED = ("output_attentions", "output_hidden_states")
@@ -41,7 +42,7 @@ class PreparedEncoder:
 
     def __init__(self, encoder: VaswaniTransformerEncoder) -> None:
         self.encoder, self.positions = encoder, encoder.input_embedding.positions
-        self.fast_layers = [EncoderLayerPass(cast(Any, layer)) for layer in encoder.layers]
+        self.fast_layers = [EncoderLayerPass(cast(VaswaniTransformerEncoderLayer, layer)) for layer in encoder.layers]
         self.embed = embed_fn(encoder.embed_tokens)
         self.encodings = torch.empty(0, encoder.config.d_model)
 
@@ -67,7 +68,7 @@ class PreparedEncoder:
         if args or not self.is_plain(inputs):
             return self.encoder(*args, **inputs)
         memory = self.fast_pass(inputs["input_ids"], inputs.get("attention_mask"))
-        return BaseModelOutput(last_hidden_state=cast(Any, memory))
+        return BaseModelOutput(last_hidden_state=memory)
 
     __call__ = forward
 

@@ -3,10 +3,9 @@
 B sources, T tokens of a source or its k beams, H heads, K keys; d_k and d_v the widths of a head's keys and values.
 """
 
-import copy
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +31,10 @@ class FusedQKVAttention(CausalSelfAttention):
 
     def __init__(self, attention: SelfAttention) -> None:
         nn.Module.__init__(self)
-        vars(self).update(copy.copy(vars(attention)) | {"_modules": dict(attention._modules)})
+        modules = {name: module for name, module in attention._modules.items() if name not in QKV}
+        vars(self).update(vars(attention) | {"_modules": modules})
         self.is_causal = attention.is_causal
-        linears = cast(list[nn.Linear], [self._modules.pop(name) for name in QKV])
+        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         outputs = sum(linear.out_features for linear in linears)
         self.qkv_proj = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
         for name, parameter in self.qkv_proj.named_parameters():
@@ -44,7 +44,7 @@ class FusedQKVAttention(CausalSelfAttention):
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, which each head has side by side."""
         widths = (self.head_dim, self.head_dim, self.value_head_dim)
-        return cast(Any, self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1))
+        return self.split_heads(self.qkv_proj(hidden_states), sum(widths)).split(widths, dim=-1)
 
 
 def replace(model: nn.Module, module_type: type, make: Callable[[Any], nn.Module]) -> None:
@@ -111,10 +111,10 @@ class UnwrappedLayer:
     """The modules that the layers of a prepared encoder and decoder have in common, as functions."""
 
     def __init__(self, layer: VaswaniTransformerEncoderLayer | VaswaniTransformerDecoderLayer) -> None:
-        attention, inner = cast(Any, layer.self_attn), layer.feed_forward
+        attention, inner = layer.self_attn, layer.feed_forward
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
         self.head_widths = attention.head_dim, attention.value_head_dim
-        self.project, self.o_proj = map(raw_forward, (attention.qkv_proj, attention.o_proj))
+        self.project, self.o_proj = map(raw_forward, (attention.get_submodule("qkv_proj"), attention.o_proj))
         self.feed_forward = compose(inner.fc1, inner.activation, inner.dropout, inner.fc2)
         self.norm = raw_forward(layer.self_attn_add_norm.norm)
         self.ffn_norm = raw_forward(layer.feed_forward_add_norm.norm)

@@ -5,7 +5,7 @@ B sources, k beams of a source, S source tokens.
 
 import copy
 from collections.abc import Callable
-from typing import Any, Never, TypeVar, cast
+from typing import Any, Never, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Prepared(PreTrainedModel):
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
         PreTrainedModel.__init__(self, copy.deepcopy(model.config))
         memo = {} if make_linear is None else deepcopy_memo(model)
-        vars(self).update(copy.deepcopy(vars(model), cast(Any, memo)))
+        vars(self).update(copy.deepcopy(vars(model), memo))
         if make_linear is not None:
             fuse_qkv(self)
             replace(self, nn.Linear, make_linear)
@@ -63,7 +63,7 @@ class Prepared(PreTrainedModel):
         """Raise RuntimeError: a packed model cannot be saved."""
         raise RuntimeError("A model prepared for inference cannot be saved; save the one it was prepared from.")
 
-    push_to_hub = with_remote_code = state_dict = cast(Any, save_pretrained)
+    push_to_hub = with_remote_code = state_dict = save_pretrained
 
     def __reduce_ex__(self, protocol: Any) -> Never:
         raise RuntimeError(
@@ -81,7 +81,7 @@ class Prepared(PreTrainedModel):
         return super()._apply(fn, *args, **kwargs)
 
 
-class PreparedForConditionalGeneration(Prepared):
+class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditionalGeneration):
     """The complete model, whose encoder and decoder steps take the fast path in `generate()`.
 
     Attributes:
@@ -90,9 +90,9 @@ class PreparedForConditionalGeneration(Prepared):
 
     def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
         super().__init__(model, make_linear)
-        encoder, decoder = cast(Any, self).model.encoder, cast(Any, self).model.decoder
+        encoder, decoder = self.model.encoder, self.model.decoder
         self.fast_encoder = PreparedEncoder(encoder) if has_fused_qkv(encoder) else None
-        self.decoder_step = DecoderStep(decoder, cast(Any, self).lm_head) if has_fused_qkv(decoder) else None
+        self.decoder_step = DecoderStep(decoder, self.lm_head) if has_fused_qkv(decoder) else None
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
         """Return the encoder, as `generate()` calls it."""
@@ -100,18 +100,17 @@ class PreparedForConditionalGeneration(Prepared):
 
     def make_decoder(self, inputs: dict[str, Any], beams_per_source: int, **options: bool) -> Decoder:
         """Return the decoder of a search: on the fast path, unless something else observes the steps."""
-        if not self.is_plain_search(inputs) or any(options.values()):
-            return cast(Any, super()).make_decoder(inputs, beams_per_source, **options)
+        if self.decoder_step is None or any(options.values()) or not self.is_plain_search(inputs):
+            return super().make_decoder(inputs, beams_per_source, **options)
         memory, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
-        return PreparedDecoder(cast(DecoderStep, self.decoder_step), memory, mask, beams_per_source)
+        return PreparedDecoder(self.decoder_step, memory, mask, beams_per_source)
 
     def is_plain_search(self, inputs: dict[str, Any]) -> bool:
         """Return whether a search needs only the next token's logits."""
         config, mask = self.config, inputs.get("attention_mask")
         given = {name for name, value in inputs.items() if value is not None and value is not False}
         return (
-            self.decoder_step is not None
-            and STEP_INPUTS.issuperset(given)
+            STEP_INPUTS.issuperset(given)
             and inputs.get("past_key_values") is not None
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
@@ -154,7 +153,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     make_linear = linear_factory(dtype)
     if make_linear is None:
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
-    return cast(Model, make_prepared_class(type(model))(model, make_linear))
+    return make_prepared_class(type(model))(model, make_linear)
 
 
 def make_prepared_class(model_class: type) -> Any:

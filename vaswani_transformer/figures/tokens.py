@@ -67,6 +67,6 @@ def display_form(text: str, before: str = "") -> str:
 def display_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
     """Return each token as a word of a figure; a token without text appears under its name, such as `</s>`."""
     texts = token_texts(tokenizer, token_ids)
-    names = cast(list[str], tokenizer.convert_ids_to_tokens(list(token_ids)))
+    names = tokenizer.convert_ids_to_tokens(list(token_ids))
     befores = ["", *texts]
     return [display_form(text, before) or name for text, before, name in zip(texts, befores, names, strict=False)]

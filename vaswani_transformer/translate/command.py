@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 from tqdm import tqdm
@@ -54,9 +54,9 @@ def format_lines(translation: Translation, number: int, options: argparse.Namesp
             lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
         return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
     rows: list[dict[str, Any]] = [{"translation": hypothesis.text} for hypothesis in hypotheses]
-    if options.scores:
-        for row, hypothesis in zip(rows, hypotheses, strict=True):
-            row["score"] = round(cast(float, hypothesis.score), 4)
+    for row, hypothesis in zip(rows, hypotheses, strict=True):
+        if hypothesis.score is not None:
+            row["score"] = round(hypothesis.score, 4)
     return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
 
 

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -232,7 +232,7 @@ class CTranslate2Engine:
     def score_by_lp(self, hypothesis: list[str], score: float) -> float:
         """Return log P(Y | X) / lp(Y) from CTranslate2's log P(Y | X) / |Y|^alpha."""
         length = max(1, len(hypothesis))
-        return score * length**self.alpha / cast(float, length_penalty(length, self.alpha))
+        return score * length**self.alpha / length_penalty(length, self.alpha)
 
     def translate(self, texts: Sequence[str]) -> list[str]:
         """Return the best translation of each text.

@@ -3,13 +3,14 @@
 B texts of a batch, S source, T target, n translations of a text, R hypotheses: n B.
 """
 
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..modes import eval_mode
+from ..parallel_generation import ParallelGeneration
 from ..search import length_penalty
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model has positions without end
@@ -43,14 +44,14 @@ def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask:
     rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
     for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
         gold = labels[batch]
-        logits = cast(Any, model)(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold).logits
+        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold).logits
         logits = logits.float()  # (rows, T, V)
         scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
         sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
     return torch.cat(sums)
 
 
-def is_parallel(model: object) -> bool:
+def is_parallel(model: object) -> TypeGuard[ParallelGeneration]:
     """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
     return hasattr(model, "num_length_classes")
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -90,7 +90,7 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     tokenizer = load_tokenizer(options.model, **shared)
     model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
     with load_errors(options.model):
-        cast(Any, model).to(device)
+        model.to(device)
     check_tokenizer_fits(model, tokenizer, options.model)
     if is_prepared:
         model = prepare_for_inference(model, "float32" if options.dtype == "auto" else options.dtype)
@@ -104,7 +104,7 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
         UserError: beams for a model that predicts all words at once; iterations for one that does not refine; a length
         beam above its length classes, or for an autoregressive model.
     """
-    name, own = options.model, cast(Any, model)
+    name = options.model
     if not is_parallel(model):
         for option in ("iterations", "length_beam"):
             if getattr(options, option) is not None:
@@ -118,12 +118,12 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
             raise UserError(
                 f"--{option}: {name} predicts all words at once and has no beams. Leave it out, or give --length_beam."
             )
-    if (options.iterations or 1) > 1 and not own.refines:
+    if (options.iterations or 1) > 1 and not model.refines:
         raise UserError(f"--iterations={options.iterations}: {name} has one pass. Leave it out, or give a CMLM.")
-    if (options.length_beam or 1) > own.num_length_classes:
+    if (options.length_beam or 1) > model.num_length_classes:
         raise UserError(
-            f"--length_beam={options.length_beam}: {name} has {own.num_length_classes} length classes. Give at most as "
-            "many."
+            f"--length_beam={options.length_beam}: {name} has {model.num_length_classes} length classes. Give at most "
+            "as many."
         )
 
 

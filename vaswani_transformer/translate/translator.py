@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -200,7 +200,7 @@ def translate(
         raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
     if tokenizer.pad_token_id is None:
         raise UserError("The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token.")
-    engine = TransformersEngine(model, cast(int, tokenizer.pad_token_id), scores, **generate_kwargs)
+    engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
     return Translator(engine, tokenizer, limit, batch_tokens, window, too_long)(texts, skip, progress)
 
