@@ -1,6 +1,7 @@
 """The config has the paper's defaults and models by name, and its errors name field, value and fix."""
 
 import json
+import re
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
@@ -159,6 +160,14 @@ def test_float_field_accepts_an_int(field: str, value: int) -> None:
 
 def test_eos_token_id_accepts_several_tokens() -> None:
     assert VaswaniTransformerConfig(eos_token_id=[2, 3]).eos_token_id == [2, 3]
+
+
+@pytest.mark.parametrize("ends", [None, [2, 3]])
+def test_token_id_is_one_id_or_an_error_that_names_the_field(ends) -> None:
+    config = tiny_config(eos_token_id=ends, decoder_start_token_id=5)
+    assert (config.token_id("pad_token_id"), config.token_id("target_start_token_id")) == (1, 5)
+    with pytest.raises(ValueError, match=rf"^eos_token_id: .*got {re.escape(str(ends))}, expected an id\. Set it"):
+        config.token_id("eos_token_id")
 
 
 def test_attribute_names_of_transformers_map_to_the_paper_s_fields() -> None:

@@ -61,7 +61,7 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="no packed layers in bfloat16 here")
 def test_cross_attention_in_bfloat16_absorbs_no_weights():
     attention = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
-    assert CachedCrossAttention(attention).weights is None
+    assert not CachedCrossAttention(attention).weights
 
 
 @needs_float32

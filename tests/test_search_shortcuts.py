@@ -429,13 +429,15 @@ def test_search_ends_the_rows_that_its_criteria_end(name):
         state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
-def test_max_length_criterion_is_called_only_if_it_can_warn_of_positions():
-    """The criterion warns of targets beyond the learned positions."""
+def test_max_length_criterion_is_a_limit_that_no_step_asks_for():
+    """Beyond `max_position_embeddings` it would warn: sinusoids have no last position, and a table's end is an error."""
     prompt = torch.zeros(1, 1, dtype=torch.long)
-    config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=6, pad_token_id=1)
-    for table, asks in ((3, True), (6, False), (None, False)):
+    config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=9, pad_token_id=1)
+    for table in (3, None):
         criteria = StoppingCriteriaList([MaxLengthCriteria(6, max_position_embeddings=table)])
-        assert (search_settings(prompt, [], criteria, config)[0].ends is not None) == asks
+        made, _ = search_settings(prompt, [], criteria, config)
+        assert made.ends is None
+        assert made.limits.tolist() == [5]
 
 
 @pytest.mark.parametrize("way", WAYS)

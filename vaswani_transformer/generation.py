@@ -22,12 +22,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
+from .pretrained import KNOWN_VERSIONS
 from .search import Decoder, beam_search, greedy_search
 from .window import window_cache
 
 SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
-KNOWN_VERSIONS = "5.17 to 5.23"
 ENTRY_POINTS = ("_beam_search", "_sample")
 
 

@@ -108,13 +108,11 @@ class CallSettings:
             raise ValueError(f"num_beams: not a number of beams; got {beams!r}, expected a whole number of at least 1.")
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
             raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
-        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, Integral)):
+        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, Integral) or relative < 0):
             raise ValueError(
-                f"max_source_relative_length: not a number of tokens; got {relative!r}, expected a whole number such "
-                "as 50, or None."
+                f"max_source_relative_length: not a number of tokens; got {relative!r}, expected a whole number of at "
+                "least 0, such as 50, or None."
             )
-        if relative is not None and relative < 0:
-            raise ValueError(f"max_source_relative_length ({relative}) is negative; give 0 or more, or None.")
 
     def prompt_length(self) -> int:
         """Return the number of tokens that each target begins with, the start token included."""
@@ -158,12 +156,10 @@ class CallSettings:
         Raises:
             ValueError: they do not.
         """
-        table, max_length = config.max_position_embeddings, self.get("max_length")
+        table, max_length = config.max_position_embeddings, self.config.max_length or self.get("max_length")
         max_new_tokens = self.config.max_new_tokens or self.get("max_new_tokens")
         if max_new_tokens is not None:
             max_length = self.prompt_length() + max_new_tokens
-        elif self.config.max_length is not None:
-            max_length = self.config.max_length
         if config.position_embedding == "learned" and max_length is not None and max_length - 1 > table:
             raise ValueError(
                 f"max_length ({max_length}, with the start token) goes beyond the table of {table} learned "
@@ -181,16 +177,11 @@ def split_criteria(
             ends.append(torch.as_tensor(criterion.eos_token_id).flatten().to(prompt.device))
         elif type(criterion) is SourceLimitCriteria:
             limits = torch.minimum(limits, criterion.limits.to(prompt.device))
-        elif type(criterion) is MaxLengthCriteria and not warns(criterion):
+        elif type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt.shape[1])
         else:
             others.append(criterion)
     return limits, torch.cat(ends), others
-
-
-def warns(criterion: MaxLengthCriteria) -> bool:
-    """Return whether a step must call a criterion, because it warns of targets beyond a number of positions."""
-    return criterion.max_position_embeddings is not None and criterion.max_length > criterion.max_position_embeddings
 
 
 def search_settings(

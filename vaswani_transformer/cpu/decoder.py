@@ -4,7 +4,7 @@ B sources, k beams of a source, H heads, S source tokens, T target tokens so far
 of a head's keys and values.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forw
 from .linear import PreparedLinear
 
 KeyValues = tuple[Tensor, Tensor]  # (B, H, S, d_k) and (B, H, S, d_v)
+Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias
 
 
 class BeamCache:
@@ -113,10 +114,11 @@ class CachedCrossAttention:
         self.source_key_values = attention.project_key_values
         self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
         linears = (attention.q_proj, attention.o_proj)
-        parameters = [linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears]
-        self.weights = None if None in parameters else self.weights_by_head(*parameters)
+        queries, outputs = (linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears)
+        has_both = queries is not None and outputs is not None
+        self.weights: tuple[Tensor, ...] = self.weights_by_head(queries, outputs) if has_both else ()
 
-    def weights_by_head(self, queries: Any, outputs: Any) -> tuple[Tensor, ...]:
+    def weights_by_head(self, queries: Parameters, outputs: Parameters) -> tuple[Tensor, ...]:
         """Return W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias."""
         biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in (queries, outputs)]
         return (
@@ -136,7 +138,7 @@ class CachedCrossAttention:
         """
         keys, values = key_values
         sources, heads, tokens, _ = keys.shape
-        if self.weights is not None and sources * heads * tokens <= self.weights[0].shape[2]:
+        if self.weights and sources * heads * tokens <= self.weights[0].shape[2]:
             return self.absorbed(keys, values, mask, num_beams)
         keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
         mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
@@ -150,7 +152,7 @@ class CachedCrossAttention:
 
     def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None, num_beams: int) -> Function:
         """Return the same by the products of the weights with keys and values, (B, H S, d_model) each."""
-        w_q, q_bias, w_o, o_bias = cast(tuple[Tensor, ...], self.weights)
+        w_q, q_bias, w_o, o_bias = self.weights
         sources, heads, tokens, _ = keys.shape
         to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
         to_output = (values @ w_o).flatten(1, 2)
@@ -213,11 +215,6 @@ class DecoderStep:
             hidden_states = layer(hidden_states, cache, cross_attend)
         return hidden_states
 
-    def new_cache(self, num_sources: int, num_beams: int) -> BeamCache:
-        """Return an empty cache for these numbers of sources and beams."""
-        layer = self.layers[0]
-        return BeamCache(len(self.layers), num_sources, layer.heads, num_beams, *layer.head_widths)
-
 
 class PreparedDecoder:
     """The decoder that a search drives, over the sources of one call.
@@ -232,14 +229,14 @@ class PreparedDecoder:
     def __init__(
         self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int
     ) -> None:
-        self.decoder_step, self.num_beams = decoder_step, num_beams
-        self.key_values = [layer.cross_attention.source_key_values(memory) for layer in decoder_step.layers]
+        self.decoder_step, self.num_beams, layers = decoder_step, num_beams, decoder_step.layers
+        self.key_values = [layer.cross_attention.source_key_values(memory) for layer in layers]
         self.mask: Tensor | None = None  # (B, 1, 1, S)
         if attention_mask is not None and not bool(attention_mask.all()):
             lowest = torch.finfo(torch.float32).min
             self.mask = memory.new_zeros(()).where(attention_mask.bool(), lowest)[:, None, None]
-        self.cache = decoder_step.new_cache(len(memory), num_beams)
-        self.cross_attention: list[Function] | None = None
+        self.cache = BeamCache(len(layers), len(memory), layers[0].heads, num_beams, *layers[0].head_widths)
+        self.cross_attention = self.attend_to_sources()
 
     def attend_to_sources(self) -> list[Function]:
         """Return each layer's cross-attention to the present sources."""
@@ -248,8 +245,6 @@ class PreparedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k B, V) of the token after `tokens` (k B, T)."""
-        if self.cross_attention is None:
-            self.cross_attention = self.attend_to_sources()
         hidden_states = tokens
         for place in range(self.cache.length, tokens.shape[1]):
             hidden_states = self.decoder_step(tokens[:, place], self.cache, self.cross_attention)
@@ -264,7 +259,7 @@ class PreparedDecoder:
         self.cache.keep(sources)
         self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
         self.mask = None if self.mask is None else self.mask[sources]
-        self.cross_attention = None
+        self.cross_attention = self.attend_to_sources()
 
 
 __all__ = ["BeamCache", "CachedCrossAttention", "DecoderStep", "PreparedDecoder"]

@@ -17,27 +17,22 @@ NARROW_WIDTH, NARROW_ENTRIES = 256, 2**22  # of weights that are multiplied fast
 LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by FBGEMM
 
 
-def check_gradients(hidden_states: Tensor) -> None:
-    """Check that no gradient is required: packed products have no derivative, and torch would only warn of it, later.
-
-    Raises:
-        RuntimeError: a gradient is required.
-    """
-    if hidden_states.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the one "
-            "it was prepared from."
-        )
-
-
 class PreparedLinear(nn.Module):
     """A layer without derivatives, which can apply the ReLU after it together with its product."""
 
     has_relu = False
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the product in the dtype of `hidden_states` (..., in)."""
-        check_gradients(hidden_states)
+        """Return the product in the dtype of `hidden_states` (..., in).
+
+        Raises:
+            RuntimeError: gradients are wanted. Packed products have none, of which torch would only warn, and later.
+        """
+        if hidden_states.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the "
+                "one it was prepared from."
+            )
         product = self.raw_forward()(hidden_states.float().reshape(-1, hidden_states.shape[-1]))  # (R, out)
         return product.view(*hidden_states.shape[:-1], product.shape[1]).to(hidden_states.dtype)
 
@@ -191,9 +186,9 @@ def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
     make = LINEAR_FACTORIES[dtype]
     if not is_supported(make):
         return None
-    return (
-        (lambda linear: TransposedLinear(linear) if is_narrow(linear) else make(linear)) if dtype == "float32" else make
-    )
+    if dtype != "float32":
+        return make
+    return lambda linear: TransposedLinear(linear) if is_narrow(linear) else make(linear)
 
 
 def is_narrow(linear: nn.Linear) -> bool:
