@@ -430,7 +430,7 @@ def test_search_ends_the_rows_that_its_criteria_end(name):
 
 
 def test_max_length_criterion_is_a_limit_that_no_step_asks_for():
-    """Beyond `max_position_embeddings` it would warn: sinusoids have no last position, and a table's end is an error."""
+    """It would warn beyond `max_position_embeddings`; but sinusoids have no end, and that of a table is an error."""
     prompt = torch.zeros(1, 1, dtype=torch.long)
     config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=9, pad_token_id=1)
     for table in (3, None):
