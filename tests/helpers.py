@@ -34,8 +34,8 @@ PAIRS = {
     "what is your name": "como te llamas",
 }
 
-# Two orders of summing the same float32 numbers: a few units in the last place at each of some ten operations on
-# values near 1 (eps is 1.2e-7), taken ten times wider.
+# Two orders of summing the same float32 numbers: a few units in the last place at each of about ten operations on
+# values near 1 (eps is 1.2e-7), with ten times the margin.
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 
 

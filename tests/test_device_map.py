@@ -1,4 +1,4 @@
-"""A model distributed over memory and disk by Accelerate keeps whole layers, one shared matrix and its results."""
+"""A model distributed over memory and disk by Accelerate keeps complete layers, one shared matrix and its results."""
 
 import logging
 from pathlib import Path

@@ -12,7 +12,7 @@ from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, ra
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy
 
-# Sums of a few hundred float64 terms near 1, and of float32 terms: some hundred units in the last place.
+# Sums of a few hundred float64 terms near 1, and of float32 terms: about a hundred units in the last place.
 TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-6}}
 
 

@@ -328,7 +328,7 @@ def test_half_precision_model_is_close_to_float32(dtype: torch.dtype) -> None:
     exact = model(**batch).logits
     logits = model.to(dtype)(**batch).logits
     assert logits.dtype == dtype
-    # Some twenty roundings of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
+    # About twenty roundings of 2^-9 (bfloat16) or 2^-12 (float16) each, on logits of a few units.
     torch.testing.assert_close(logits.float(), exact, rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.0125)
 
 
@@ -343,7 +343,7 @@ def test_autocast_gradients_are_close_to_full_precision() -> None:
     loss.backward()
     gradient = model.model.shared.weight.grad
     assert gradient.dtype == torch.float32
-    # Two roundings of 2^-9 at each of some twenty operations, in the norm of the whole.
+    # Two roundings of 2^-9 at each of about twenty operations, in the norm of all gradients.
     assert (gradient - exact).norm() < 0.05 * exact.norm()
 
 

@@ -208,7 +208,7 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
 
 
 def test_fast_paths_are_on(monkeypatch):
-    """In the tested versions float32 and int8 are packed on x86, and encoder and decoder take the fast path."""
+    """float32 and int8 are packed on x86 in the tested versions, and encoder and decoder take the fast path."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
     assert is_supported(LINEAR_FACTORIES["float32"])

@@ -52,13 +52,13 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     Raises:
         UserError: the run has fewer.
     """
-    found = complete_checkpoints(run)
-    if last < 1 or len(found) < last:
+    checkpoints = complete_checkpoints(run)
+    if last < 1 or len(checkpoints) < last:
         raise UserError(
-            f"{run}: has {len(found)} complete checkpoints, expected {last}; give a smaller --last, or keep more "
+            f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; give a smaller --last, or keep more "
             "with training.keep_checkpoints."
         )
-    return found[-last:]
+    return checkpoints[-last:]
 
 
 def average(run: Path, last: int, output: Path) -> list[int]:

@@ -99,9 +99,9 @@ def remove(checkpoint: Path) -> None:
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
     """Delete the oldest complete checkpoints beyond `keep`, but never the best or the newest."""
-    found = complete_checkpoints(run)
-    spare = [checkpoint for checkpoint in found[:-1] if step_of(checkpoint) != best_step]
-    for checkpoint in spare[: max(0, len(found) - keep)]:
+    checkpoints = complete_checkpoints(run)
+    spare = [checkpoint for checkpoint in checkpoints[:-1] if step_of(checkpoint) != best_step]
+    for checkpoint in spare[: max(0, len(checkpoints) - keep)]:
         remove(checkpoint)
 
 

@@ -178,13 +178,13 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
     """
     is_folder = Path(options.model).is_dir()
     digest = digest_teacher(options.model, options.revision, options.trust_remote_code)
-    found = digest_sources(sources_in_order(recipe))
-    if not found["sources"]:
+    digests = digest_sources(sources_in_order(recipe))
+    if not digests["sources"]:
         raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")
     names = ("min_length_difference", "max_length_difference", "batch_tokens", "window", "dtype")
     return {
         "teacher": {"name": Path(options.model).resolve().name if is_folder else options.model, "digest": digest},
-        "data": {"source": recipe.source, "target": recipe.target} | found,
+        "data": {"source": recipe.source, "target": recipe.target} | digests,
         "search": search,
         "settings": {"max_length": recipe.max_length} | {name: getattr(options, name) for name in names},
         "versions": versions(),
@@ -356,9 +356,9 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         progress = raise_together(lambda: Progress(distillation, numbers))
         missing = [number for number in numbers if distillation.counts(number) is None]
         (missing,) = broadcast_object_list([missing])
-        own = missing[state.process_index :: state.num_processes]
+        own_parts = missing[state.process_index :: state.num_processes]
         with contextlib.closing(progress.bar):
-            write_parts(translator, recipe, distillation, own, progress)
+            write_parts(translator, recipe, distillation, own_parts, progress)
         state.wait_for_everyone()
     return {"output_dir": str(folder), **distillation.totals(), "missing_parts": len(distillation.missing_parts())}
 
@@ -370,7 +370,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     disable_progress_bar()
     try:
-        found = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
+        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
     except (UserError, OSError, ValueError) as error:
         if not isinstance(error, RunError) or PartialState().is_main_process:
             print(one_line(error), file=sys.stderr, flush=True)
@@ -382,7 +382,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(INTERRUPTED)
         exit_interrupted("; the same command resumes the distillation")
     if PartialState().is_main_process:
-        print(json.dumps(found))
+        print(json.dumps(totals))
     PartialState().destroy_process_group()
 
 

@@ -25,8 +25,8 @@ EXCERPT = 40  # characters of the first of them
 def is_finite(weights: list[Tensor]) -> bool:
     """Return whether all weights are finite; all processes must call together."""
     local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    found = torch.stack([weight.isfinite().all() for weight in local]).all()
-    return all(gather_object([bool(found)]))
+    all_finite = torch.stack([weight.isfinite().all() for weight in local]).all()
+    return all(gather_object([bool(all_finite)]))
 
 
 @dataclass

@@ -39,10 +39,10 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
     if (name := teacher_to_start_from(recipe, folder)) is None:
         return
     teacher = load_config(name, VaswaniTransformerConfig.model_type, "training.encoder_from")
-    own = recipe.model_config(vocab_size=teacher.vocab_size)
+    expected = recipe.model_config(vocab_size=teacher.vocab_size)
     for field in SHAPE:
-        is_unused = field == "max_position_embeddings" and own.position_embedding != "learned"
-        if not is_unused and (theirs := getattr(teacher, field)) != (ours := getattr(own, field)):
+        is_unused = field == "max_position_embeddings" and expected.position_embedding != "learned"
+        if not is_unused and (theirs := getattr(teacher, field)) != (ours := getattr(expected, field)):
             raise UserError(
                 f"training.encoder_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or "
                 "name another teacher."

@@ -212,8 +212,7 @@ class Recipe:
     seed: of the weights, the dropout and the order of the pairs.
     expected: the score of such a run and the time it takes, for readers.
     published: a published score on the same test set, which the model card shows with the run's scores.
-    note: what readers of the scores must know, such as that a parser made the test trees; it accompanies them
-    everywhere.
+    note: a remark that accompanies the scores everywhere, such as that a parser made the test trees.
     """
 
     name: str = "run"

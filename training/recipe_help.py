@@ -17,19 +17,19 @@ FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
 def field_descriptions(cls: type) -> dict[str, str]:
     """Return a docstring's text on each field, from paragraphs of the form `name, other: text`."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     names: list[str] = []
     indent = 0
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         depth = len(line) - len(line.lstrip())
         if names and depth > indent:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            descriptions |= {name: f"{descriptions[name]} {line.strip()}" for name in names}
         elif match := FIELD.fullmatch(line.strip()):
             names, indent = match[1].split(", "), depth
-            found |= dict.fromkeys(names, match[2])
+            descriptions |= dict.fromkeys(names, match[2])
         else:
             names = []
-    return found
+    return descriptions
 
 
 def shown(value: object) -> str:

@@ -171,11 +171,11 @@ def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
     return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
 
 
-def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
+def check_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
     """Check that the run in a folder, if there is one, started with the same data.
 
     Args:
-        found: the fingerprints of the present data.
+        present: the fingerprints of the present data.
 
     Raises:
         RunError: it started with other data.
@@ -183,10 +183,10 @@ def check_data(folder: Path, found: dict[str, dict[str, Any]]) -> None:
     if not ((folder / DATA_FILE).exists() and (folder / "tokenizer.json").exists()):
         return
     for split, before in json.loads((folder / DATA_FILE).read_text(encoding="utf-8")).items():
-        if found.get(split, before) != before:
+        if present.get(split, before) != before:
             raise RunError(
                 f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({before['pairs']:,d} then, {found[split]['pairs']:,d} now, of other text); restore them, or give "
+                f"({before['pairs']:,d} then, {present[split]['pairs']:,d} now, of other text); restore them, or give "
                 "another --output_dir."
             )
 
@@ -200,21 +200,21 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrain
         UserError: the tokenizer cannot be made.
         RunError: the run started with other data.
     """
-    found = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
-    check_data(folder, *broadcast_object_list([found]))
+    present = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
+    check_data(folder, *broadcast_object_list([present]))
     if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
         tokenizer = make_tokenizer(recipe, pairs)
         folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
             shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         write_recipe(recipe, folder)
-        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
+        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
         with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
             tokenizer.save_pretrained(partial)
             for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
                 path.replace(folder / path.name)
     elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
-        write_atomically(folder / DATA_FILE, json.dumps(found, indent=2))
+        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / "tokenizer.json").exists():
         raise UserError(

@@ -77,8 +77,8 @@ def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
     """
     if getattr(recipe.data, split) is None:
         raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
-    others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
-    pairs = load_pairs(dataclasses.replace(recipe.data, **others))
+    without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
+    pairs = load_pairs(dataclasses.replace(recipe.data, **without_others))
     return pairs[split]["source"][:], pairs[split]["target"][:]
 
 

@@ -32,9 +32,9 @@ def check_start(recipe: Recipe, folder: Path) -> None:
         return
     trained = load_config(name, recipe.kind.config_class.model_type, "training.start_from")
     tokens = {"mask_token_id": trained.mask_token_id} if recipe.kind.needs_mask else {}
-    own = recipe.model_config(vocab_size=trained.vocab_size, **tokens)
+    expected = recipe.model_config(vocab_size=trained.vocab_size, **tokens)
     for field in recipe.kind.model_fields:
-        if field not in FREE_FIELDS and (theirs := getattr(trained, field)) != (ours := getattr(own, field)):
+        if field not in FREE_FIELDS and (theirs := getattr(trained, field)) != (ours := getattr(expected, field)):
             raise UserError(
                 f"training.start_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or name "
                 "another model."

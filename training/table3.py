@@ -93,14 +93,14 @@ def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
     Raises:
         UserError: the result is not an integer.
     """
-    own, paper = ((config.head_dim if name == "d_k" else getattr(config, name)) for config in (base, PAPER_BASE))
+    base_value, paper = ((config.head_dim if name == "d_k" else getattr(config, name)) for config in (base, PAPER_BASE))
     value = int(PAPER_SETTINGS[row][name])
-    size, rest = divmod(own * value, paper)
-    if rest:
+    size, remainder = divmod(base_value * value, paper)
+    if remainder:
         raise UserError(
-            f"row {row}: {name} has the ratio {value}:{paper} to the base's {own}; got {own * value / paper:g}, "
-            f"expected a whole number. Give a base whose {name} is a multiple of {paper // math.gcd(value, paper)}, or "
-            "leave the row out of --rows."
+            f"row {row}: {name} has the ratio {value}:{paper} to the base's {base_value}; "
+            f"got {base_value * value / paper:g}, expected a whole number. Give a base whose {name} is a multiple of "
+            f"{paper // math.gcd(value, paper)}, or leave the row out of --rows."
         )
     return size
 
@@ -238,14 +238,14 @@ def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[i
 
 def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str, Any]:
     """Return the table of all complete runs in the folder, as its JSON file has it."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    runs_by_row: dict[str, dict[int, dict[str, Any]]] = {}
     for row, seed in runs_on_disk(folder):
         if (path := folder / row / f"seed-{seed}" / RESULTS).exists():
-            found.setdefault(row, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
+            runs_by_row.setdefault(row, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
     base = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     metric = make_task(to_dict(recipe)).best_metric
-    rows = {row: row_summary(row, row_change(row, base), results, metric) for row, results in found.items()}
-    first = next((next(iter(results.values())) for results in found.values()), {})
+    rows = {row: row_summary(row, row_change(row, base), results, metric) for row, results in runs_by_row.items()}
+    first = next((next(iter(results.values())) for results in runs_by_row.values()), {})
     return {
         "name": recipe.name,
         "base": {name: getattr(base, name) for name in BASE_FIELDS},

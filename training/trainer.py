@@ -196,10 +196,10 @@ class RecipeTrainer(EvaluatingTrainer):
 
     def last_validation(self) -> dict[str, Any]:
         """Return `validation`, as in `results.json`, of the last evaluation in training, if there was one."""
-        found = [entry for entry in self.state.log_history if "eval_loss" in entry]
-        if not found:
+        evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if not evaluations:
             return {}
-        scores = {name: found[-1][f"eval_{name}"] for name in self.metric_names}
+        scores = {name: evaluations[-1][f"eval_{name}"] for name in self.metric_names}
         return {"validation": scores | {"signature": self.signature}}
 
     def get_train_dataloader(self) -> DataLoader:

@@ -186,12 +186,12 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             encoder_outputs: the encoder's output for the source with its length token, (B, S + 1, d_model).
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the right.
-            With `decoder_input_ids` also -100 at tokens without a loss. target_lengths: (k B,), m of each target, for
-            `decoder_input_ids`; None: by `decoder_attention_mask`. skip_logits: whether to leave out `logits` when
-            there are labels; None: in training mode only. num_items_in_batch: the number of masked tokens to divide
-            both summed losses by; None: those of the call. position_ids: (B, S) positions of the source; None: counted
-            over unmasked tokens.
+            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
+                right. With `decoder_input_ids` also -100 at tokens without a loss.
+            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`.
+            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
+            num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
+            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
 
         Returns:
             With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over masked tokens in

@@ -245,8 +245,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"{name!r} is not a model of the paper; choose one of {', '.join(PAPER_SETTINGS)}.")
         fields = [field.name for field in dataclasses.fields(cls)]
         if unknown := sorted(overrides.keys() - {*fields, *cls.attribute_map, "attn_implementation"}):
-            own = sorted(set(fields) - {field.name for field in dataclasses.fields(PreTrainedConfig)})
-            raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own)}.")
+            own_fields = sorted(set(fields) - {field.name for field in dataclasses.fields(PreTrainedConfig)})
+            raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own_fields)}.")
         settings: dict[str, Any] = PAPER_SETTINGS[name] | overrides
         return cls(**settings)
 

@@ -29,22 +29,22 @@ def one_line(error: BaseException, with_file: bool = True) -> str:
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None
         return f"{error.filename}: {error.strerror}" if names_file else error.strerror
-    first, _, others = str(error).strip().partition("\n")
+    first, _, other_lines = str(error).strip().partition("\n")
     if first.rstrip().endswith((":", ",", "(")):
-        first = f"{first} {others}"
+        first = f"{first} {other_lines}"
     return " ".join(first.split()) or type(error).__name__
 
 
 @contextlib.contextmanager
-def exit_on_user_error(*others: type[Exception]) -> Generator[None]:
+def exit_on_user_error(*more_errors: type[Exception]) -> Generator[None]:
     """Print the line of a UserError and exit with status 2.
 
     Args:
-        others: further exceptions that end a command in the same way.
+        more_errors: further exceptions that end a command in the same way.
     """
     try:
         yield
-    except (UserError, *others) as error:
+    except (UserError, *more_errors) as error:
         sys.stderr.write(f"{one_line(error)}\n")
         sys.exit(2)
 

@@ -42,19 +42,19 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def write_errors(name: str | os.PathLike[str], fix: str, *others: type[Exception]) -> Generator[None]:
-    """Turn an OSError, or one of `others`, into an OutputError; a broken pipe passes through.
+def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
+    """Turn an OSError, or one of `more_errors`, into an OutputError; a broken pipe passes through.
 
     Args:
         name: the file or stream that is written.
         fix: what the user can do, which ends the message.
-        others: further exceptions by which libraries report a failed write.
+        more_errors: further exceptions by which libraries report a failed write.
     """
     try:
         yield
     except BrokenPipeError:
         raise
-    except (OSError, *others) as error:
+    except (OSError, *more_errors) as error:
         raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {fix}.") from error
 
 

@@ -37,7 +37,7 @@ def arguments_of(method: Any) -> frozenset[str]:
     return frozenset() if method is None else frozenset(inspect.signature(method).parameters)
 
 
-def check_doors(search: type) -> None:
+def check_entry_points(search: type) -> None:
     """Check that `generate()` still calls what `search` overrides, with the same arguments.
 
     Raises:
@@ -246,7 +246,7 @@ class PaperBeamSearch(GenerationMixin):
             ValueError: a setting has a value that it cannot have, or a target may go beyond learned positions.
             RuntimeError: this version of Transformers has no place for the search.
         """
-        check_doors(PaperBeamSearch)
+        check_entry_points(PaperBeamSearch)
         call = CallSettings(generation_config, self.generation_config, kwargs)
         call.check()
         limits = call.source_limits(inputs)

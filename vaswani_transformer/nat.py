@@ -31,7 +31,7 @@ class VaswaniNatConfig(VaswaniTransformerConfig):
         length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
         mask_diagonal: whether no position of the target attends to itself in self-attention.
         relative_attention_clip: the largest distance that relative self-attention distinguishes; None for plain
-        self-attention.
+            self-attention.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
@@ -163,11 +163,11 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
             encoder_outputs: the encoder's output for the source; None: the encoder runs.
             inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
             decoder_inputs_embeds: (k B, T, d_model) in place of the soft copy.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the right.
-            They give the lengths. Row i belongs to source i // k. skip_logits: whether to leave out `logits` when there
-            are labels; None: in training mode only. num_items_in_batch: the number of target tokens to divide both
-            summed losses by; None: those of `labels`. glancing_draws: (k B, T), uniform on [0, 1), by which glancing
-            chooses the positions to show; None: drawn
+            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
+                right. They give the lengths. Row i belongs to source i // k.
+            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
+            num_items_in_batch: the number of target tokens to divide both summed losses by; None: those of `labels`.
+            glancing_draws: (k B, T), uniform on [0, 1), by which glancing chooses the positions to show; None: drawn
                 from torch's generator.
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
             decoder_input_ids: ignored, since the decoder has no words.

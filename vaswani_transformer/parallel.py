@@ -162,12 +162,12 @@ class PositionalDecoder(ParallelDecoder):
         function of Transformers takes a quarter of a small model's pass.
         """
         length = hidden_states.shape[1]
-        others = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
+        other_positions = ~torch.eye(length, dtype=torch.bool, device=hidden_states.device)  # (T, T)
         if mask is None:
             is_key = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
         else:
             is_key = mask if mask.dtype == torch.bool else mask == 0  # (k B, 1, T, T)
-        allowed = is_key & (others | (is_key.sum(-1, keepdim=True) == 1))
+        allowed = is_key & (other_positions | (is_key.sum(-1, keepdim=True) == 1))
         if mask.dtype == torch.bool if mask is not None else self.config._attn_implementation != "eager":
             return allowed
         lowest = torch.finfo(hidden_states.dtype).min

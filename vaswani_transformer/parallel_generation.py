@@ -189,7 +189,7 @@ class ParallelGeneration(GenerationMixin):
             synced_gpus: ignored: every process makes the same number of passes.
             attention_mask, inputs_embeds, encoder_outputs, position_ids: as in `forward`.
             labels, decoder_input_ids, decoder_attention_mask, target_lengths: ignored, so that a trainer can pass a
-            complete batch.
+                complete batch.
 
         Returns:
             (n B, T + 1) tokens that begin with the start token, or a `ParallelGenerateOutput`.

@@ -164,19 +164,19 @@ def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return log_probs.topk(count, dim=1)
     grouped = log_probs.narrow(1, 0, groups * TOPK_GROUP).view(rows, TOPK_GROUP, groups)
     best = grouped.amax(1).topk(count, dim=1).indices  # (R, count)
-    offsets, rest = group_offsets(groups, entries, log_probs.device)
+    offsets, remainder = group_offsets(groups, entries, log_probs.device)
     indices = (best.unsqueeze(2) + offsets).flatten(1)  # (R, 16 count)
-    indices = torch.cat([indices, rest.expand(rows, -1)], dim=1) if len(rest) else indices
-    found, order = log_probs.gather(1, indices).topk(count, dim=1)
-    return found, indices.gather(1, order)
+    indices = torch.cat([indices, remainder.expand(rows, -1)], dim=1) if len(remainder) else indices
+    values, order = log_probs.gather(1, indices).topk(count, dim=1)
+    return values, indices.gather(1, order)
 
 
 @functools.lru_cache(maxsize=8)
 def group_offsets(groups: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the distances of a group's members from its first (16,), and the indices that are in no group."""
     with torch.inference_mode(False):
-        rest = torch.arange(groups * TOPK_GROUP, entries, device=device)
-        return torch.arange(0, groups * TOPK_GROUP, groups, device=device), rest
+        remainder = torch.arange(groups * TOPK_GROUP, entries, device=device)
+        return torch.arange(0, groups * TOPK_GROUP, groups, device=device), remainder
 
 
 def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -201,29 +201,29 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
     workspace = scores.new_empty(at_once * k, vocabulary)
     chunks = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
-    found, indices = zip(*(best(*chunk, workspace) for chunk in chunks), strict=True)
-    return torch.cat(found), torch.cat(indices)
+    values, indices = zip(*(best(*chunk, workspace) for chunk in chunks), strict=True)
+    return torch.cat(values), torch.cat(indices)
 
 
 def select_continuations(logits: Tensor, state: SearchState, settings: SearchSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
     k, vocabulary, count = settings.num_beams, logits.shape[1], settings.candidates
     if settings.is_plain:
-        found, indices = topk_continuations(logits, state.scores, count)
+        values, indices = topk_continuations(logits, state.scores, count)
     else:
         log_probs = torch.log_softmax(logits.float(), 1)
         log_probs = log_probs if settings.process is None else settings.process(state.beams[0], log_probs)
         log_probs = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
         if settings.do_sample:
             indices = torch.multinomial(log_probs.softmax(-1), count)
-            found = log_probs.gather(1, indices)
+            values = log_probs.gather(1, indices)
         else:
-            found, indices = grouped_topk(log_probs, count)
+            values, indices = grouped_topk(log_probs, count)
     rows = indices // vocabulary
     tokens = indices.sub(rows, alpha=vocabulary)
     if len(rows) > 1:
         rows += torch.arange(0, len(rows) * k, k, device=rows.device)[:, None]
-    return found, rows, tokens
+    return values, rows, tokens
 
 
 def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -186,15 +186,17 @@ class Window:
         is_token = torch.ones(1, length, dtype=torch.bool, device=device)
         if attention_mask is not None:
             is_token = attention_mask.to(device).ne(0)  # (B, n)
-        rest = -length % block
-        keys = nn.functional.pad(is_token, (reach, rest + after)).unfold(1, reach + block + after, block)  # (B, N, w)
+        remainder = -length % block
+        keys = nn.functional.pad(is_token, (reach, remainder + after)).unfold(
+            1, reach + block + after, block
+        )  # (B, N, w)
         return ((is_near & keys[:, :, None]) | (distance == 0))[:, :, None]
 
 
 def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: int = 0) -> Tensor:
     """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width) with tokens of their neighbors."""
-    rest = blocks * block - heads.shape[2]
-    padded = nn.functional.pad(heads, (0, 0, before, rest + after))
+    remainder = blocks * block - heads.shape[2]
+    padded = nn.functional.pad(heads, (0, 0, before, remainder + after))
     return padded.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
 

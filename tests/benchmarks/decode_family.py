@@ -54,7 +54,7 @@ class Arm:
     model_name, name: of the model, and with its search.
     passes: of the decoder over a target; "m" for one a token.
     settings: arguments of `generate()`.
-    texts: its translations of the whole test set.
+    texts: its translations of the complete test set.
     seconds: by number of threads, of each sentence at batch 1; of each batch of 32.
     """
 

@@ -1,4 +1,4 @@
-"""Table 1 of the paper, measured: time, memory and operations of a layer against n and d, beside the paper's O().
+"""Table 1 of the paper, measured: time, memory and operations of a layer against n and d, next to the paper's O().
 
 `python -m tests.benchmarks.layer_complexity --output table1` takes the layers in turn on the same random text, batch 1,
 forward in evaluation mode and float32. It writes table1.json, table1.md and table1.svg into a new folder, and the

@@ -282,7 +282,7 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_smoothed_loss_is_that_of_training(smoothing):
-    """An oracle: torch's cross-entropy of logits that give the true token p and share the rest evenly."""
+    """The oracle is torch's cross-entropy of logits that give the true token p and share the remainder evenly."""
     probability, entries = 0.7, 11
     probs = torch.full((1, entries), (1 - probability) / (entries - 1), dtype=torch.float64)
     probs[0, 4] = probability

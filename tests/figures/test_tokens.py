@@ -1,4 +1,4 @@
-"""Tokens as words of a figure: their texts spell the whole text, and every character can be seen."""
+"""Tokens as words of a figure: their texts spell the complete text, and every character is visible."""
 
 import re
 

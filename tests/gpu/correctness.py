@@ -23,7 +23,7 @@ from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 TABLE = "Correctness"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 # Differences are norms relative to the CPU's float32. float32 sums in another order differ by about 1e-6 after twelve
-# layers; bfloat16 rounds to 2^-9, some hundred times one after another, which adds up as a random walk does.
+# layers; bfloat16 rounds to 2^-9, about a hundred times one after another, which adds up like a random walk.
 BOUNDS = {
     torch.float32: {"logits": 1e-4, "loss": 1e-5, "gradients": 1e-3},
     torch.bfloat16: {"logits": 5e-2, "loss": 1e-2, "gradients": 1e-1},
@@ -134,7 +134,7 @@ def trained_tokens(setting: Setting, dtype: torch.dtype, compiles: bool) -> Iter
 
 
 def random_tokens(setting: Setting) -> Iterator[Row]:
-    """Compare the tokens of searches with the CPU's by the reference's model, whose logits lie close together."""
+    """Compare the tokens of searches with the CPU's by the reference's model, whose logits are close together."""
     torch.backends.cuda.matmul.allow_tf32 = False
     model = reference(setting.is_tiny)[0].eval()
     moved, _ = on_device(setting, "sdpa")

@@ -1,4 +1,4 @@
-"""Every tree of a treebank on this machine comes back from its linear tree, complete and as evaluation counts it."""
+"""Every tree of a treebank on this machine is restored from its linear tree, complete and as evaluation counts it."""
 
 import os
 from pathlib import Path

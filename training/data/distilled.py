@@ -238,10 +238,10 @@ def check_sources(distillation: Distillation, sources: Iterable[str], is_stream:
     """
     data = distillation.record["data"]
     before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}
-    found = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)
-    if {name: found[name] for name in before} != before:
+    present = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)
+    if {name: present[name] for name in before} != before:
         raise UserError(
             f"data.distilled: {distillation.folder} was written for other sources than data.train has; got "
-            f"{before['sources']:,d} of another text, expected {found['sources']:,d}. Name the data that was "
+            f"{before['sources']:,d} of another text, expected {present['sources']:,d}. Name the data that was "
             "distilled, or distill this one."
         )

@@ -86,12 +86,12 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     if not isinstance(pair, dict):
         schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
         if isinstance(row, dict) and "translation" in row:
-            found = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
+            problem = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
         else:
-            found = (
+            problem = (
                 f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
             )
-        raise UserError(f"{where}: {found}; each line must be {schema}.")
+        raise UserError(f"{where}: {problem}; each line must be {schema}.")
     for language in (recipe.source, recipe.target):
         if language not in pair:
             raise UserError(
@@ -168,10 +168,10 @@ def matching_files(folder: Path, names: str) -> list[Path]:
         return [folder / names]
     paths = []
     for pattern in names.split():
-        found = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
-        if not found:
+        matches = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+        if not matches:
             raise UserError(f"{folder}: no file matches {pattern!r}; set data.path to the folder of the trees.")
-        paths += found
+        paths += matches
     return paths
 
 

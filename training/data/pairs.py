@@ -109,8 +109,10 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                     list(loaded[split].take(PREVIEW_PAIRS)), loaded[split].features
                 )
     pairs = to_source_target(loaded, recipe)
-    whole = pairs.filter(lambda pair: bool(pair["source"] and pair["target"]), desc="Dropping pairs with an empty side")
-    for split, kept in whole.items():
+    complete = pairs.filter(
+        lambda pair: bool(pair["source"] and pair["target"]), desc="Dropping pairs with an empty side"
+    )
+    for split, kept in complete.items():
         if missing := len(pairs[split]) - len(kept):
             if recipe.empty == "error":
                 raise UserError(
@@ -118,7 +120,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
                     "drop them."
                 )
             logger.warning("%s, split %s: dropped %d pairs with an empty side.", recipe.path, split, missing)
-    return check_not_empty(whole, recipe)
+    return check_not_empty(complete, recipe)
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
@@ -159,8 +161,8 @@ def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
     """
     if recipe.kind not in ("grammar", "hub"):
         return (source for source, _ in read_file(recipe, recipe.train))
-    others: dict[str, Any] = {"validation": None, "test": None}
-    pairs = load_real_pairs(dataclasses.replace(recipe, **others))["train"]
+    without_others: dict[str, Any] = {"validation": None, "test": None}
+    pairs = load_real_pairs(dataclasses.replace(recipe, **without_others))["train"]
     if recipe.streaming:
         return (source for source, _ in read_rows(recipe, open_hub_split(recipe, "train")))
     return iterate_column(pairs, "source")

@@ -73,7 +73,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
 
     Raises:
         UserError: the recipe's path has no tokenizer, or one that lacks tokens for training, or one that pads targets
-        on the wrong side for the kind of model; or the vocabulary size is too small.
+            on the wrong side for the kind of model; or the vocabulary size is too small.
     """
     tokenizer = train_or_load(recipe, pairs)
     if recipe.kind.is_parallel and tokenizer.padding_side != "right":

@@ -98,8 +98,8 @@ def variant(recipe: dict[str, Any]) -> str:
 def tags(results: dict[str, Any]) -> list[str]:
     """Return the tags by which the Hub finds the model."""
     kind, name = kind_of_recipe(results["recipe"]), variant(results["recipe"])
-    own = ["non-autoregressive", name.replace("_", "-")] if kind.is_parallel else ["attention-is-all-you-need"]
-    return ["transformer", *own, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
+    kind_tags = ["non-autoregressive", name.replace("_", "-")] if kind.is_parallel else ["attention-is-all-you-need"]
+    return ["transformer", *kind_tags, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
 
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
@@ -122,9 +122,9 @@ def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
     """Yield every score of `results` with its signature."""
     data, task = results["recipe"]["data"], make_task(results["recipe"])
     for split in ("validation", "test"):
-        found = results.get(split, {})
+        scores = results.get(split, {})
         for metric in task.metrics:
-            if metric.key in found:
+            if metric.key in scores:
                 yield EvalResult(
                     task_type=task.hub_name,
                     task_name=task.title,
@@ -134,8 +134,8 @@ def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
                     dataset_split=data[split] if data["kind"] == "hub" else split,
                     metric_type=metric.key,
                     metric_name=metric.title,
-                    metric_value=round(found[metric.key], 2),
-                    metric_args={"signature": found[metric.signature_key]},
+                    metric_value=round(scores[metric.key], 2),
+                    metric_args={"signature": scores[metric.signature_key]},
                 )
 
 
@@ -225,17 +225,17 @@ def describe_time(results: dict[str, Any]) -> str:
 def score_lines(results: dict[str, Any]) -> Iterator[str]:
     """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
     recipe = results["recipe"]
-    first, *others = make_task(recipe).metrics
-    if (found := results.get("test")) is not None:
+    first, *other_metrics = make_task(recipe).metrics
+    if (scores := results.get("test")) is not None:
         how = describe_search(recipe["decoding"])
-        yield f"test set, {found['sentences']:,} sentences, {how}: {scored(found, first)}"
-        for metric in others:
-            yield f"the same outputs: {scored(found, metric)}"
+        yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, first)}"
+        for metric in other_metrics:
+            yield f"the same outputs: {scored(scores, metric)}"
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
-    if (found := results.get("validation")) is not None:
+    if (scores := results.get("validation")) is not None:
         how = describe_search(kind_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
-        yield f"validation set, {how}: {scored(found, first)}"
+        yield f"validation set, {how}: {scored(scores, first)}"
     if note := recipe.get("note"):
         yield note
 
@@ -304,9 +304,9 @@ def fingerprint_table(data: dict[str, Any]) -> str:
     if not data:
         return ""
     rows = []
-    for split, found in data.items():
-        name = f"{split}, the first of a stream" if found.get("first_of_stream") else split
-        rows.append(f"| {name} | {found['pairs']:,} | `{found['sha256']}` |")
+    for split, print_of_split in data.items():
+        name = f"{split}, the first of a stream" if print_of_split.get("first_of_stream") else split
+        rows.append(f"| {name} | {print_of_split['pairs']:,} | `{print_of_split['sha256']}` |")
     head = ["| split | pairs | SHA-256 of its texts, each followed by a zero byte |", "| --- | ---: | --- |"]
     return "\n".join(head + rows)
 

@@ -58,8 +58,8 @@ def commit() -> dict[str, str | bool] | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this package and the libraries that a run computes with."""
-    own = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
-    return own | {name: version(name) for name in LIBRARIES}
+    own_versions = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
+    return own_versions | {name: version(name) for name in LIBRARIES}
 
 
 def cpu_name() -> str:
@@ -77,9 +77,9 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
     `cores` are those this process may use, `memory` is in GiB, and `accelerators` counts those in use by name.
     """
-    own = [] if device.type == "cpu" else [device.type]
+    accelerator_names = [] if device.type == "cpu" else [device.type]
     if device.type == "cuda":
-        own = [torch.cuda.get_device_name(device)]
+        accelerator_names = [torch.cuda.get_device_name(device)]
     process = psutil.Process()
     cores = process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(psutil.cpu_count() or 1)
     return {
@@ -87,7 +87,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "cores": len(cores or []),
         "threads": torch.get_num_threads(),
         "memory": round(psutil.virtual_memory().total / 2**30, 1),
-        "accelerators": dict(Counter(gather_object(own))),
+        "accelerators": dict(Counter(gather_object(accelerator_names))),
     }
 
 
@@ -123,10 +123,10 @@ def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]
 
     The fingerprint of distilled training pairs also holds that of their distillation.
     """
-    found: dict[str, dict[str, Any]] = {
+    prints: dict[str, dict[str, Any]] = {
         str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
         for split, texts in pairs.items()
     }
     if recipe.data.distilled is not None:
-        found["train"]["distilled"] = Distillation.load(Path(recipe.data.distilled)).fingerprint()
-    return found
+        prints["train"]["distilled"] = Distillation.load(Path(recipe.data.distilled)).fingerprint()
+    return prints

@@ -81,7 +81,7 @@ def orderings(rows: dict[str, dict[str, Any]], key: str = "bleu") -> dict[str, d
     The task's metric, by its key, is compared with the paper's BLEU. Pairs that are equal in the paper are left out.
     `differ` lists the pairs of another order, the row that the paper has the better figure for first.
     """
-    found: dict[str, dict[str, Any]] = {}
+    comparison: dict[str, dict[str, Any]] = {}
     for group in dict.fromkeys(group_of(row) for row in rows if row != "base"):
         members = [row for row in rows if row == "base" or group_of(row) == group]
         for metric, printed, sign in (("perplexity", "perplexity", -1), (key, "bleu", 1)):
@@ -93,9 +93,9 @@ def orderings(rows: dict[str, dict[str, Any]], key: str = "bleu") -> dict[str, d
                 if paper * ours <= 0 and paper != 0:
                     differ.append([one, other] if paper > 0 else [other, one])
             if pairs:
-                found.setdefault(group, {})[metric] = {"pairs": pairs, "as_in_the_paper": pairs - len(differ)}
-                found[group][metric]["differ"] = differ
-    return found
+                comparison.setdefault(group, {})[metric] = {"pairs": pairs, "as_in_the_paper": pairs - len(differ)}
+                comparison[group][metric]["differ"] = differ
+    return comparison
 
 
 def with_std(figure: dict[str, float | None], digits: int) -> str:

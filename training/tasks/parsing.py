@@ -83,9 +83,9 @@ class ParsingTask(Task):
         """
         scores, _ = score_linear(predictions, references)
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
-        found = {metric.key: {"score": getattr(scores, metric.key)} for metric in self.metrics}
-        found = {name: score | {"signature": signature(scores)} for name, score in found.items()}
-        return found | {"evalb_f1": {"score": evalb.f1, "signature": signature(evalb, own_punctuation=True)}}
+        scores_by_name = {metric.key: {"score": getattr(scores, metric.key)} for metric in self.metrics}
+        scores_by_name = {name: score | {"signature": signature(scores)} for name, score in scores_by_name.items()}
+        return scores_by_name | {"evalb_f1": {"score": evalb.f1, "signature": signature(evalb, own_punctuation=True)}}
 
 
 def numbered_tree(text: str, count: int) -> ParsedSentence:
@@ -99,9 +99,9 @@ def score_linear(
     """Return the scores of linear trees, and in percent the share of predictions that were repaired."""
     counts = [place_count(text) for text in references]
     gold = [numbered_tree(text, count).tree for text, count in zip(references, counts, strict=True)]
-    found = [numbered_tree(text, count) for text, count in zip(predictions, counts, strict=True)]
-    scores = score_trees(gold, [sentence.tree for sentence in found], own_punctuation)
-    return scores, 100 * sum(sentence.is_repaired for sentence in found) / max(1, len(found))
+    trees = [numbered_tree(text, count) for text, count in zip(predictions, counts, strict=True)]
+    scores = score_trees(gold, [sentence.tree for sentence in trees], own_punctuation)
+    return scores, 100 * sum(sentence.is_repaired for sentence in trees) / max(1, len(trees))
 
 
 def signature(scores: BracketScores, own_punctuation: bool = False) -> str:

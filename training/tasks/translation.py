@@ -39,11 +39,11 @@ class TranslationTask(Task):
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         scores = self.evaluate(predictions, references)
-        found = chrf(predictions, references)
-        scores |= {"chrf": found["chrf"], "chrf_signature": found["signature"]}
+        score = chrf(predictions, references)
+        scores |= {"chrf": score["chrf"], "chrf_signature": score["signature"]}
         for order in (1, 2):
-            found = bleu(predictions, references, self.tokenize, order)
-            scores |= {f"bleu_{order}": found["bleu"], f"bleu_{order}_signature": found["signature"]}
+            score = bleu(predictions, references, self.tokenize, order)
+            scores |= {f"bleu_{order}": score["bleu"], f"bleu_{order}_signature": score["signature"]}
         return scores | self.statistics(predictions, references)
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:

@@ -153,8 +153,8 @@ def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]
     Raises:
         UserError: source and target have different embeddings.
     """
-    first, *others = [state.pop(key) for key in EMBEDDINGS if key in state]
-    if any(other.shape != first.shape or not torch.equal(other, first) for other in others):
+    first, *other_embeddings = [state.pop(key) for key in EMBEDDINGS if key in state]
+    if any(other.shape != first.shape or not torch.equal(other, first) for other in other_embeddings):
         raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
     outputs = [state.pop(key) for key in OUTPUTS if key in state]
     return first, outputs[0] if outputs else first

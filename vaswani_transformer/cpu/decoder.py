@@ -43,8 +43,8 @@ class BeamCache:
         self.num_sources, self.num_beams, self.key_width, self.length = num_sources, num_beams, key_width, 0
         shape = (layers, num_sources, heads, GROWTH, num_beams, key_width + value_width)
         self.key_values = torch.empty(shape, dtype=torch.float32)
-        own = torch.zeros((), dtype=torch.float32).where(torch.eye(num_beams).bool(), -torch.inf)
-        self.self_mask = own.repeat(num_sources, 1)
+        own_column = torch.zeros((), dtype=torch.float32).where(torch.eye(num_beams).bool(), -torch.inf)
+        self.self_mask = own_column.repeat(num_sources, 1)
         self.ancestry_mask = self.self_mask[:, :0] if num_beams > 1 else None
         self.mask = torch.zeros(1, 1, 1, dtype=torch.float32)
         self.keys: tuple[Tensor, ...] = ()
@@ -246,8 +246,8 @@ class PreparedDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k B, V) of the token after `tokens` (k B, T)."""
         hidden_states = tokens
-        for place in range(self.cache.length, tokens.shape[1]):
-            hidden_states = self.decoder_step(tokens[:, place], self.cache, self.cross_attention)
+        for position in range(self.cache.length, tokens.shape[1]):
+            hidden_states = self.decoder_step(tokens[:, position], self.cache, self.cross_attention)
         return self.decoder_step.project(hidden_states)
 
     def reorder(self, beams: Tensor) -> None:

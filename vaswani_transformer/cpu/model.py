@@ -166,8 +166,8 @@ def make_prepared_class(model_class: type) -> Any:
 
 def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
     """Return the weights that only linear layers hold, by id, so that `deepcopy` skips them: packing copies them."""
-    others = (module for module in model.modules() if type(module) is not nn.Linear)
-    kept = {id(weight) for module in others for weight in module.parameters(recurse=False)}
+    other_modules = (module for module in model.modules() if type(module) is not nn.Linear)
+    kept = {id(weight) for module in other_modules for weight in module.parameters(recurse=False)}
     weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
     return {id(weight): weight for weight in weights if id(weight) not in kept}
 

@@ -117,10 +117,10 @@ def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_si
         raise ValueError(f"smoothings ({smoothings}) must lie in [0, 1), and vocab_size ({vocab_size}) be at least 2.")
     figure = new_figure(7.2, 4)
     axes = style_axes(figure.subplots())
-    rest = np.geomspace(0.99, 1e-6, 600)
+    remainders = np.geomspace(0.99, 1e-6, 600)
     for smoothing, color in zip(smoothings, head_colors(len(smoothings)), strict=True):
-        losses = smoothed_loss(1 - rest, smoothing, vocab_size)
-        axes.plot(rest, losses, color=color, linewidth=2, label=f"label smoothing {smoothing:g}")
+        losses = smoothed_loss(1 - remainders, smoothing, vocab_size)
+        axes.plot(remainders, losses, color=color, linewidth=2, label=f"label smoothing {smoothing:g}")
         if smoothing:
             best = smoothing - smoothing / vocab_size
             axes.plot(best, smoothed_loss(np.array(1 - best), smoothing, vocab_size), "o", color=color)

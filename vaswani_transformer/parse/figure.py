@@ -21,7 +21,7 @@ def node_positions(tree: Tree) -> list[tuple[Tree | Leaf, float, int, tuple[floa
     """Return each node with its x in inches, its level (words 0), and the position of its parent."""
     open_nodes: list[list[int]] = [[]]
     nodes: list[Tree | Leaf] = []
-    places: list[tuple[float, int]] = []
+    positions: list[tuple[float, int]] = []
     parents: dict[int, int] = {}
     right = 0.0
     for event, node in tree.events():
@@ -30,18 +30,18 @@ def node_positions(tree: Tree) -> list[tuple[Tree | Leaf, float, int, tuple[floa
             continue
         if isinstance(node, Leaf):
             width = CHARACTER * (max(len(node.word), len(node.tag)) + 2)
-            place, children = (right + width / 2, 0), []
+            position, children = (right + width / 2, 0), []
             right += width
         else:
             children = open_nodes.pop()
-            ends = places[children[0]][0], places[children[-1]][0]
-            place = sum(ends) / 2, 1 + max(places[child][1] for child in children)
+            ends = positions[children[0]][0], positions[children[-1]][0]
+            position = sum(ends) / 2, 1 + max(positions[child][1] for child in children)
         parents |= dict.fromkeys(children, len(nodes))
         open_nodes[-1].append(len(nodes))
         nodes.append(node)
-        places.append(place)
-    above = [places[parents[index]] if index in parents else None for index in range(len(nodes))]
-    return [(node, *place, parent) for node, place, parent in zip(nodes, places, above, strict=True)]
+        positions.append(position)
+    above = [positions[parents[index]] if index in parents else None for index in range(len(nodes))]
+    return [(node, *position, parent) for node, position, parent in zip(nodes, positions, above, strict=True)]
 
 
 def draw_tree(tree: Tree) -> "Figure":

@@ -81,7 +81,7 @@ def deleted_words(leaves: list[Leaf]) -> set[int]:
 
 def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
     """Return the brackets that count, each as label, first word and word after the last, without deleted words."""
-    found: Counter[tuple[str, int, int]] = Counter()
+    counts: Counter[tuple[str, int, int]] = Counter()
     starts, index, counted = [], 0, 0
     for event, node in tree.events():
         if isinstance(node, Leaf):
@@ -90,28 +90,28 @@ def brackets(tree: Tree, deleted: set[int]) -> Counter[tuple[str, int, int]]:
         elif event == "open":
             starts.append(counted)
         elif (start := starts.pop()) < counted and (label := evaluation_label(node.label)) not in DELETED:
-            found[compared_label(label), start, counted] += 1
-    return found
+            counts[compared_label(label), start, counted] += 1
+    return counts
 
 
 def score_sentence(gold: Tree, predicted: Tree, own_punctuation: bool) -> BracketScores:
     """Return the counts of one sentence; see `score_trees`."""
-    leaves, others = gold.leaves, predicted.leaves
+    leaves, predicted_leaves = gold.leaves, predicted.leaves
     deleted = deleted_words(leaves)
-    deleted_others = deleted_words(others) if own_punctuation else deleted
+    deleted_others = deleted_words(predicted_leaves) if own_punctuation else deleted
     kept = [leaf for index, leaf in enumerate(leaves) if index not in deleted]
-    kept_others = [leaf for index, leaf in enumerate(others) if index not in deleted_others]
+    kept_others = [leaf for index, leaf in enumerate(predicted_leaves) if index not in deleted_others]
     if not kept_others:
         return BracketScores(skipped=1)
     if [leaf.word for leaf in kept] != [leaf.word for leaf in kept_others]:
         return BracketScores(errors=1)
-    right, found = brackets(gold, deleted), brackets(predicted, deleted_others)
+    right, predicted_brackets = brackets(gold, deleted), brackets(predicted, deleted_others)
     pairs = zip(kept, kept_others, strict=True)
     return BracketScores(
-        matched=(right & found).total(),
+        matched=(right & predicted_brackets).total(),
         gold=right.total(),
-        predicted=found.total(),
-        exact=right == found,
+        predicted=predicted_brackets.total(),
+        exact=right == predicted_brackets,
         correct_tags=sum(compared_label(one.tag) == compared_label(other.tag) for one, other in pairs),
         words=len(kept),
         sentences=1,
@@ -137,10 +137,10 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation
     pairs = list(gold), list(predicted)
     if len(pairs[0]) != len(pairs[1]):
         raise UserError(f"predicted: got {len(pairs[1])} trees, expected {len(pairs[0])} as in gold. Pair them.")
-    for number, (right, found) in enumerate(zip(*pairs, strict=True), start=1):
-        if right.words != found.words and not own_punctuation:
+    for number, (right, predicted_brackets) in enumerate(zip(*pairs, strict=True), start=1):
+        if right.words != predicted_brackets.words and not own_punctuation:
             raise UserError(f"predicted, tree {number}: its words are not those of the gold tree. Pair the trees.")
-        total += score_sentence(right, found, own_punctuation)
+        total += score_sentence(right, predicted_brackets, own_punctuation)
     return total
 
 

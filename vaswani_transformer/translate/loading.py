@@ -102,7 +102,7 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
 
     Raises:
         UserError: beams for a model that predicts all words at once; iterations for one that does not refine; a length
-        beam above its length classes, or for an autoregressive model.
+            beam above its length classes, or for an autoregressive model.
     """
     name = options.model
     if not is_parallel(model):

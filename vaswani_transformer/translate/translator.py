@@ -74,13 +74,13 @@ def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[i
         batch_tokens: the token budget.
     """
     batches: list[list[int]] = []
-    room = 0
+    capacity = 0
     for index in sorted(lengths, key=lambda index: (-lengths[index], index)):
-        if room == 0:
+        if capacity == 0:
             batches.append([])
-            room = max(1, batch_tokens // max(lengths[index], MIN_TEXT_TOKENS))
+            capacity = max(1, batch_tokens // max(lengths[index], MIN_TEXT_TOKENS))
         batches[-1].append(index)
-        room -= 1
+        capacity -= 1
     return batches
 
 
@@ -179,10 +179,11 @@ def translate(
         tokenizer: its tokenizer, with a padding token.
         texts: the texts to translate.
         batch_tokens: source tokens of a batch, padding included; a text counts for at least 16, and one that is longer
-        than the budget is a separate batch. window: the number of texts that are sorted together; translation starts
-        when a window is full. max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a
-        table of positions that also holds the translation, or 1,024. too_long: what happens to a longer text:
-        "truncate" translates its first tokens and sets `is_truncated`; "keep"
+            than the budget is a separate batch.
+        window: the number of texts that are sorted together; translation starts when a window is full.
+        max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions that
+            also holds the translation, or 1,024.
+        too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
             translates all of it; "error" raises `TooLongError` before its window is translated.
         scores: whether translations have scores, which takes one more pass over each; not of a model that predicts all
             tokens at once.

@@ -1,4 +1,4 @@
-"""results.json: what it records of a run in addition to scores."""
+"""results.json: the facts of a run in addition to scores."""
 
 import getpass
 import hashlib

@@ -64,7 +64,7 @@ GOLDEN = {
     "who does she love?": "¿a quién ama ella?",
     "where are my keys?": "¿dónde están mis llaves?",
     "where did your uncle live?": "¿dónde vivía tu tío?",
-    # Pronouns, which stand before the verb.
+    # Pronouns, which come before the verb.
     "i love you.": "te amo.",
     "she sees him.": "ella lo ve.",
     "they do not listen to us.": "ellos no nos escuchan.",
