@@ -279,6 +279,19 @@ def make_tokenizer() -> VaswaniTransformerTokenizer:
     return VaswaniTransformerTokenizer.train_from_iterator(["a"], 300)
 
 
+def train_in_turn(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Return the figures of each arm's rounds."""
+    shape = SHAPES[options.shape]
+    data, tokenizer = sentences(options.sentences, shape["vocab_size"]), make_tokenizer()
+    models = {arm: make_model(arm, shape) for arm in options.arms}
+    rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    for turn in range(options.rounds):
+        for arm in options.arms:
+            phase = (turn + 0.5) / options.rounds
+            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, phase))
+    return rounds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small")
@@ -297,14 +310,7 @@ def main() -> None:
     if options.memory_of:
         print(json.dumps(measure_memory(options.memory_of, options)))
         return
-    shape = SHAPES[options.shape]
-    data, tokenizer = sentences(options.sentences, shape["vocab_size"]), make_tokenizer()
-    models = {arm: make_model(arm, shape) for arm in options.arms}
-    rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
-    for turn in range(options.rounds):
-        for arm in options.arms:
-            phase = (turn + 0.5) / options.rounds
-            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, phase))
+    rounds = train_in_turn(options)
     summary = {
         arm: {name: statistics.median(one[name] for one in rounds[arm]) for name in rounds[arm][0]}
         | memory(arm, options)

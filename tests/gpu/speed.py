@@ -89,6 +89,29 @@ def flops_of(config: Any, pairs: Pairs) -> int:
     return training_flops(config, *lengths)
 
 
+def measured(
+    setting: Setting, config: Any, pairs: Pairs, timed: list[list[int]], seconds: float, accumulation: int
+) -> Row:
+    """Return the metrics of steps on the micro-batches `timed`, which took `seconds` together."""
+    learned = [pairs[index] for batch in timed for index in batch]
+    targets = sum(len(pair["labels"]) for pair in learned)
+    positions = sum(
+        collate([pairs[index] for index in batch])[name].numel() for batch in timed for name in ("input_ids", "labels")
+    )
+    real = targets + sum(len(pair["input_ids"]) for pair in learned)
+    teraflops = flops_of(config, learned) / seconds / 1e12
+    peak = peak_teraflops(torch.cuda.get_device_name(), "bf16") if setting.is_cuda else None
+    return {
+        "ms a step": 1000 * seconds / timed_steps(setting),
+        "target tokens/s": targets / seconds,
+        "TFLOP/s": teraflops,
+        "MFU": None if peak is None else f"{teraflops / peak:.1%}",
+        "peak GiB": peak_gib(setting),
+        "micro-batches": accumulation,
+        "padding": f"{1 - real / positions:.1%}",
+    }
+
+
 def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool, accumulation: int) -> Row:
     """Return the metrics of some paper steps of an arm in the Trainer."""
     ours = make_model(shape, setting, attn_implementation="eager")
@@ -117,26 +140,8 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     reset_peak(setting)
     trainer.train()
     timed = batches.batches[warm_up * accumulation :]
-    seconds = clock.seconds / timed_steps(setting)
-    learned = [pairs[index] for batch in timed for index in batch]
-    targets = sum(len(pair["labels"]) for pair in learned)
-    positions = sum(
-        collate([pairs[index] for index in batch])[name].numel() for batch in timed for name in ("input_ids", "labels")
-    )
-    real = targets + sum(len(pair["input_ids"]) for pair in learned)
-    teraflops = flops_of(config, learned) / clock.seconds / 1e12
-    peak = peak_teraflops(torch.cuda.get_device_name(), "bf16") if setting.is_cuda else None
-    return {
-        "model": shape,
-        "precision": "bf16" if is_bf16 else "fp32",
-        "ms a step": 1000 * seconds,
-        "target tokens/s": targets / clock.seconds,
-        "TFLOP/s": teraflops,
-        "MFU": None if peak is None else f"{teraflops / peak:.1%}",
-        "peak GiB": peak_gib(setting),
-        "micro-batches": accumulation,
-        "padding": f"{1 - real / positions:.1%}",
-    }
+    named = {"model": shape, "precision": "bf16" if is_bf16 else "fp32"}
+    return named | measured(setting, config, pairs, timed, clock.seconds, accumulation)
 
 
 def training_part(
