@@ -69,14 +69,23 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     return parser.parse_known_args(arguments)
 
 
+def check_split(recipe: Recipe, split: str) -> None:
+    """Check that a recipe names a split.
+
+    Raises:
+        UserError: it does not.
+    """
+    if getattr(recipe.data, split) is None:
+        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
+
+
 def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
-    """Return the sources and targets of one split; the others are not read.
+    """Return the sources and targets of one split; files of the others are not read.
 
     Raises:
         UserError: the recipe has none of that name, or it cannot be used.
     """
-    if getattr(recipe.data, split) is None:
-        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
+    check_split(recipe, split)
     without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     pairs = load_pairs(dataclasses.replace(recipe.data, **without_others))
     return pairs[split]["source"][:], pairs[split]["target"][:]
@@ -191,12 +200,13 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
-    sources, references = load_split(recipe, options.split)
-    training_targets = load_training_targets(recipe) if options.lm_score else None
-    model, tokenizer = load(options)
+    check_split(recipe, options.split)
+    model, tokenizer = load(options)  # before the data, which may take minutes to read
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
+    sources, references = load_split(recipe, options.split)
+    training_targets = load_training_targets(recipe) if options.lm_score else None
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
     task = make_task(to_dict(recipe))

@@ -302,8 +302,9 @@ def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, m
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_broken_weights_are_not_scored(run, folder, tmp_path, way):
+def test_broken_weights_end_the_command_before_the_data_is_read(run, folder, tmp_path, monkeypatch, way):
     broken = break_model(folder, tmp_path / "model", way)
+    monkeypatch.setattr("training.score.load_pairs", lambda _: pytest.fail("the data was read"))
     output, errors, status = run(model=broken)
     assert (output, errors.count("\n"), status) == ("", 1, 2)
     assert errors.startswith(f"{broken}: {BROKEN[way]}")
