@@ -135,7 +135,7 @@ print(*allocated)
 def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
     """The measure is the heap in use, not the size of the process."""
     if platform.libc_ver()[0] != "glibc":
-        pytest.skip("glibc alone tells what its heap holds")
+        pytest.skip("only glibc reports the use of its heap")
     variables = {name: value for name, value in os.environ.items() if name not in KERNELS}
     command = [sys.executable, "-c", KERNEL_MEMORY]
     output = subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True).stdout

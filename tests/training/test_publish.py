@@ -197,8 +197,8 @@ def test_example_of_the_card_has_the_sentence_that_was_translated():
 
 def test_card_shows_published_scores_next_to_those_of_the_test_set():
     results = results_of()
-    results["recipe"]["published"] = "41.02 tokenised BLEU by somebody"
-    line = "- published on the same test set: 41.02 tokenised BLEU by somebody"
+    results["recipe"]["published"] = "41.02 tokenized BLEU by somebody"
+    line = "- published on the same test set: 41.02 tokenized BLEU by somebody"
     assert line in make_card(results, REPOSITORY).text.splitlines()
     del results["test"]
     assert line not in make_card(results, REPOSITORY).text

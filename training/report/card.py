@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.kinds import AUTOREGRESSIVE, kind_of_recipe
-from training.monitor.stopwatch import phase_shares
+from training.monitor.stopwatch import SPELLING, phase_shares
 from training.tasks import Metric, make_task, selection_metric
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
@@ -218,7 +218,8 @@ def describe_time(results: dict[str, Any]) -> str:
         return "not yet at its end"
     minutes, seconds = divmod(round(results["seconds"]), 60)
     hours, minutes = divmod(minutes, 60)
-    phases = ", ".join(f"{phase} {percent}%" for phase, percent in phase_shares(results["time"]) if percent)
+    shares = phase_shares(results["time"])
+    phases = ", ".join(f"{SPELLING.get(phase, phase)} {percent}%" for phase, percent in shares if percent)
     return f"{hours} h {minutes} min {seconds} s in all: {phases}"
 
 

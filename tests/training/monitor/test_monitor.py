@@ -105,7 +105,7 @@ def test_shares_sum_to_a_hundred_and_are_exact_up_to_rounding(times):
 def test_time_of_a_run_is_one_line():
     seconds = dict(zip(PHASES, (100.0, 20.0, 300.0, 500.0, 60.0, 200.0, 10.0, 10.0), strict=True))
     assert time_line(seconds) == (
-        "Time: 1,200.0 s = preparation 8% + data 2% + forward 25% + backward 42% + optimiser 5% + evaluation 16% "
+        "Time: 1,200.0 s = preparation 8% + data 2% + forward 25% + backward 42% + optimizer 5% + evaluation 16% "
         "+ saving 1% + other 1%"
     )
 
