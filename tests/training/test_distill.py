@@ -87,7 +87,7 @@ def test_run_says_which_targets_it_learns_from(distill, teacher, recipe, tmp_pat
     for kind in ("autoregressive", "nat", "cmlm"):
         fields = [f"--model.kind={kind}"]
         real, by_teacher = load_recipe(recipe, fields), load_recipe(recipe, [*fields, f"--data.distilled={folder}"])
-        assert targets_line(real) == "Training targets: those of the data; data.distilled is not set."
+        assert targets_line(real) == "Training targets: those of the data."
         expected = f"Training targets: written by {teacher.name} for 8 of 12 sources, in {folder}."
         assert targets_line(by_teacher) == expected
     energy = load_recipe(recipe, ["--model.kind=cmlm", f"--training.energy_from={teacher}"])

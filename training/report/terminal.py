@@ -30,7 +30,7 @@ def targets_line(recipe: Recipe) -> str:
     """
     use = "Training targets" if recipe.training.energy_from is None else "Training targets, for their lengths only"
     if (folder := recipe.data.distilled) is None:
-        return f"{use}: those of the data; data.distilled is not set."
+        return f"{use}: those of the data."
     distillation = open_distilled(recipe.data)
     teacher, kept = distillation.record["teacher"]["name"], distillation.totals()["kept"]
     return f"{use}: written by {teacher} for {kept:,d} of {distillation.sources:,d} sources, in {folder}."
