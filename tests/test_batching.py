@@ -429,5 +429,5 @@ def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path,
         return model.state_dict()
 
     uninterrupted = train(tmp_path / "uninterrupted")
-    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-17"))
+    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "uninterrupted" / "checkpoint-17"))
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
