@@ -143,7 +143,7 @@ def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(ar
 
 
 def guarded(tmp_path, steps, **settings):
-    """Return a model after steps on a device that is behind the host, its weights after each step, and the guard."""
+    """Return a model after steps on a device slower than the host, its weights after each step, and the guard."""
     model = tiny_model()
     guard = DivergenceGuard(TrainingRecipe(**settings), FakeTokenizer(), torch.device("cpu"))
     guard.on_train_begin(TrainingArguments(str(tmp_path)), TrainerState(), TrainerControl())

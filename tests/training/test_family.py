@@ -24,7 +24,7 @@ from vaswani_transformer import (
 
 GLAT = ["--model.kind=nat", "--training.glancing=[0.9, 0.5]", "--decoding.length_beam_size=3"]
 CMLM = ["--model.kind=cmlm", "--decoding.num_iterations=3", "--training.evaluation_iterations=2"]
-# Its noise is drawn as dropout's is, by each process; a latent this warm hangs on no noise, and on no hint.
+# Its noise is drawn as dropout's is, by each process; at this temperature a latent depends neither on it nor on a hint.
 ITERATIVE_VAE = [
     "--model.kind=iterative_vae",
     "--model.decoder_layers=2",

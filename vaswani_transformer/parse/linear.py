@@ -82,7 +82,7 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
     The inverse of `linearize` on a well-formed text. A malformed one is repaired:
 
     1. Text that is no token, and places beyond the last word, are dropped.
-    2. A closing label closes the innermost open constituent of that label, and those within it. If there is none, it
+    2. A closing label closes the innermost open constituent of that label, and those within it. Without one, it
        is dropped.
     3. Words without a place join the innermost constituent that is open at the end, or else the last one below the
        root, with the tag `XX`.
