@@ -141,7 +141,7 @@ class DivergenceGuard(TrainerCallback):
             if self.training.on_divergence == "stop":
                 raise RunError(f"{what}; {remedy(run)}, or leave such steps out by --training.on_divergence=skip.")
             if self.skipped > self.training.skip_limit:
-                raise RunError(f"{what}, as of {self.training.skip_limit} steps before it in a row; {remedy(run)}.")
+                raise RunError(f"{what}, after {self.training.skip_limit} such steps in a row; {remedy(run)}.")
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
     def stop(self, what: str, run: Path) -> None:

@@ -108,7 +108,7 @@ def test_skipped_step_changes_neither_weights_nor_moments(arguments, tmp_path, p
 def test_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poisoned):
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
-    with pytest.raises(UserError, match=r"^step 8: .* 2 steps before it in a row; checkpoint 6 is kept; start over"):
+    with pytest.raises(UserError, match=r"^step 8: .* after 2 such steps in a row; checkpoint 6 is kept; start over"):
         run(recipe_of(arguments, tmp_path / "run", *more))
     assert all_finite(tmp_path / "run")
 
