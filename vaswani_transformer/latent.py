@@ -19,8 +19,10 @@ from .loss import ACCELERATOR_CHUNK, CHUNK, accumulation_dtype
 
 def gumbel_noise(scores: Tensor) -> Tensor:
     """Return independent standard Gumbel numbers, one for each entry of `scores`."""
-    tiny = torch.finfo(scores.dtype).tiny
-    return -torch.empty_like(scores).exponential_().clamp_(min=tiny).log_()
+    dtype = accumulation_dtype(scores.dtype)  # half precision has too few numbers below 1
+    tiny = torch.finfo(dtype).tiny
+    uniform = torch.empty_like(scores, dtype=dtype).uniform_().clamp_(min=tiny)  # faster on a CPU than exponential_
+    return uniform.log_().neg_().clamp_(min=tiny).log_().neg_()
 
 
 @dataclass
@@ -87,12 +89,14 @@ class LatentStep(nn.Module):
         prior_weight, hint_weight = functional.softplus(prior_weight), functional.softplus(hint_weight)
         log_probs = logits.to(wide).log_softmax(-1)  # (n, V), p
         prior = prior_weight * log_probs  # (n, V), the prior's logits
-        scores, kl = prior, torch.zeros_like(prior_weight)
+        noisy = prior if noise is None else prior + noise(prior)  # (n, V), a p + g
+        kl = torch.zeros_like(prior_weight)
         if has_hint and words is not None:
-            scores = prior.scatter_add(1, words[:, None], hint_weight)  # (n, V), s
-            kl = self.divergence(prior, scores, words[:, None], hint_weight)  # (n, 1)
-        probs = scores if noise is None else scores + noise(scores)
-        probs = (probs / self.temperature).softmax(-1)  # (n, V), z
+            noisy = noisy.scatter_add(1, words[:, None], hint_weight)  # (n, V), s + g
+            kl = self.divergence(prior, words[:, None], hint_weight)  # (n, 1)
+        if self.temperature != 1:
+            noisy = noisy / self.temperature
+        probs = noisy.softmax(-1)  # (n, V), z
         gate = gate.sigmoid().to(states.dtype)
         embedded = self.scale * (probs.to(table.dtype) @ table).to(states.dtype)  # (n, d_model), e
         mixed = self.norm(gate * states + self.dropout((1 - gate) * embedded)).to(states.dtype)
@@ -103,11 +107,11 @@ class LatentStep(nn.Module):
             losses = losses - smoothing * log_probs.mean(1)
         return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
 
-    def divergence(self, prior: Tensor, scores: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
-        """Return KL(q || prior) (n, 1), which needs no sum over q: log q - log prior is b onehot(y) + a constant."""
-        total = scores.logsumexp(1, keepdim=True)
-        shift = total - prior.logsumexp(1, keepdim=True)  # log of the ratio of both sums
-        return hint_weight * (scores.gather(1, words) - total).exp() - shift
+    def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
+        """Return KL(q || softmax(prior)) (n, 1), which needs no sum over q: log q - log prior is b onehot(y) - c."""
+        log_prob = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), of y under the prior
+        shift = (log_prob.exp() * hint_weight.expm1()).log1p()  # c, the log of the ratio of both sums
+        return hint_weight * (log_prob + hint_weight - shift).exp() - shift
 
 
 @dataclass
