@@ -348,10 +348,10 @@ def main(arguments: list[str] | None = None) -> None:
     line and 130.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        if not arguments:
-            print(f"{USAGE.splitlines()[0]}; --help lists the fields.", file=sys.stderr)
-            sys.exit(2)
+    if not arguments:
+        print(f"{USAGE.splitlines()[0]}; --help lists the fields.", file=sys.stderr)
+        sys.exit(2)
+    if {"-h", "--help"} & set(arguments):
         print(USAGE, recipe_help(), sep="\n")
         sys.exit(0)
     is_first = os.environ.get("RANK", "0") == "0"

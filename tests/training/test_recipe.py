@@ -217,10 +217,11 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
         assert f"--model.{name}=" in text
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["quickstart.yaml", "-h"]])
 @pytest.mark.parametrize("command", [train.main, score.main])
-def test_commands_help_lists_the_fields(command, capsys):
+def test_commands_help_lists_the_fields(command, arguments, capsys):
     with pytest.raises(SystemExit) as end:
-        command(["--help"])
+        command(arguments)
     assert end.value.code == 0
     assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
 
