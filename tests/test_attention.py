@@ -13,13 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tests.flash_kernels import FlashKernels
 from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.attention import (
-    CrossAttention,
-    SelfAttention,
-    attend_by_products,
-    is_faster_by_products,
-    scaled_dot_product_attention,
-)
+from vaswani_transformer.attention import CrossAttention, SelfAttention, scaled_dot_product_attention
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
 MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for name in IMPLEMENTATIONS}
@@ -183,48 +177,6 @@ def assert_implementation_equals_eager(implementation: str, is_padded: bool, d_k
 @pytest.mark.parametrize(("d_k", "d_v"), [(None, None), (4, 12), (12, 4)])
 def test_sdpa_equals_eager(is_padded: bool, d_k: int | None, d_v: int | None) -> None:
     assert_implementation_equals_eager("sdpa", is_padded, d_k, d_v)
-
-
-@pytest.mark.parametrize("form", ["none", "truth values", "added"])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_products_in_place_of_sdpa_equal_it(form: str, is_causal: bool) -> None:
-    """Compared in float32: outputs and gradients, for each form of a mask."""
-    module = nn.Module()
-    module.is_causal = is_causal
-    visible = torch.ones(2, 1, 5, 5, dtype=torch.bool)
-    visible[1, :, :, 3:] = False
-    added = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-    mask = {"none": None, "truth values": visible, "added": added}[form]
-    heads, weights = [torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3)], torch.randn(2, 5, 3, 4)
-    found = []
-    for attention in (attend_by_products, ALL_ATTENTION_FUNCTIONS["sdpa"]):
-        attended, _ = attention(module, *heads, mask, scaling=0.5, dropout=0.0)
-        found.append([attended, *torch.autograd.grad((attended * weights).sum(), heads)])
-    torch.testing.assert_close(found[0], found[1], **FLOAT32)
-
-
-def test_training_in_bfloat16_attends_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are faster there; float32, evaluation and long texts keep torch's kernel."""
-    calls: list[torch.dtype] = []
-
-    def count(module: nn.Module, query: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, None]:
-        calls.append(query.dtype)
-        return attend_by_products(module, query, *args, **kwargs)
-
-    monkeypatch.setattr("vaswani_transformer.attention.attend_by_products", count)
-    model = tiny_model(attn_implementation="sdpa")
-    batch = {"input_ids": random_tokens(3, 7), "labels": random_tokens(3, 5)}
-    expected = model(**batch).loss
-    assert not calls
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**batch).loss
-        with torch.no_grad():
-            model(**batch)
-    assert calls == [torch.bfloat16] * 6  # three attentions in each of the two layers
-    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
-    query = torch.zeros(1, 1, 1, 4, dtype=torch.bfloat16, requires_grad=True)
-    assert is_faster_by_products(query, torch.zeros(1, 1, 256, 4))
-    assert not is_faster_by_products(query, torch.zeros(1, 1, 257, 4))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ d_v a head's values.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
 from .window import attend_in_blocks
-
-SHORT_TEXT = 256
-"""The most keys for which `attend_by_products` is the faster one."""
 
 
 def scaled_dot_product_attention(
@@ -52,31 +49,6 @@ def scaled_dot_product_attention(
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     attended = weights @ value  # (B, H, Q, d_v)
     return attended.transpose(1, 2).contiguous(), weights  # (B, Q, H, d_v)
-
-
-def is_faster_by_products(query: Tensor, key: Tensor) -> bool:
-    """Return whether training is faster with `attend_by_products` than with torch's own kernel.
-
-    On a CPU the backward pass of that kernel takes up to ten times as long in half precision.
-    """
-    is_training = query.requires_grad and torch.is_grad_enabled()
-    is_half = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
-    return is_training and is_half and key.shape[2] <= SHORT_TEXT
-
-
-def attend_by_products(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Equation (1) as "sdpa" computes it, which takes masks of truth values too and returns no weights."""
-    length, keys = query.shape[2], key.shape[2]
-    if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
-        attention_mask = torch.ones(length, keys, dtype=torch.bool).tril()  # (Q, K)
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
-        attention_mask = zeros.masked_fill_(~attention_mask, torch.finfo(query.dtype).min)
-    scaling, dropout = kwargs["scaling"], kwargs["dropout"]
-    attended, _ = scaled_dot_product_attention(module, query, key, value, attention_mask, scaling, dropout)
-    return attended, None
 
 
 def padding_mask(
@@ -153,8 +125,6 @@ class MultiHeadAttention(nn.Module):
         """
         implementation = self.config._attn_implementation or "eager"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
-        if implementation == "sdpa" and is_faster_by_products(query, key):
-            attention = attend_by_products
         if self.head_dim != self.value_head_dim and "flash" in implementation:
             width = max(self.head_dim, self.value_head_dim)
             query, key, value = (pad_last_dim(heads, width) for heads in (query, key, value))
