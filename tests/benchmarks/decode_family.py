@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import logging
 
+from tests.benchmarks.part_times import PARTS, part_shares
 from training.data.pairs import load_pairs
 from training.recipe import DataRecipe
 from training.report.results import commit, cpu_name, versions
@@ -292,6 +293,19 @@ def history(arms: list[Arm], sources: list[str], references: list[str], count: i
     return "\n\n".join(parts) + "\n"
 
 
+def parts_table(arms: list[Arm], rows: list[list[int]], count: int) -> str:
+    """Return the share of each part in the CPU time of `count` sentences by one thread, for all parallel arms."""
+    torch.set_num_threads(1)
+    inputs, names = [padded([row]) for row in rows[:count]], [*PARTS, "rest"]
+    lines = [f"| model, passes | {' | '.join(names)} |", f"| {' | '.join(['---'] * (len(names) + 1))} |"]
+    for arm in arms:
+        if is_parallel(arm.model):
+            shares = part_shares(arm.model, arm.generate, inputs, time.process_time)
+            cells = [f"{shares[name]:.0%}" if name in shares else "" for name in names]
+            lines.append(f"| {arm.name}, {arm.passes} | {' | '.join(cells)} |")
+    return "\n".join(["## Share of each part in the time of a sentence", "", *lines]) + "\n"
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(
         prog="python -m tests.benchmarks.decode_family",
@@ -316,6 +330,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
     parser.add_argument("--dtype", choices=("plain", "float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--history", type=positive_int, metavar="N", help="also N sentences after each iteration")
+    parser.add_argument("--parts", action="store_true", help="also where the time goes, for parallel models")
     parser.add_argument("--output", metavar="NAME", help="writes NAME.md and NAME.json")
     return parser.parse_args(arguments)
 
@@ -333,6 +348,8 @@ def run(options: argparse.Namespace) -> None:
     text = markdown(measured, options)
     if options.history is not None:
         text += "\n" + history(arms, sources, references, options.history)
+    if options.parts:
+        text += "\n" + parts_table(arms, rows, options.warmup + options.sentences)
     print(text)
     if options.output is not None:
         with write_errors(f"--output={options.output}", "the table is printed above"):

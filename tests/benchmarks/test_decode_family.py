@@ -96,6 +96,17 @@ def test_sentences_are_shown_after_each_iteration(run):
     assert [shown.count(f"| CMLM, l = 1 | {step} |") for step in range(1, 6)] == [3, 3, 3, 3, 0]
 
 
+def test_shares_of_the_parts_make_up_the_whole_time(run):
+    output, _, _ = run(["ar", "nat"], "--threads=1", "--lengths=1", "--parts")
+    _, _, heading, _, row, *_ = output.split("## Share of each part")[1].split("\n")
+    assert [cell.strip() for cell in heading.split("|")][2] == "encoder"
+    shares = [int(cell.strip(" %")) for cell in row.split("|")[2:-1] if cell.strip()]
+    assert row.startswith("| NAT, l = 1, 1 |")
+    assert len(shares) == 7  # no latent steps
+    assert sum(shares) == pytest.approx(100, abs=4)
+    assert all(share > 0 for share in shares)
+
+
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
