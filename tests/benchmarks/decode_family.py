@@ -18,101 +18,28 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 from transformers.utils import logging
 
-from tests.benchmarks.part_times import PARTS, part_shares
+from tests.benchmarks.family_arms import BATCH, Arm, encode, load_arms, padded
+from tests.benchmarks.family_details import history, parts_table, refinement_table
 from training.data.pairs import load_pairs
 from training.recipe import DataRecipe
 from training.report.results import commit, cpu_name, versions
 from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import text_statistics
-from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import write_errors
-from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import is_parallel, pad_rows
 
-BATCH = 32
 COLUMNS = (
     *("model", "distilled", "passes", "BLEU", "chrF", "Distinct-1/2", "repeats", "length ratio"),
     *("ms a sentence, median", "p90", "speed-up over {}", "sentences a second, batch 32"),
 )
-
-
-@dataclass
-class Arm:
-    """One model under one search.
-
-    model_name, name: of the model, and with its search.
-    passes: of the decoder over a target; "m" for one a token.
-    settings: arguments of `generate()`.
-    texts: its translations of the complete test set.
-    seconds: by number of threads, of each sentence at batch 1; of each batch of 32.
-    """
-
-    model_name: str
-    name: str
-    model: Any
-    tokenizer: Any
-    passes: str
-    settings: dict[str, Any]
-    is_distilled: bool
-    texts: list[str] = field(default_factory=list)
-    single: dict[int, list[float]] = field(default_factory=dict)
-    batched: dict[int, list[float]] = field(default_factory=dict)
-
-    def generate(self, inputs: dict[str, Tensor], **settings: Any) -> Any:
-        return self.model.generate(**inputs, **self.settings, **settings)
-
-    def decode(self, tokens: Tensor) -> list[str]:
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-
-
-def load_arms(options: argparse.Namespace) -> list[Arm]:
-    """Return the arms of every model.
-
-    Raises:
-        UserError: a model cannot be loaded, or two have one name.
-    """
-    arms: list[Arm] = []
-    for name, _, folder in (pair.partition("=") for pair in options.model):
-        if not folder or any(arm.model_name == name for arm in arms):
-            raise UserError(f"--model={name}: expected NAME=FOLDER with a new name. Name each model once.")
-        model, tokenizer = load_model(folder), load_tokenizer(folder)
-        check_tokenizer_fits(model, tokenizer, folder)
-        if options.dtype != "plain":
-            model = prepare_for_inference(model, options.dtype)
-        for search, passes, settings in searches(model.eval(), options):
-            distilled = name in options.distilled
-            arms.append(Arm(name, f"{name}, {search}", model, tokenizer, passes, settings, distilled))
-    if unknown := set(options.distilled) - {arm.model_name for arm in arms}:
-        raise UserError(f"--distilled: no model is named {', '.join(sorted(unknown))}. Give names of --model.")
-    return arms
-
-
-def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the name, the passes and the settings of each search of a model."""
-    if is_parallel(model):
-        for length_beam in options.lengths:
-            for iterations in options.iterations if model.refines else [1]:
-                settings = {"num_iterations": iterations, "length_beam_size": length_beam}
-                yield f"l = {length_beam}", str(iterations), settings
-        return
-    names = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-    tokens = {name: getattr(model.config, name) for name in names}
-    for beams in options.beams:  # the paper's search (6.1)
-        penalty = {"length_penalty": 0.6 if beams > 1 else 1.0, "length_penalty_type": "gnmt"}
-        config = GenerationConfig(**tokens, num_beams=beams, max_source_relative_length=50, **penalty)
-        yield f"beam {beams}", "m", {"generation_config": config}
 
 
 def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -125,30 +52,6 @@ def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     recipe = DataRecipe(path=str(path.parent), test=path.name, source=options.source, target=options.target)
     pairs = load_pairs(dataclasses.replace(recipe, **dict.fromkeys(("train", "validation"))))["test"]
     return pairs["source"][:], pairs["target"][:]
-
-
-def encode(arms: list[Arm], sources: list[str]) -> list[list[int]]:
-    """Return the token ids of the sources, which every model must share.
-
-    Raises:
-        UserError: two models have different token ids.
-    """
-    encoded = None
-    for arm in {arm.model_name: arm for arm in arms}.values():
-        ids = text_encoder(arm.tokenizer)(sources)["input_ids"]
-        if encoded is not None and ids != encoded:
-            raise UserError(
-                f"--model={arm.model_name}: its tokenizer gives other tokens than that of {arms[0].model_name}. Give "
-                "models that share a vocabulary."
-            )
-        encoded = ids
-    return encoded or []
-
-
-def padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    """Return the inputs of a batch."""
-    cpu = torch.device("cpu")
-    return {"input_ids": pad_rows(rows, 1, cpu), "attention_mask": pad_rows([[1] * len(row) for row in rows], 0, cpu)}
 
 
 def in_turn(
@@ -274,38 +177,6 @@ def markdown(measured: dict[str, Any], options: argparse.Namespace) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def history(arms: list[Arm], sources: list[str], references: list[str], count: int) -> str:
-    """Return `count` sentences, evenly spaced, as each model's most thorough search translates them, by iteration."""
-    chosen = {arm.model_name: arm for arm in arms}.values()  # the last arm of a model has most passes and lengths
-    rows, parts = encode(arms, sources), [f"## {count} sentences after each iteration"]
-    for index in range(0, len(sources) // count * count, len(sources) // count):
-        parts.append(f"Source: {sources[index]}\\\nReference: {references[index]}")
-        lines = ["| model | passes | translation |", "| --- | --- | --- |"]
-        for arm in chosen:
-            inputs = padded([rows[index]])
-            if is_parallel(arm.model):
-                token_history = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
-                steps = list(enumerate(arm.decode(token_history), start=1))
-            else:
-                steps = [(arm.passes, arm.decode(arm.generate(inputs))[0])]
-            lines += [f"| {arm.name} | {step} | {text.replace('|', chr(92) + '|')} |" for step, text in steps]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
-
-
-def parts_table(arms: list[Arm], rows: list[list[int]], count: int) -> str:
-    """Return the share of each part in the CPU time of `count` sentences by one thread, for all parallel arms."""
-    torch.set_num_threads(1)
-    inputs, names = [padded([row]) for row in rows[:count]], [*PARTS, "rest"]
-    lines = [f"| model, passes | {' | '.join(names)} |", f"| {' | '.join(['---'] * (len(names) + 1))} |"]
-    for arm in arms:
-        if is_parallel(arm.model):
-            shares = part_shares(arm.model, arm.generate, inputs, time.process_time)
-            cells = [f"{shares[name]:.0%}" if name in shares else "" for name in names]
-            lines.append(f"| {arm.name}, {arm.passes} | {' | '.join(cells)} |")
-    return "\n".join(["## Share of each part in the time of a sentence", "", *lines]) + "\n"
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(
         prog="python -m tests.benchmarks.decode_family",
@@ -330,6 +201,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
     parser.add_argument("--dtype", choices=("plain", "float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--history", type=positive_int, metavar="N", help="also N sentences after each iteration")
+    parser.add_argument("--refinement", action="store_true", help="also the scores after each iteration or layer")
     parser.add_argument("--parts", action="store_true", help="also where the time goes, for parallel models")
     parser.add_argument("--output", metavar="NAME", help="writes NAME.md and NAME.json")
     return parser.parse_args(arguments)
@@ -348,6 +220,8 @@ def run(options: argparse.Namespace) -> None:
     text = markdown(measured, options)
     if options.history is not None:
         text += "\n" + history(arms, sources, references, options.history)
+    if options.refinement:
+        text += "\n" + refinement_table(arms, sources, references, options)
     if options.parts:
         text += "\n" + parts_table(arms, rows, options.warmup + options.sentences)
     print(text)

@@ -96,6 +96,18 @@ def test_sentences_are_shown_after_each_iteration(run):
     assert [shown.count(f"| CMLM, l = 1 | {step} |") for step in range(1, 6)] == [3, 3, 3, 3, 0]
 
 
+def test_scores_after_the_last_iteration_are_those_of_the_table(run, tmp_path):
+    settings = ["--threads=1", "--iterations=3", "--lengths=1", "--refinement", f"--output={tmp_path / 'found'}"]
+    output, _, _ = run(["nat", "cmlm"], *settings)
+    rows = [row.split(" | ") for row in output.split("## After each iteration")[1].splitlines() if "l = 1" in row]
+    assert [row[:2] for row in rows] == [["| NAT, l = 1", "1"], *(["| CMLM, l = 1", step] for step in "123")]
+    arms = json.loads((tmp_path / "found.json").read_text())["arms"]
+    for arm, row in zip(arms, (rows[0], rows[-1]), strict=True):
+        assert row[2:4] == [f"{arm['bleu']:.2f}", f"{arm['repeats']:.2%}"]
+    assert [row[4].strip(" |%") for row in rows[:2]] == ["", ""]  # nothing came before
+    assert all(0 <= float(row[4].strip(" |%")) <= 100 for row in rows[2:])
+
+
 def test_shares_of_the_parts_make_up_the_whole_time(run):
     output, _, _ = run(["ar", "nat"], "--threads=1", "--lengths=1", "--parts")
     _, _, heading, _, row, *_ = output.split("## Share of each part")[1].split("\n")
