@@ -194,10 +194,11 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
 
         Returns:
-            With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over masked tokens in
-            nats, the tokens' label-smoothed in training mode. In evaluation mode it is the plain negative
-            log-likelihood with every token masked, also where the decoder's inputs show some. `logits` (k B, T, V), and
-            on request the hidden states and attentions of both stacks. The encoder's have S + 1 rows.
+            With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss`. Both are means over
+            masked tokens in nats; `token_loss` is label-smoothed in training mode. In evaluation mode it is the plain
+            negative log-likelihood with every token masked, also where the decoder's inputs show some. `logits` are
+            (k B, T, V). On request there are the hidden states and attentions of both stacks; the encoder's have S + 1
+            rows.
 
         Raises:
             ValueError: the stacks' errors; plain labels with a token after padding.

@@ -77,10 +77,10 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
             The others are those of `VaswaniTransformerModel`.
 
         Returns:
-            `loss`, where there are labels: the mean over target tokens in nats, label-smoothed in training mode. In
-            evaluation mode it is the plain negative log-likelihood, so that its exponential is the paper's perplexity.
-            It is 0 for labels without a token. `logits` (k B, T, V), None where they are skipped. The rest is the
-            output of `VaswaniTransformerModel`.
+            With `labels` a `loss`, the mean over target tokens in nats, label-smoothed in training mode. In evaluation
+            mode it is the plain negative log-likelihood, so that its exponential is the paper's perplexity. It is 0 if
+            no label is a token. `logits` are (k B, T, V), or None where they are skipped. The rest is the output of
+            `VaswaniTransformerModel`.
 
         Raises:
             ValueError: the stacks' errors; labels without a start token to shift them by.

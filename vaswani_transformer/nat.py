@@ -173,9 +173,10 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
             decoder_input_ids: ignored, since the decoder has no words.
 
         Returns:
-            With `labels` the `loss`, `token_loss` + `length_loss_weight` `length_loss`: means over target tokens in
-            nats, the tokens' label-smoothed in training mode and plain in evaluation mode. `logits` (k B, T, V), and on
-            request the hidden states and attentions of both stacks. Without labels and mask T is the predicted length.
+            With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss`. Both are means over
+            target tokens in nats; `token_loss` is label-smoothed in training mode. `logits` are (k B, T, V); without
+            labels and mask T is the predicted length. On request there are the hidden states and attentions of both
+            stacks.
 
         Raises:
             ValueError: the stacks' errors; labels with a token after padding.

@@ -73,7 +73,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         is_stack: whether the class is an encoder or decoder, which models of several families hold.
 
     Raises:
-        ValueError: from a class that is no stack, the configuration of another family.
+        ValueError: the configuration belongs to another family, and the class is no stack.
     """
 
     is_stack: ClassVar[bool] = False

@@ -18,12 +18,16 @@ EQUAL = {"PRT": "ADVP"}
 class BracketScores:
     """The counts of a set of sentences, and the scores in percent that follow from them.
 
-    matched, gold, predicted: brackets.
-    exact: sentences in which all brackets match.
-    correct_tags, words: words that are not punctuation.
-    sentences: that are counted.
-    skipped: sentences of nothing but punctuation.
-    errors: sentences that EVALB does not count, because the two trees have different words without punctuation.
+    Attributes:
+        matched: brackets that are in both trees.
+        gold: brackets of the gold trees.
+        predicted: brackets of the predicted trees.
+        exact: sentences in which all brackets match.
+        correct_tags: words with the right tag, without punctuation.
+        words: words without punctuation.
+        sentences: sentences that count.
+        skipped: sentences of nothing but punctuation.
+        errors: sentences that EVALB does not count, because without punctuation the two trees have different words.
     """
 
     matched: int = 0
