@@ -2,7 +2,9 @@
 
 import argparse
 import ast
+import html
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -405,9 +407,16 @@ def test_every_public_name_is_on_the_api_page():
 def test_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    site, repository = "https://somebody.github.io/project/", "https://github.com/somebody/project"
+    environment = os.environ | {"SITE_URL": site, "REPOSITORY_URL": repository, "EDIT_URI": "edit/main/docs/"}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+    assert 'href="/project/assets/' in (tmp_path / "404.html").read_text(encoding="utf-8")
     api = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    assert f'href="{repository}/edit/main/docs/api.md"' in api
+    signatures = re.findall(r"<pre>(.*?)</pre>", api, flags=re.DOTALL)
+    lines = [line for text in signatures for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
+    assert max(map(len, lines)) <= 100  # a formatter broke the long signatures
     assert "vaswani_transformer.paper_adam" in api
     assert "rate 1" in api  # from its docstring
     paper = re.sub(r"<[^>]*>", "", (tmp_path / "paper" / "index.html").read_text(encoding="utf-8"))

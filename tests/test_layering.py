@@ -1,4 +1,4 @@
-"""The package's plan: which file and folder may import which, and which files a published model carries."""
+"""The plan: which file and folder of the package and of training/ imports which, and what a published model carries."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ from tests.parallel_models import FAMILY
 from tests.published import PUBLISHED_FILES
 
 PACKAGE = ROOT / "vaswani_transformer"
+TRAINING = ROOT / "training"
 
 # In reading order: a file imports only from files above it.
 PUBLISHED = [
@@ -30,6 +31,15 @@ ROOMS = {
     "figures": set(),
     "parse": {"figures", "translate"},
     "translate": {"cpu"},
+}
+
+# The folders and files of training/ that each of its folders imports from. The files import from every folder.
+TRAINING_ROOMS = {
+    "toy_task": set(),
+    "tasks": set(),
+    "monitor": {"kinds", "tasks"},
+    "data": {"recipe", "tasks", "toy_task"},
+    "report": {"data", "kinds", "monitor", "recipe", "tasks"},
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
@@ -67,6 +77,12 @@ def relative_imports(path: Path) -> set[tuple[str, ...]]:
             names = [node.module] if node.module else [alias.name for alias in node.names]
             modules |= {(*base, *name.split(".")) for name in names}
     return modules
+
+
+def training_imports(path: Path) -> set[str]:
+    """Return the modules of training/ that a file imports at any depth, without the folder's own name."""
+    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and not node.level]
+    return {node.module.removeprefix("training.") for node in nodes if (node.module or "").startswith("training.")}
 
 
 def imported_units(path: Path) -> set[str]:
@@ -126,6 +142,32 @@ def test_every_file_and_folder_of_the_package_has_its_layer() -> None:
 def test_package_imports_neither_training_nor_tests() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert not absolute_imports(path) & {"training", "tests", "vaswani_transformer"}, path
+
+
+@pytest.mark.parametrize("room", TRAINING_ROOMS)
+def test_room_of_training_imports_only_from_those_it_may(room: str) -> None:
+    for path in (TRAINING / room).rglob("*.py"):
+        assert {module.split(".")[0] for module in training_imports(path)} <= {*TRAINING_ROOMS[room], room}, path
+
+
+def test_files_of_training_import_each_other_in_one_direction() -> None:
+    paths = {path.relative_to(TRAINING).with_suffix("").as_posix(): path for path in TRAINING.rglob("*.py")}
+    graph = {name.replace("/", ".").removesuffix(".__init__"): training_imports(path) for name, path in paths.items()}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    assert set(graph) <= set(order)
+
+
+def test_training_imports_no_test_and_every_folder_of_it_has_its_layer() -> None:
+    assert not [path for path in TRAINING.rglob("*.py") if "tests" in absolute_imports(path)]
+    assert {path.parent.name for path in TRAINING.glob("*/*.py")} == set(TRAINING_ROOMS)
+
+
+def test_architecture_page_names_every_module_and_folder() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    named = {word.strip(" `/") for row in rows for word in row.split(",")}
+    modules = {path.stem for folder in (PACKAGE, TRAINING) for path in folder.glob("*.py")} - {"__init__"}
+    assert {*modules, *ROOMS, *TRAINING_ROOMS} == named - {"modules", "---", ""}
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)

@@ -133,8 +133,8 @@ def check_model(recipe: Recipe) -> None:
     set_attention(model, name)
     if recipe.kind.is_parallel and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
         raise UserError(
-            f"decoding.length_beam_size: got {size}, and the model tells {model.num_length_classes} lengths apart; "
-            "give a smaller one."
+            f"decoding.length_beam_size: got {size}, and the model has {model.num_length_classes} length classes; "
+            "give at most as many."
         )
 
 

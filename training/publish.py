@@ -46,7 +46,7 @@ def read_results(run: Path) -> dict[str, Any]:
         results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
-            f"{run}: holds no finished run, for it has no {RESULTS}; give the training command again to finish it, or "
+            f"{run}: has no {RESULTS}, so it holds no finished run; give the training command again to finish it, or "
             "the folder of another."
         ) from error
     except ValueError as error:
@@ -121,7 +121,7 @@ def upload(
     try:
         repository = api.create_repo(repository, private=private, exist_ok=True).repo_id
         if private and not api.model_info(repository).private:
-            raise UserError(f"{repository}: is there and public; make it private on the Hub, or choose another name.")
+            raise UserError(f"{repository}: exists and is public; make it private on the Hub, or give another name.")
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -135,11 +135,12 @@ def upload(
     except Exception as error:  # of the client, of HTTP, of the network
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise UserError(
-                f"{repository}: the Hub refused ({error_chain(error)}); give the token of somebody who may write there."
+                f"{repository}: the Hub denied the upload ({error_chain(error)}); log in with a token that may write "
+                "there."
             ) from error
         raise UserError(
-            f"{repository}: the upload broke off ({error_chain(error)}); what the repository shows is whole, as it was "
-            "or as it was to be; do the same again."
+            f"{repository}: the upload broke off ({error_chain(error)}). The repository shows the complete upload or "
+            "nothing of it; give the same command again."
         ) from error
 
 
@@ -209,7 +210,7 @@ def publish(
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if dry_run is not None and dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):
-        raise UserError(f"{dry_run}: holds something already; give another --dry_run.")
+        raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
     model, tokenizer = load(run)
     if dry_run is not None:
         dry_run.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def prepare_folder(recipe: Recipe) -> Path:
 
 
 def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None:
-    """Check that a run which gets other steps keeps the steps in which the share that GLAT shows changes.
+    """Check that a run which gets other steps keeps the number of steps over which the share of shown words changes.
 
     Args:
         names: the fields in which the recipe differs from the run.
@@ -99,8 +99,8 @@ def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None
     if name in names and set(names) <= {name, *LIMIT_FIELDS, *EXECUTION_FIELDS}:
         before = stored_recipe(folder)["training"]["glancing_steps"]
         raise UserError(
-            f"{name}: the run in {folder} changes the share that it shows over {before} steps, got "
-            f"{recipe.training.glancing_steps}; give --{name}={before} to resume or extend it."
+            f"{name}: the run in {folder} was begun with another; got {recipe.training.glancing_steps}, expected "
+            f"{before}. Give --{name}={before} to resume or extend it."
         )
 
 

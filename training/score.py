@@ -196,8 +196,8 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
     if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
-        what = "is there already" if options.output.exists() else "lies in no folder"
-        raise UserError(f"--output={options.output}: {what}; give a new file in a folder that is there.")
+        what = "exists already" if options.output.exists() else "its folder does not exist"
+        raise UserError(f"--output={options.output}: {what}; give a new file in an existing folder.")
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)

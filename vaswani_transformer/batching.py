@@ -288,7 +288,7 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
         if isinstance(self.source, Iterator):
             raise ValueError(
                 f"The source is an iterator ({type(self.source).__name__}), which ends with the first epoch; give an "
-                "object that starts anew for each iteration, such as a list or a data set."
+                "object that starts from the beginning in each iteration, such as a list or a data set."
             )
         if self.buffer_size < 10 * self.micro_batches:
             raise ValueError(

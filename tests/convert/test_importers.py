@@ -301,7 +301,7 @@ def test_file_that_is_no_checkpoint_is_an_error(content, tmp_path):
         (
             {"decoder.layers.0.fc2.bias": torch.ones(30)},
             {},
-            r"decoder.layers.0.feed_forward.fc2.bias has the shape \(30,\), and by its other weights .* \(16,\); here",
+            r"decoder.layers.0.feed_forward.fc2.bias does not fit .*; got shape \(30,\), expected \(16,\)\. Here",
         ),
         ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int, not a weight; save the"),
         (

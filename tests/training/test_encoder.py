@@ -134,7 +134,7 @@ def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe):
 def test_length_beam_above_the_classes_is_an_error_before_any_work(make_recipe, kind, count):
     check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
     with pytest.raises(
-        UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* tells {count} lengths apart"
+        UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* has {count} length classes"
     ):
         check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
 
@@ -163,7 +163,7 @@ def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe, tmp_pa
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe(*glat, "--training.steps=7"))))
     prepare_folder(make_recipe(*glat, "--training.steps=7"))
     with pytest.raises(
-        UserError, match=r"^training\.glancing_steps: .* over 7 steps, got 9; give --training\.glancing_st"
+        UserError, match=r"^training\.glancing_steps: .* got 9, expected 7\. Give --training\.glancing_st"
     ):
         prepare_folder(make_recipe(*glat, "--training.steps=9"))
     prepare_folder(make_recipe(*glat, "--training.steps=9", "--training.glancing_steps=7"))

@@ -226,7 +226,7 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(UserError, match=r"^[^\n]*results.json: holds no finished run[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*results.json: has no results.json[^\n]*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
     with pytest.raises(UserError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
@@ -266,7 +266,7 @@ def test_broken_weights_are_not_published(tmp_path, way):
 
 def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(UserError, match="holds something already; give another --dry_run"):
+    with pytest.raises(UserError, match="is not empty; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
 
 
@@ -450,11 +450,11 @@ def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path):
     assert hub.messages(REPOSITORY) == ["Publish a run"]
     (tmp_path / "found.safetensors").write_bytes(hub.files(REPOSITORY)["model.safetensors"])
     assert torch.equal(load_file(tmp_path / "found.safetensors")["weight"], torch.arange(9.0))
-    assert public == "somebody/own: is there and public; make it private on the Hub, or choose another name."
+    assert public == "somebody/own: exists and is public; make it private on the Hub, or give another name."
     assert re.fullmatch(
-        r"another/own: the Hub refused \(.*403.*no rights to create .*\); give the token of .*", foreign
+        r"another/own: the Hub denied the upload \(.*403.*no rights to create .*\); log in with a token .*", foreign
     )
-    assert re.fullmatch(r"somebody/own: the Hub refused \(.*401.*\); give the token of .*", unknown)
+    assert re.fullmatch(r"somebody/own: the Hub denied the upload \(.*401.*\); log in with a token .*", unknown)
 
 
 SHARDED = """

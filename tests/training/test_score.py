@@ -238,9 +238,7 @@ def test_existing_output_file_is_not_overwritten(run, tmp_path):
     (tmp_path / "scores.json").write_text("mine")
     _, errors, status = run("--output", tmp_path / "scores.json")
     assert (status, (tmp_path / "scores.json").read_text()) == (2, "mine")
-    assert (
-        errors == f"--output={tmp_path / 'scores.json'}: is there already; give a new file in a folder that is there.\n"
-    )
+    assert errors == f"--output={tmp_path / 'scores.json'}: exists already; give a new file in an existing folder.\n"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +248,10 @@ def test_existing_output_file_is_not_overwritten(run, tmp_path):
         (["--data.test=nothing.jsonl"], "nothing.jsonl: there is no such file; set data.path"),
         (["--data.target=fr"], "no side 'fr' (found: en, de)"),
         (["--nothing=1"], "nothing: no such key; a recipe has"),
-        (["--output=/nothing/scores.json"], "--output=/nothing/scores.json: lies in no folder; give a new file"),
+        (
+            ["--output=/nothing/scores.json"],
+            "--output=/nothing/scores.json: its folder does not exist; give a new file",
+        ),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
         (["--batch_tokens=0"], "argument --batch_tokens: got '0', expected an integer of at least 1"),
         (

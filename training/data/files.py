@@ -49,7 +49,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\n")
     except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
-            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a whole .gz file."
+            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a complete .gz "
+            "file."
         ) from error
     except OSError as error:
         raise UserError(

@@ -197,8 +197,8 @@ def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dic
             raise UserError(f"{name}: has {key}, which a model with its other weights does not have.")
         if weight.shape != expected[key].shape:
             raise UserError(
-                f"{name}: {key} has the shape {tuple(weight.shape)}, and by its other weights and settings the model "
-                f"{tuple(expected[key].shape)}; here all layers are alike."
+                f"{name}: {key} does not fit the other weights and settings; got shape {tuple(weight.shape)}, expected "
+                f"{tuple(expected[key].shape)}. Here all layers have the same shape."
             )
     model.load_state_dict(weights)
 

@@ -145,7 +145,7 @@ class CTranslate2Engine:
             raise UserError(f"length_penalty_type is {self.penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         for name, value in (("length_penalty", self.alpha), ("patience", self.patience)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise UserError(f"{name} is {value!r}, expected a finite number; set it, or save it anew.")
+                raise UserError(f"{name} is {value!r}, expected a finite number; set it, or convert the model again.")
         if not 1 <= self.num_translations <= self.num_beams:
             raise UserError(
                 f"num_return_sequences ({self.num_translations}) is not from 1 to num_beams ({self.num_beams}); raise "
