@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import torch
@@ -12,7 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.helpers import ROOT
-from training.checkpoints import all_checkpoints, complete_checkpoints, remove, step_of
+from training.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
@@ -87,6 +88,15 @@ def kill(process):
     for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         member.kill()
     process.communicate()
+
+
+def kill_after(step, process, folder):
+    """Kill a run after its checkpoint of this step; return its last checkpoint."""
+    while (last_checkpoint(folder) is None or step_of(last_checkpoint(folder)) < step) and process.poll() is None:
+        time.sleep(0.02)
+    kill(process)
+    assert not (folder / "results.json").exists()
+    return last_checkpoint(folder)
 
 
 def finish(process, seconds=300):

@@ -1,4 +1,4 @@
-"""Publishing a run: the uploaded files, the card, and interrupted uploads."""
+"""Publishing a run: what is checked before any work, the uploaded files, and interrupted uploads."""
 
 import getpass
 import json
@@ -6,214 +6,25 @@ import re
 import socket
 from pathlib import Path
 
-import jinja2
-import jinja2.meta
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
 
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
-from tests.hub_server import Hub, client_environment, metadata_errors, serving
+from tests.hub_server import Hub, client_environment, serving
+from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import equal, weights
-from training.kinds import KINDS
 from training.publish import NEEDED, main, publish
-from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe, to_dict
-from training.report import card as card_module
-from training.report.card import CURVE_ROWS, make_card, sample_entries
+from training.recipe import load_recipe, to_dict
 from training.report.licenses import LICENSES
 from training.train import run
 from vaswani_transformer.errors import UserError
 
 TOKEN = "hf_of_somebody"
-REPOSITORY = "somebody/own"
 RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")
-SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
-CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
-
-
-def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
-    """Return the `results.json` of an invented run; `scores` are those of validation and test."""
-    tree = to_dict(Recipe(name="somebody's run"))
-    tree["data"] |= {"kind": kind, "path": path}
-    results = {
-        "name": "somebody's run",
-        "recipe": tree,
-        "data": {split: {"pairs": 16, "sha256": "0" * 64} for split in ("train", "validation", "test")},
-        "commit": commit,
-        "versions": {"python": "3.11.0", "vaswani_transformer": "0.1.0"},
-        "hardware": {"cpu": "a CPU", "cores": 2, "threads": 2, "memory": 8.0, "accelerators": {}},
-        "processes": 1,
-        "parameters": 1_234_567,
-        "steps": 100 * evaluations,
-        "flops": 1.5e12,
-        "curve": [
-            entry
-            for step in range(100, 100 * evaluations + 1, 100)
-            for entry in (
-                {"step": step, "loss": 500 / step},
-                {"step": step, "eval_loss": 400 / step, "eval_perplexity": 2.0, "eval_bleu": step / 10},
-            )
-        ],
-        "time": {"forward": 3725.0, "other": 0.0},
-        "seconds": 3725.0,
-    }
-    validation, test = scores
-    if validation is not None:
-        results["validation"] = {"loss": 1.0, "perplexity": 2.7, "bleu": validation, "signature": SIGNATURE}
-    if test is not None:
-        results["test"] = {"bleu": test, "signature": SIGNATURE, "chrf": 50.0, "chrf_signature": CHRF_SIGNATURE}
-        results["test"] |= {"sentences": 16, "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}]}
-    return results
-
-
-scores = st.none() | st.floats(0, 100)
-
-
-@settings(max_examples=12)
-@given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
-def test_model_index_holds_every_bleu_with_its_signature(fields, data):
-    results = results_of(*data, scores=fields)
-    card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
-    read_back = {
-        (one.dataset_split, one.metric_type): (one.metric_value, one.metric_args)
-        for one in card.data.eval_results or []
-    }
-    expected = {}
-    for split, score in zip(("validation", "test"), fields, strict=True):
-        if score is not None:
-            name = split if data[0] != "hub" else results["recipe"]["data"][split]
-            expected[name, "bleu"] = (round(score, 2), {"signature": SIGNATURE})
-            assert f"BLEU {score:.2f}, `{SIGNATURE}`" in card.text
-    if fields[1] is not None:
-        name = "test" if data[0] != "hub" else results["recipe"]["data"]["test"]
-        expected[name, "chrf"] = (50.0, {"signature": CHRF_SIGNATURE})
-    assert read_back == expected
-    assert metadata_errors(str(card)) == []
-
-
-def test_template_has_no_field_without_a_value(monkeypatch):
-    asked = jinja2.meta.find_undeclared_variables(
-        jinja2.Environment().parse(card_module.TEMPLATE.read_text(encoding="utf-8"))
-    )
-    given_fields = {}
-
-    def watched(*_, template_path, **fields):
-        given_fields.update(fields)
-
-    monkeypatch.setattr(card_module.ModelCard, "from_template", watched)
-    make_card(results_of(), REPOSITORY)
-    assert asked == given_fields.keys() | {"card_data"}
-    assert all(str(value).strip() for value in given_fields.values())
-
-
-def test_card_has_languages_data_license_size_time_hardware_and_code():
-    commit = {"hash": "a" * 40, "dirty": True}
-    text = str(make_card(results_of(commit=commit), REPOSITORY, "cc-by-nc-4.0"))
-    for fact in (
-        "language:\n- en\n- de\n",
-        "license: cc-by-nc-4.0",
-        "| Data | multi30k |",
-        "| Parameters | 1,234,567 |",
-        "1 h 2 min 5 s in all: forward 100%",
-        "2 cores of a CPU, 8.0 GiB; 1 process",
-        "a" * 40 + ", with changes of its own",
-        "| 300 | 1.667 | 1.333 | 2.00 | 30.00 |",
-        "--data.path=FOLDER",
-    ):
-        assert fact in text
-    streamed = results_of("hub", "wmt/wmt14")
-    streamed["data"]["train"]["first_of_stream"] = True
-    hub = make_card(streamed, REPOSITORY)
-    assert "| train, the first of a stream | 16 |" in hub.text
-    assert hub.data.datasets == ["wmt/wmt14"]
-    assert "--data.path" not in hub.text
-
-
-PARALLEL_CARDS = {
-    "nat": ({}, "A non-autoregressive Transformer (NAT, ", {"vaswani_nat", "nat"}, "1 pass over the predicted length"),
-    "glat": ({"glancing": [0.5, 0.3]}, "A Glancing Transformer (GLAT, ", {"vaswani_nat", "glat"}, "1 pass over the "),
-    "cmlm": ({}, "A conditional masked language model (CMLM, ", {"vaswani_cmlm", "cmlm"}, "10 passes over the predict"),
-}
-
-
-@pytest.mark.parametrize("variant", PARALLEL_CARDS)
-def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
-    training, first, tags, search = PARALLEL_CARDS[variant]
-    recipe = Recipe(
-        name="own",
-        model={"kind": "cmlm" if variant == "cmlm" else "nat", "d_model": 256},
-        data=DataRecipe(path="multi30k", distilled="runs/distilled"),
-        training=TrainingRecipe(encoder_from="runs/teacher", **training),
-    )
-    results = results_of() | {"recipe": to_dict(recipe)}
-    for entry in results["curve"]:
-        entry.pop("eval_perplexity", None)
-    card = make_card(results, REPOSITORY)
-    (opening,) = [line for line in card.text.splitlines() if line.endswith("trained with")]
-    assert opening.startswith(first)
-    assert card_module.AT_ONCE in opening
-    assert {*tags, "non-autoregressive"} <= set(card.data.tags)
-    assert not {"attention-is-all-you-need", "vaswani_transformer"} & set(card.data.tags)
-    for fact in (
-        f"| Model | {variant.upper()} in the shape of the paper's base with d_model 256; encoder and embeddings began",
-        "| Data | multi30k; training targets replaced by a teacher's outputs |",
-        "| step | loss | validation loss | BLEU |",
-        "| 300 | 1.667 | 1.333 | 30.00 |",
-        f"`generation_config.json`: {search}",
-        "each predicted without the others; it is no perplexity",
-    ):
-        assert fact in card.text
-    assert "The original Transformer" not in card.text
-
-
-def test_card_of_engine_names_the_start_the_loss_and_the_rate():
-    models = {"energy_from": "runs/teacher", "start_from": "runs/cmlm"}
-    training = TrainingRecipe(optimizer="radam", learning_rate=0.0005, learning_rate_decay=1.0, **models)
-    recipe = to_dict(Recipe(model={"kind": "cmlm"}, data=DataRecipe(path="multi30k"), training=training))
-    text = make_card(results_of() | {"recipe": recipe}, REPOSITORY).text
-    assert "| Model | CMLM in the shape of the paper's base; all weights began as another trained model's |" in text
-    assert "RAdam, constant learning rate 0.0005; the loss is the energy under a teacher, ENGINE" in text
-    recipe["training"] |= {"energy_from": None, "learning_rate_decay": 0.8}
-    text = make_card(results_of() | {"recipe": recipe}, REPOSITORY).text
-    assert "learning rate 0.0005 decaying exponentially; fp32" in text
-
-
-def test_every_kind_of_model_has_a_first_sentence():
-    assert set(KINDS) <= set(card_module.INTRODUCTIONS)
-    assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}
-
-
-def test_example_of_the_card_has_the_sentence_that_was_translated():
-    (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
-    (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
-    assert json.loads(text) == 'say "\u00e4"\n'
-    assert card_module.FALLBACK_EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
-
-
-def test_card_shows_published_scores_next_to_those_of_the_test_set():
-    results = results_of()
-    results["recipe"]["published"] = "41.02 tokenized BLEU by somebody"
-    line = "- published on the same test set: 41.02 tokenized BLEU by somebody"
-    assert line in make_card(results, REPOSITORY).text.splitlines()
-    del results["test"]
-    assert line not in make_card(results, REPOSITORY).text
-    assert "published on" not in make_card(results_of(), REPOSITORY).text
-
-
-@given(st.lists(st.floats(0, 100), max_size=60))
-def test_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
-    entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
-    shown = sample_entries(entries, "eval_bleu")
-    assert len(shown) <= CURVE_ROWS + 1
-    assert [entry["step"] for entry in shown] == sorted({entry["step"] for entry in shown})
-    if entries:
-        assert (shown[0], shown[-1]) == (entries[0], entries[-1])
-        assert max(bleus) == max(entry["eval_bleu"] for entry in shown)
 
 
 @pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])

@@ -1,0 +1,189 @@
+"""A run that was killed, interrupted or extended goes through the steps of an uninterrupted one."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.training.runs import (
+    TIRED,
+    TWO_PROCESSES,
+    equal,
+    finish,
+    kill_after,
+    rewind,
+    same_checkpoints,
+    start,
+    weights,
+)
+from training import train
+from training.checkpoints import last_checkpoint, step_of
+from training.recipe import load_recipe
+from training.run_folder import prepare_folder
+from training.train import prepare, run
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UserError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
+def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
+    """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch."""
+    arguments = [*arguments, "--training.steps=40"]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(arguments, uninterrupted, launcher=launcher))
+    assert step_of(kill_after(9, start(arguments, killed, launcher=launcher), killed)) < 40
+    finish(start(arguments, killed, launcher=launcher))
+    assert same_checkpoints(uninterrupted, killed)
+    results = json.loads((killed / "results.json").read_text())
+    assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
+def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_path, end):
+    folder = tmp_path / "run"
+    settings = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
+    first = run(load_recipe(settings[0], settings[1:]))
+    before = weights(folder)
+    (folder / "results.json").unlink()  # killed while the test set was translated
+    again = run(load_recipe(settings[0], settings[1:]))
+    assert again["steps"] == first["steps"] < 30
+    assert again["test"]["bleu"] == first["test"]["bleu"]
+    assert equal(before, weights(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["--training.steps=7", "--training.minutes=0.001"])
+def test_finished_run_with_larger_limits_equals_one_that_began_with_them(arguments, tmp_path, limit):
+    settings = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
+    short, long = tmp_path / "short", tmp_path / "whole"
+    first = run(load_recipe(arguments[0], [*settings, limit, f"--output_dir={short}"]))
+    assert first["steps"] < 12
+    kept, model = (short / "results.json").read_text(), weights(short)
+    for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
+        with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
+            run(load_recipe(arguments[0], [*settings, *more, f"--output_dir={short}"]))
+    assert (short / "results.json").read_text() == kept
+    cut = shutil.copytree(short, tmp_path / "cut")
+    rewind(cut, first["steps"])
+    less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
+    with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
+        prepare_folder(less)
+    remarks = ["--expected=better", "--published=as good"]
+    again = run(load_recipe(arguments[0], [*settings, *remarks, f"--output_dir={short}"]))
+    true = run(load_recipe(arguments[0], [*settings, f"--output_dir={long}"]))
+    assert again["recipe"]["published"] == "as good"
+    assert again["steps"] == true["steps"] == 12
+    before = short / f"finished-{first['steps']}"
+    assert (before / "results.json").read_text() == kept
+    assert equal(weights(before), model)
+    assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(before), VaswaniTransformerForConditionalGeneration)
+    assert AutoTokenizer.from_pretrained(before)("a").input_ids == AutoTokenizer.from_pretrained(short)("a").input_ids
+    assert again["test"]["bleu"] == true["test"]["bleu"]
+    assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(long / "checkpoints" / "checkpoint-12"))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
+def test_data_that_changed_since_the_run_began_is_an_error(arguments, tmp_path, split, change):
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    prepare(recipe, prepare_folder(recipe))
+    path = tmp_path / "data" / f"{split}.jsonl"
+    good = path.read_text()
+    path.write_text(change(good))
+    with pytest.raises(
+        UserError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
+    ):
+        prepare(recipe, prepare_folder(recipe))
+    path.write_text(good)
+    prepare(recipe, prepare_folder(recipe))
+
+
+@pytest.mark.slow
+def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(arguments, tmp_path, caplog):
+    """A step is the same for any split into micro-batches."""
+    settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
+    uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
+    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={uninterrupted}"]))
+    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={other}"]))
+    rewind(other, 3)
+    more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        more += ["--training.gradient_checkpointing=true", "--training.on_divergence=skip"]
+        results = run(load_recipe(settings[0], [*settings[1:], *more, f"--output_dir={other}"]))
+    assert results["recipe"]["training"]["device_tokens"] == 20
+    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 6, 8]
+    first, second = (
+        weights(uninterrupted / "checkpoints" / "checkpoint-9"),
+        weights(other / "checkpoints" / "checkpoint-9"),
+    )
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
+    assert "Resuming from step 3 of 9." in caplog.text
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    with pytest.raises(UserError, match=r"holds a finished run"):
+        run(load_recipe(settings[0], [*settings[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
+
+
+def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(arguments, tmp_path):
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    prepare(recipe, prepare_folder(recipe))
+    before = (tmp_path / "run" / "recipe.yaml").read_text()
+    other = load_recipe(
+        arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
+    )
+    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
+        prepare(other, prepare_folder(other))
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
+    """The output includes that of the libraries."""
+    settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
+    for _ in range(2):
+        process = start(settings, tmp_path / "run")
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
+        rewind(tmp_path / "run", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
+def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
+    """Torch's launcher adds a traceback and another exit status."""
+    settings, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
+    process = start(settings, folder, launcher=launcher)
+    while last_checkpoint(folder) is None and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if "Interrupted" in line]
+    assert lines == ["Interrupted; the same command resumes the run from its last checkpoint."]
+    if not launcher:
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+    step = step_of(last_checkpoint(folder))
+    _, again = start([*settings, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
+    assert f"Resuming from step {step} of {step + 3}." in again
+
+
+@pytest.mark.parametrize("phase", ["load_pairs", "tokenize", "validation_scores"])
+def test_interruption_in_any_phase_ends_the_command_with_one_line(arguments, tmp_path, monkeypatch, capsys, phase):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, phase, interrupt)
+    with pytest.raises(SystemExit) as end:
+        train.main([*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")

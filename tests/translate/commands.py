@@ -1,0 +1,20 @@
+"""The lines that the tests of the command translate, and the command in another process."""
+
+import os
+import subprocess
+import sys
+
+from tests.helpers import PAIRS, ROOT
+
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+
+
+def lines(texts):
+    return "".join(f"{text}\n" for text in texts)
+
+
+def start(folder, *arguments, **pipes):
+    """Start the command in another process."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    module = [sys.executable, "-m", "vaswani_transformer.translate", folder]
+    return subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)

@@ -1,0 +1,40 @@
+"""A saved model, and the command that runs it in this process."""
+
+import io
+import sys
+
+import pytest
+
+from tests.helpers import model_of_pairs
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.translate import command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Save the model of pairs with the paper's search."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config)
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    saved = tmp_path_factory.mktemp("model")
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsysbinary):
+    """Return a function that runs the command in this process and returns its output, errors and status."""
+
+    def run(*arguments, stdin=b"", model=folder):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([str(model), *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run
