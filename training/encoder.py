@@ -1,4 +1,7 @@
-"""Start a model from the encoder and the embeddings of a teacher (`training.encoder_from`)."""
+"""Start a model from the encoder and the embeddings of a teacher (`training.encoder_from`).
+
+A teacher with fewer encoder layers gives the first ones.
+"""
 
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from vaswani_transformer.checked_loading import load_config, load_model, load_to
 from vaswani_transformer.errors import UserError
 
 SHAPE = (
-    *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "encoder_layers", "activation_function"),
+    *("d_model", "d_ff", "num_heads", "head_dim", "value_head_dim", "activation_function"),
     *("position_embedding", "max_position_embeddings", "attention_bias", "scale_embedding"),
     *("attention_window", "layer_norm_eps"),
 )
@@ -31,7 +34,7 @@ def teacher_to_start_from(recipe: Recipe, folder: Path) -> str | None:
 
 
 def check_encoder(recipe: Recipe, folder: Path) -> None:
-    """Check, before the data is read, that the teacher is autoregressive and its encoder has the model's shape.
+    """Check, before the data is read, that the teacher is autoregressive and its encoder's layers fit the model's.
 
     Raises:
         UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
@@ -40,6 +43,11 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
         return
     teacher = load_config(name, VaswaniTransformerConfig.model_type, "training.encoder_from")
     expected = recipe.model_config(vocab_size=teacher.vocab_size)
+    if teacher.encoder_layers > expected.encoder_layers:
+        raise UserError(
+            f"training.encoder_from: {name} has {teacher.encoder_layers} encoder layers, and the recipe only "
+            f"{expected.encoder_layers}; set model.encoder_layers, or name another teacher."
+        )
     for field in SHAPE:
         is_unused = field == "max_position_embeddings" and expected.position_embedding != "learned"
         if not is_unused and (theirs := getattr(teacher, field)) != (ours := getattr(expected, field)):
@@ -79,7 +87,7 @@ def check_same_vocabulary(field: str, name: str, tokenizer: PreTrainedTokenizerB
 
 
 def load_encoder(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
-    """Copy the teacher's encoder and embeddings into a new model; an added `<mask>` keeps its random embedding.
+    """Copy the teacher's encoder layers and embeddings into a new model; an added `<mask>` keeps its random embedding.
 
     Raises:
         UserError: the teacher's weights cannot be loaded.

@@ -48,14 +48,18 @@ def pairs():
     return DatasetDict(train=Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]}))
 
 
-@pytest.mark.parametrize("kind", ["autoregressive", "nat", "cmlm"])
-def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind):
-    """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher."""
+@pytest.mark.parametrize(("kind", "layers"), [("autoregressive", 2), ("autoregressive", 3), ("nat", 2), ("cmlm", 2)])
+def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind, layers):
+    """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher.
+
+    The teacher's two encoder layers are the model's first ones.
+    """
     recipe = make_recipe(
         f"--model.kind={kind}",
         f"--training.encoder_from={teacher}",
         f"--tokenizer.path={teacher}",
         "--model.dropout=0.3",
+        f"--model.encoder_layers={layers}",
     )
     check_encoder(recipe, tmp_path / "run")
     tokenizer = make_tokenizer(recipe, pairs)
@@ -73,7 +77,8 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teac
             assert torch.equal(weight[:rows], taught["model.shared.weight"])
             assert torch.equal(weight[rows:], before[name][rows:])
         else:
-            assert torch.equal(weight, taught[name] if name.startswith("model.encoder.") else before[name]), name
+            is_taught = name.startswith("model.encoder.") and name in taught
+            assert torch.equal(weight, taught[name] if is_taught else before[name]), name
 
 
 def test_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
@@ -95,7 +100,11 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(make_recipe, t
         (other, [], r"^training\.encoder_from: .*nat: is a model of another type; got 'vaswani_nat', expected 'vas"),
         (tmp_path / "bart", [], r"^training\.encoder_from: .*bart: .* got 'bart', expected 'vaswani_transformer'\. N"),
         (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
-        (teacher, ["--model.encoder_layers=3"], r"^training\.encoder_from: .* has encoder_layers 2, and the recipe 3"),
+        (
+            teacher,
+            ["--model.encoder_layers=1"],
+            r"^training\.encoder_from: .* has 2 encoder layers, .* only 1; set model",
+        ),
         (
             window,
             [],
