@@ -106,6 +106,23 @@ def test_pre_commit_accepts_its_configuration():
     assert {"ruff-check", "ruff-format", "ty"} <= set(hooks)
 
 
+def test_pre_commit_has_nothing_to_change():
+    """The hooks for white space and YAML would, on the next change of such a file, change or reject it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    paths = [ROOT / name for name in listed.stdout.splitlines() if not re.search(config["exclude"], name)]
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"[ \t]$", text, re.MULTILINE), path
+        assert not text or re.search(r"[^\n]\n\Z", text), path
+        if path.suffix in (".yml", ".yaml"):
+            list(yaml.parse(text))
+    hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
+    assert hooks["check-yaml"]["args"] == ["--unsafe"]  # for the tags of mkdocs.yml
+
+
 def test_changelog_keeps_its_format():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
