@@ -41,6 +41,16 @@ def cpu_dtypes() -> list[str]:
 DTYPES = cpu_dtypes()
 
 
+def uneven_model(seed=0, **overrides):
+    """Return a tiny model with large random weights, norms and biases too, so that searches differ."""
+    model = tiny_model(**overrides)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data = noise * (0.4 if weight.dim() > 1 else 0.3) + name.endswith("norm.weight")
+    return model
+
+
 def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with large random weights and biases."""
     model = tiny_model(**overrides)

@@ -1,22 +1,19 @@
 """README and docs: every Python block runs, every shell command parses, every link has a target, the site builds."""
 
-import argparse
 import ast
 import html
-import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from transformers import AutoTokenizer, GenerationConfig
 
+from tests.command_parsers import PROGRAMS, commands_of
 from tests.helpers import ROOT, run_python
 from tests.hub_server import Hub, client_environment, serving
 from training.recipe import load_recipe
@@ -150,182 +147,6 @@ def test_figures_are_drawn(page_outputs):
     _, folder = page_outputs(page_with("draw_attention")[0])
     pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
     assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png", "learning-rate.png"}
-
-
-class ParsedError(Exception):
-    """A command's own parser accepted its arguments."""
-
-
-def parse_with_argparse(module: str, arguments: list[str]) -> None:
-    """Run a command's `main` up to the end of its parsing."""
-    original = argparse.ArgumentParser.parse_args
-    original_known = argparse.ArgumentParser.parse_known_args
-
-    def parse_args(parser, *args, **kwargs):
-        original(parser, *args, **kwargs)
-        raise ParsedError
-
-    def parse_known_args(parser, *args, **kwargs):
-        parsed = original_known(parser, *args, **kwargs)
-        if sys._getframe(1).f_code.co_name != "parse_args":
-            raise ParsedError
-        return parsed
-
-    main = getattr(importlib.import_module(module), "main", None) or importlib.import_module(f"{module}.__main__").main
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        # they read a recipe from the arguments that their parsers leave
-        if module in ("training.score", "training.distill", "training.table3"):
-            patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
-        patch.setattr(sys, "argv", [module, *arguments])
-        with pytest.raises(ParsedError):
-            main()
-
-
-def parse_recipe_fields(arguments: list[str]) -> None:
-    recipe, fields = arguments[0], arguments[1:]
-    load_recipe(ROOT / recipe, fields)
-
-
-def parse_with_recipe(module: str, arguments: list[str]) -> None:
-    parse_with_argparse(module, arguments)
-    fields = [argument for argument in arguments if re.match(r"--\w+\.\w+=", argument)]
-    parse_recipe_fields([arguments[1], *fields])
-
-
-def parse_table3(arguments: list[str]) -> None:
-    parse_with_argparse("training.table3", arguments)
-    table_options = ("--rows=", "--seeds=", "--output_dir=")
-    parse_recipe_fields([argument for argument in arguments if not argument.startswith(table_options)])
-
-
-def parse_launch(arguments: list[str]) -> None:
-    """Parse with the launcher's checks, then parse the module that it starts."""
-    parsed = launch_command_parser().parse_args(arguments)
-    if parsed.config_file:
-        parsed.config_file = str(ROOT / parsed.config_file)
-    _validate_launch_command(parsed)
-    assert parsed.module
-    parse_module([parsed.training_script, *parsed.training_script_args])
-
-
-def parse_pip(arguments: list[str]) -> None:
-    """Parse with pip's own parser; the extras that a command names exist.
-
-    It runs in another process: importing pip turns off the distutils of setuptools, which torch's compiler needs.
-    """
-    script = (
-        "import sys; from pip._internal import commands; commands.create_command(sys.argv[1]).parse_args(sys.argv[2:])"
-    )
-    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for names in re.findall(r"\[([\w,]+)\]", " ".join(arguments)):
-        assert set(names.split(",")) <= extras.keys()
-
-
-def parse_pytest(arguments: list[str]) -> None:
-    config = pytest.Config.fromdictargs({}, [str(ROOT / "tests" / "test_public_names.py")])
-    if any(argument.startswith("-n") for argument in arguments):
-        pytest.importorskip("xdist")
-    _, unknown = config._parser.parse_known_and_unknown_args(arguments)
-    assert not unknown
-
-
-def parse_mkdocs(arguments: list[str]) -> None:
-    mkdocs = pytest.importorskip("mkdocs.__main__", reason="the docs extra is not installed")
-    name, *rest = arguments
-    mkdocs.cli.commands[name].make_context(name, list(rest))
-
-
-def parse_pre_commit(arguments: list[str]) -> None:
-    pytest.importorskip("pre_commit")
-    parse_with_argparse("pre_commit.main", arguments)
-
-
-def parse_hf(arguments: list[str]) -> None:
-    """Ask for the help of each sub-command, which fails if there is none."""
-    for count in range(1, len(arguments) + 1):
-        arguments_so_far = [*arguments[:count], "--help"]
-        code = f"import sys; sys.argv = ['hf', *{arguments_so_far}]; from huggingface_hub.cli.hf import main; main()"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
-def parse_tensorboard(arguments: list[str]) -> None:
-    from tensorboard import program
-
-    program.TensorBoard().configure(["tensorboard", *arguments])
-
-
-def parse_by_help(program: str, arguments: list[str]) -> None:
-    """Check the options of a program outside Python: its help for the sub-command names each."""
-    options = [argument for argument in arguments if argument.startswith("-")]
-    command = [str(Path(sys.executable).parent / program), arguments[0], "--help"]
-    help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(option.partition("=")[0] in help_text for option in options)
-
-
-def parse_module(arguments: list[str]) -> None:
-    """Parse `python -m MODULE`."""
-    module, *rest = arguments
-    parsers = {
-        "pip": parse_pip,
-        "pytest": parse_pytest,
-        "training.train": parse_recipe_fields,
-        "training.score": lambda given: parse_with_recipe("training.score", given),
-        "training.distill": lambda given: parse_with_recipe("training.distill", given),
-        "training.table3": parse_table3,
-        "venv": lambda given: parse_with_argparse("venv", given),
-    }
-    if module in parsers:
-        parsers[module](rest)
-    else:
-        assert module.startswith(("training.", "tests.", "vaswani_transformer.")), module
-        parse_with_argparse(module, rest)
-
-
-def parse_python(arguments: list[str]) -> None:
-    if arguments[0] == "-m":
-        parse_module(arguments[1:])
-    else:
-        assert (ROOT / arguments[0]).is_file()
-
-
-PROGRAMS = {
-    "accelerate": lambda arguments: parse_launch(arguments[1:]),
-    "hf": parse_hf,
-    "mkdocs": parse_mkdocs,
-    "pip": parse_pip,
-    "pre-commit": parse_pre_commit,
-    "python": parse_python,
-    "ruff": lambda arguments: parse_by_help("ruff", arguments),
-    "tensorboard": parse_tensorboard,
-    "ty": lambda arguments: parse_by_help("ty", arguments),
-    "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
-    "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parse.command", arguments),
-    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate.command", arguments),
-}
-
-
-def commands_of(block: str) -> list[list[str]]:
-    """Return the words of every command of a shell block, without redirections, variables and the activation."""
-    commands = []
-    for line in block.replace("\\\n", " ").splitlines():
-        words: list[str] = []
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
-        lexer.whitespace_split = True
-        for word in [*lexer, "&&"]:
-            if set(word) <= set(";&|"):
-                commands.append(words)
-                words = []
-            else:
-                words.append(word)
-    for words in commands:
-        for sign in ("<", ">"):
-            if sign in words:
-                del words[words.index(sign) : words.index(sign) + 2]
-        while words and re.fullmatch(r"\w+=\S*", words[0]):
-            del words[0]
-    return [words for words in commands if words and words[0] not in (".", "export", "cd")]
 
 
 COMMANDS = sorted(

@@ -1,4 +1,4 @@
-"""The progress of a run, its metrics, and the shares of its time."""
+"""The progress and the metrics of a run, and the time that they count, also after an interruption."""
 
 import itertools
 import json
@@ -13,22 +13,20 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback, TrainerControl, TrainerState, set_seed
 
-from tests.helpers import ROOT, random_tokens, tiny_config
+from tests.helpers import ROOT
+from tests.training.monitor.fake_stopwatch import FakeStopwatch
 from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, start
 from training import train
 from training.callbacks import LossTieBreaker, TimeLimitCallback
 from training.checkpoints import mark_complete
 from training.checks import model_config
-from training.monitor.flops import peak_teraflops, training_flops
+from training.monitor.flops import training_flops
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
-from training.monitor.stopwatch import PHASES, CudaStopwatch, Stopwatch, phase_shares, time_line
+from training.monitor.stopwatch import PHASES
 from training.recipe import load_recipe
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -36,137 +34,6 @@ from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
 
 CPU = torch.device("cpu")
-
-
-class FakeStopwatch(Stopwatch):
-    """A stopwatch whose time advances only by the test."""
-
-    def __init__(self):
-        self.now = 0
-        super().__init__()
-
-    def mark(self):
-        return self.now
-
-
-@given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 1000), st.booleans())))
-def test_phases_cover_every_moment_exactly_once(course):
-    stopwatch, expected = FakeStopwatch(), dict.fromkeys(PHASES, 0)
-    for phase, seconds, is_read in course:
-        stopwatch.enter(phase)
-        stopwatch.now += seconds
-        expected[phase] += seconds
-        if is_read:
-            stopwatch.flush()
-    stopwatch.flush()
-    assert stopwatch.seconds == expected
-    assert sum(stopwatch.seconds.values()) == stopwatch.now
-
-
-def test_device_time_counts_on_a_gpu_and_no_step_waits_for_it(monkeypatch):
-    """The device is 5 s late at the first event, and has finished when the host waits for it."""
-
-    class Event:
-        recorded, waited = 0, 0
-
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            Event.recorded += 1
-            self.milliseconds = 1000.0 * Event.recorded**2
-
-        def synchronize(self):
-            Event.waited += 1
-
-        def elapsed_time(self, later):
-            assert Event.waited
-            return later.milliseconds - self.milliseconds
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    stopwatch = CudaStopwatch()
-    stopwatch.enter("forward")
-    stopwatch.enter("backward")
-    assert not Event.waited
-    stopwatch.flush()
-    assert stopwatch.seconds == dict.fromkeys(PHASES, 0.0) | {"preparation": 3.0, "forward": 5.0, "backward": 7.0}
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=len(PHASES), max_size=len(PHASES)))
-def test_shares_sum_to_a_hundred_and_are_exact_up_to_rounding(times):
-    seconds = dict(zip(PHASES, times, strict=True))
-    shares, total = dict(phase_shares(seconds)), sum(times)
-    assert sum(shares.values()) == (100 if total else 0)
-    for phase, share in shares.items():
-        assert 0 <= share <= 100
-        assert abs(share - 100 * seconds[phase] / (total or 1)) <= 1 + 1e-9  # both its bounds are rounded
-
-
-def test_time_of_a_run_is_one_line():
-    seconds = dict(zip(PHASES, (100.0, 20.0, 300.0, 500.0, 60.0, 200.0, 10.0, 10.0), strict=True))
-    assert time_line(seconds) == (
-        "Time: 1,200.0 s = preparation 8% + data 2% + forward 25% + backward 42% + optimizer 5% + evaluation 16% "
-        "+ saving 1% + other 1%"
-    )
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
-)
-def test_flops_of_a_step_are_those_that_torch_counts(overrides):
-    """The batch has no padding, which torch would count, and eager attention, because torch lacks some fused products.
-
-    The loss comes from logits, because torch does not count a product that is written into given memory. Neither count
-    has biases, softmax or anything else than matrix products.
-    """
-    torch.manual_seed(0)
-    config = tiny_config(**overrides)
-    config._attn_implementation = "eager"
-    model = VaswaniTransformerForConditionalGeneration(config).train()
-    source, target = random_tokens(3, 7), random_tokens(3, 5)
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=source, labels=target, skip_logits=False).loss.backward()
-    lengths = torch.full((3,), 7), torch.full((3,), 5)
-    assert training_flops(config, *lengths) == counter.get_total_flops()
-
-
-def test_flops_of_a_window_grow_linearly_with_the_source():
-    """From 2 r + 1 tokens on, every further token costs the same; below that a window saves nothing."""
-    config, target = tiny_config(attention_window=3), torch.tensor([5])
-    costs = [training_flops(config, torch.tensor([length]), target) for length in range(7, 12)]
-    assert len({after - before for before, after in itertools.pairwise(costs)}) == 1
-    assert costs[0] == training_flops(tiny_config(), torch.tensor([7]), target)
-    assert costs[1] < training_flops(tiny_config(), torch.tensor([8]), target)
-
-
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5))
-def test_flops_of_a_pair_do_not_depend_on_its_batch(pairs):
-    config = tiny_config()
-    together = training_flops(config, *(torch.tensor(side) for side in zip(*pairs, strict=True)))
-    assert together == sum(training_flops(config, torch.tensor([s]), torch.tensor([t])) for s, t in pairs)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H200", "tf32", 495),
-        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "fp16", 125),
-        ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("Tesla P100-SXM2-16GB", "fp32", 10.6),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("NVIDIA A10G", "bf16", None),
-        ("NVIDIA L40S", "bf16", 362),
-        ("NVIDIA H100 80GB HBM3", "fp8", None),
-        ("", "fp32", None),
-    ],
-)
-def test_peak_rate_is_that_of_the_device_and_precision_or_unknown(name, precision, peak):
-    assert peak_teraflops(name, precision) == peak
 
 
 def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only():
