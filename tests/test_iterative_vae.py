@@ -132,7 +132,7 @@ def test_chunks_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     in_one, tokens = run()
     assert torch.equal(in_one[~is_real], states[~is_real])
     assert tokens.kl.shape == (9,)
-    monkeypatch.setattr(latent, "CHUNK", 2)
+    monkeypatch.setattr(latent, "chunk_size", lambda device: 2)
     chunked, chunked_tokens = run()
     torch.testing.assert_close(chunked, in_one, **FLOAT32)
     torch.testing.assert_close(chunked_tokens.kl, tokens.kl, **FLOAT32)

@@ -296,8 +296,9 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
             tokens = tokens.masked_fill(is_masked, mask_token_id)
             outputs = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)
-            states = outputs[0][is_masked]  # (N, d_model)
-            chosen, chosen_log_probs = self.choose_tokens(states, is_last[is_masked], settings.suppressed)
+            rows = is_masked.flatten().nonzero()[:, 0]  # (N,), for whose number an accelerator's host waits
+            states, ends = outputs[0].flatten(0, 1).index_select(0, rows), is_last.flatten().index_select(0, rows)
+            chosen, chosen_log_probs = self.choose_tokens(states, ends, settings.suppressed)
             tokens = tokens.masked_scatter(is_masked, chosen)
             log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)
             history.append(tokens)

@@ -4,6 +4,7 @@ B batch, T target, k target rows of one source row, N real positions, n of them 
 a Gumbel-softmax (Jang et al. 2017), independent at every position.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import VaswaniTransformerConfig
 from .dropout import Dropout
-from .loss import ACCELERATOR_CHUNK, CHUNK, accumulation_dtype
+from .loss import accumulation_dtype, chunk_size
 
 
 def gumbel_noise(scores: Tensor) -> Tensor:
@@ -135,6 +136,11 @@ class LatentPass:
     smoothing: float = 0.0
     tokens: list[LatentTokens] = field(default_factory=list)
 
+    @functools.cached_property
+    def real_rows(self) -> Tensor:
+        """The indices (N,) of the real positions, for whose number an accelerator's host waits once a pass."""
+        return torch.empty(0) if self.is_real is None else self.is_real.flatten().nonzero()[:, 0]
+
     def apply(self, step: LatentStep, hidden_states: Tensor, table: Tensor) -> Tensor:
         """Return the states (k B, T, d_model) after a latent step, in chunks that the backward pass recomputes.
 
@@ -144,10 +150,10 @@ class LatentPass:
         words = None if self.labels is None else self.labels.flatten().to(states.device)
         rows = None
         if self.is_real is not None and not torch.compiler.is_compiling():  # shapes would depend on the mask
-            rows = self.is_real.flatten().nonzero()[:, 0].to(states.device)
+            rows = self.real_rows.to(states.device)
         chosen = states if rows is None else states[rows]
         chosen_words = words if words is None or rows is None else words[rows]
-        size = CHUNK if states.device.type == "cpu" else ACCELERATOR_CHUNK
+        size = chunk_size(states.device)
         chunks = [None] * len(chosen.split(size)) if chosen_words is None else chosen_words.clamp(min=0).split(size)
         results = [self.chunk(step, *pair, table) for pair in zip(chosen.split(size), chunks, strict=True)]
         mixed = torch.cat([result[0] for result in results])

@@ -19,6 +19,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def chunk_size(device: torch.device) -> int:
+    """Return the number of tokens whose logits are held at a time."""
+    return CHUNK if device.type == "cpu" else ACCELERATOR_CHUNK
+
+
 class LossWorkspace:
     """Computes loss and gradient of n tokens at a time, in one buffer that every chunk uses.
 
@@ -34,7 +39,7 @@ class LossWorkspace:
     def __init__(self, hidden: Tensor, projection: Tensor, mean_weight: Tensor, smoothing: float) -> None:
         self.projection, self.mean_weight, self.smoothing = projection, mean_weight, smoothing
         is_on_cpu = hidden.device.type == "cpu"
-        self.size = max(1, min(CHUNK if is_on_cpu else ACCELERATOR_CHUNK, hidden.shape[0]))
+        self.size = max(1, min(chunk_size(hidden.device), hidden.shape[0]))
         self.rows = min(CACHE_ROWS, self.size) if is_on_cpu and not torch.compiler.is_compiling() else self.size
         self.logits = hidden.new_empty(self.size, projection.shape[0])
         self.logits_fp32 = None

@@ -17,6 +17,7 @@ from transformers.utils import can_return_tuple
 from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int
 from .lengths import LengthDifference, canvas, choose_positions, real_tokens, soft_copy
+from .loss import chunk_size
 from .parallel import PositionalDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
 from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, loss_weight
@@ -120,7 +121,9 @@ class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
         """
         is_real = canvas(lengths, states.shape[1]).bool()  # (l B, T)
         is_last = is_real & ~canvas(lengths - 1, states.shape[1]).bool()  # (l B, T)
-        chosen, log_probs = self.choose_tokens(states[is_real], is_last[is_real], settings.suppressed)  # (N,) each
+        rows = is_real.flatten().nonzero()[:, 0]  # (N,), all that an accelerator's host waits for here
+        states, is_last = states.flatten(0, 1).index_select(0, rows), is_last.flatten().index_select(0, rows)
+        chosen, log_probs = self.choose_tokens(states, is_last, settings.suppressed)  # (N,) each
         tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
         return tokens, log_probs.new_zeros(is_real.shape).masked_scatter(is_real, log_probs)
 
@@ -215,10 +218,11 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         """
         outputs = self.run_decoder(source, canvas(lengths, labels.shape[1]), inputs_embeds=inputs_embeds)
         is_real = labels.ne(-100)  # (k B, T)
-        states = outputs[0][is_real]  # (N, d_model)
-        best = [self.lm_head(chunk).argmax(-1) for chunk in states.split(256)]
-        is_wrong = torch.zeros_like(is_real)
-        is_wrong[is_real] = torch.cat(best) != labels[is_real]
+        rows = is_real.flatten().nonzero()[:, 0]  # (N,), all that an accelerator's host waits for here
+        states = outputs[0].flatten(0, 1).index_select(0, rows)  # (N, d_model)
+        best = torch.cat([self.lm_head(chunk).argmax(-1) for chunk in states.split(chunk_size(states.device))])
+        is_wrong = torch.zeros_like(is_real).flatten()
+        is_wrong = is_wrong.index_copy(0, rows, best != labels.flatten().index_select(0, rows)).view_as(is_real)
         mistakes = is_wrong.sum(1)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
         return choose_positions(is_real, counts, draws=draws), 1 - mistakes.sum() / is_real.sum().clamp(min=1)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import CrossAttention, MultiHeadAttention, SelfAttention
+from .attention import CrossAttention, MultiHeadAttention, SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .decoder import VaswaniTransformerDecoder
 from .layers import AddAndNorm, VaswaniTransformerDecoderLayer
@@ -130,7 +129,7 @@ class ParallelDecoder(VaswaniTransformerDecoder):
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
     ) -> Tensor | BlockMask | None:
         """Return the mask of padding, in the form that the attention implementation takes."""
-        return create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        return padding_mask(self.config, inputs_embeds, attention_mask)
 
 
 class PositionalDecoder(ParallelDecoder):

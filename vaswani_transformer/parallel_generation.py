@@ -16,10 +16,9 @@ from transformers.utils import ModelOutput
 
 from .config import VaswaniTransformerConfig
 from .lengths import canvas
-from .loss import accumulation_dtype
+from .loss import accumulation_dtype, chunk_size
 from .parallel_head import EncodedSource
 
-CHUNK = 256  # positions whose logits are held at a time
 SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -344,7 +343,8 @@ class ParallelGeneration(GenerationMixin):
         """
         tokens, log_probs = [], []
         banned = torch.tensor(suppressed, dtype=torch.long, device=states.device)
-        for chunk, ends in zip(states.split(CHUNK), is_last.split(CHUNK), strict=True):
+        size = chunk_size(states.device)
+        for chunk, ends in zip(states.split(size), is_last.split(size), strict=True):
             logits = self.lm_head(chunk)  # (N', V)
             logits = logits.to(accumulation_dtype(logits.dtype))
             best = logits.index_fill(1, banned, float("-inf")).argmax(1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
@@ -40,6 +40,7 @@ WAITING = {
     "aten::bincount": "bincount",
 }
 INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+MIXING = ("aten::copy_", "aten::_to_copy", *INDEXING)  # take tensors of the host too
 # Functions that read a tensor's memory without the dispatcher.
 READING = {Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
 MAKING = (torch.tensor, torch.as_tensor)
@@ -109,12 +110,14 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return tensor
 
     host_args, host_kwargs = tree_map_only(Tensor, unwrap, (args, kwargs))
+    name = function._schema.name
+    if is_on_device and name not in MIXING:
+        check_devices(name, args, kwargs)
     goes_to_device = is_on_device
     if host_kwargs.get("device") is not None:
         goes_to_device = torch.device(host_kwargs["device"]).type == DEVICE.type
         host_kwargs["device"] = HOST
         host_kwargs.pop("pin_memory", None)
-    name = function._schema.name
     if is_on_device and name in WAITING:
         record(WAITING[name])
     elif is_on_device and name in INDEXING and any(is_mask(index) for index in host_args[1]):
@@ -131,6 +134,20 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result
     wrapped = tree_map(lambda value: DeviceTensor(value) if isinstance(value, Tensor) else value, result)
     return return_and_correct_aliasing(function, args, kwargs, wrapped) if is_on_device else wrapped
+
+
+def check_devices(name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise RuntimeError as an accelerator does where an operation mixes its tensors with ones of the host.
+
+    Numbers (tensors without dimensions) may lie on the host.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    for tensor in tensors:
+        if tensor.dim() and not isinstance(tensor, DeviceTensor):
+            raise RuntimeError(
+                f"{name}: expected all tensors to be on the same device; got one of shape {tuple(tensor.shape)} on the "
+                f"{tensor.device.type} at {asking_line()}"
+            )
 
 
 def is_mask(index: Tensor | None) -> bool:
