@@ -1,5 +1,6 @@
 """Compiled and exported forward passes are one graph with the same results, and so is a compiled search."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +172,31 @@ def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, 
     model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
     assert torch.equal(model.generate(**inputs, cache_implementation="static"), expected)
     assert len(graphs) == 2
+
+
+def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
+    """A CUDA graph reads and writes the addresses that it was recorded with."""
+    model, addresses = tiny_model(), set()
+    source, mask = padded_batch([5, 3])
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **inputs: Any) -> Any:
+        outputs = plain(*args, **inputs)
+        layers = [
+            layer
+            for cache in (outputs.past_key_values.self_attention_cache, outputs.past_key_values.cross_attention_cache)
+            for layer in cache.layers
+        ]
+        addresses.add(tuple(tensor.data_ptr() for layer in layers for tensor in (layer.keys, layer.values)))
+        return outputs
+
+    model.forward = forward
+    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES["beams"]}
+    generated = model.generate(**inputs, cache_implementation="static")
+    assert generated.shape[1] > 5
+    assert len(addresses) == 1
+    assert torch.equal(generated, model.generate(**inputs))
 
 
 def test_inductor_compiles_the_steps_of_both_searches() -> None:

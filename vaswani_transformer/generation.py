@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.generation import (
     GenerateBeamEncoderDecoderOutput,
     GenerationConfig,
@@ -108,9 +108,16 @@ class ModelDecoder:
         return outputs.logits[:, -1].to(tokens.device)
 
     def reorder(self, beams: Tensor) -> None:
-        """Continue each row from another of its source, whose keys and values stay where they are."""
-        if self.cache is not None:
-            getattr(self.cache, "self_attention_cache", self.cache).reorder_cache(beams)
+        """Continue each row from another of its source, whose keys and values stay where they are.
+
+        Tensors of a static cache keep their addresses, as CUDA graphs need.
+        """
+        for layer in getattr(self.cache, "self_attention_cache", self.cache).layers if self.cache is not None else ():
+            if isinstance(layer, StaticLayer) and layer.is_initialized:
+                layer.keys.copy_(layer.keys.index_select(0, beams.to(layer.keys.device)))
+                layer.values.copy_(layer.values.index_select(0, beams.to(layer.values.device)))
+            else:
+                layer.reorder_cache(beams)
 
     def keep(self, sources: Tensor) -> None:
         """Decode only these sources."""
