@@ -4,6 +4,7 @@ import argparse
 import fnmatch
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,16 +20,30 @@ from tests.helpers import ROOT
 
 def commit() -> str:
     """Return the commit of the checkout, with "-dirty" if files differ from it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
-    )
-    return described.stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:  # there is no git
+        described = ""
+    return described or "unknown"
 
 
 def about(device: str) -> dict[str, Any]:
-    """Return the device, commit and versions that results belong to."""
-    index = torch.device(device)
-    name = torch.cuda.get_device_name(index) if index.type == "cuda" else platform.processor() or platform.machine()
+    """Return the device, commit and versions that results belong to.
+
+    Raises:
+        ValueError: the device cannot be used.
+    """
+    try:
+        index = torch.device(device)
+        if index.type != "cpu" and not torch.get_device_module(index).is_available():
+            raise RuntimeError("torch finds none")
+        name = torch.cuda.get_device_name(index) if index.type == "cuda" else platform.processor() or platform.machine()
+    except (RuntimeError, AssertionError) as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"--device: {device!r} cannot be used; got: {problem}. Give cpu or a device of torch."
+        ) from error
     return {
         "device": f"{device} ({name})",
         "commit": commit(),
@@ -66,9 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     is_good = run_parts(chosen, "tests.gpu.parts", device, report, options.minutes)
-    print(f"\n{summary(report.results.values())}\nThe tables are in {options.out / TABLES}.")
-    return 0 if is_good else 1
+    if report.is_written:
+        print(f"\n{summary(report.results.values())}\nThe tables are in {options.out / TABLES}.")
+        return 0 if is_good else 1
+    print(f"\n{report.tables()}\n{summary(report.results.values())}")
+    print(f"--out: {options.out} did not take the last results, which stand above. Free some space.", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the process of the parts too
     sys.exit(main())

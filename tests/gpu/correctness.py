@@ -10,12 +10,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from tests.gpu.models import collate, make_model, make_pairs, sources
-from tests.gpu.runner import Part, Row, Setting, SkipPart
+from tests.gpu.models import (
+    PARALLEL,
+    STATIC,
+    collate,
+    collate_for_parallel,
+    compile_steps,
+    make_model,
+    make_pairs,
+    make_parallel,
+    sources,
+)
+from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
 from tests.gpu.training_run import Run
 from tests.helpers import PAIRS, ROOT, model_of_pairs
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
@@ -52,25 +64,25 @@ def measure(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @functools.cache
-def reference(is_tiny: bool) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
-    """Return the model on the CPU, a batch, and the model's results on it in float32."""
+def reference(is_tiny: bool, shape: str = "base") -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the paper's model `shape` on the CPU, a batch, and the model's results on it in float32."""
     setting = Setting(torch.device("cpu"), is_tiny, Path())
-    model = make_model("base", setting, dropout=0.0, attn_implementation="eager")
+    model = make_model(shape, setting, dropout=0.0, attn_implementation="eager")
     batch = collate(make_pairs(6, model.config.vocab_size))
     return model, batch, measure(copy.deepcopy(model), batch)
 
 
-def on_device(setting: Setting, attention: str) -> tuple[Any, dict[str, Tensor]]:
+def on_device(setting: Setting, attention: str, shape: str = "base") -> tuple[Any, dict[str, Tensor]]:
     """Return the reference's model and batch on the device.
 
     Raises:
         SkipPart: this machine lacks the attention.
     """
-    model, batch, _ = reference(setting.is_tiny)
+    model, batch, _ = reference(setting.is_tiny, shape)
     model = copy.deepcopy(model)
     try:
         model.set_attn_implementation(attention)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:  # the last where a kernel would come from the Hub
         raise SkipPart(f"{attention}: {' '.join(str(error).split())}") from error
     return model.to(setting.device), {name: tensor.to(setting.device) for name, tensor in batch.items()}
 
@@ -80,15 +92,39 @@ def autocast(setting: Setting, dtype: torch.dtype) -> contextlib.AbstractContext
 
 
 def model_part(setting: Setting, attention: str, dtype: torch.dtype, compiles: bool = False) -> Iterator[Row]:
-    """Compare one implementation with the CPU's float32."""
+    """Compare one implementation with the CPU's float32; compiled ones have two layers, for a sixth of the minutes."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    model, batch = on_device(setting, attention)
-    expected = reference(setting.is_tiny)[2]
+    shape = "C-n2" if compiles else "base"
+    model, batch = on_device(setting, attention, shape)
+    expected = reference(setting.is_tiny, shape)[2]
     called = torch.compile(model, fullgraph=True, backend=setting.compiler) if compiles else model
     with autocast(setting, dtype):
         measured = measure(called, batch)
     for name, bound in BOUNDS[dtype].items():
         yield compare(name, relative(measured[name], expected[name]), bound)
+
+
+def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
+    """Compare the models that predict all words at once with the CPU's float32, with equal random choices."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for name in PARALLEL:
+        model = make_parallel(name, setting, dropout=0.0, **({"latent_dropout": 0.0} if "VAE" in name else {}))
+        batch = collate_for_parallel(name, make_pairs(6, model.config.vocab_size))
+        moved = copy.deepcopy(model).to(setting.device)
+        on_it = {key: tensor.to(setting.device) for key, tensor in batch.items()}
+        with mock.patch("vaswani_transformer.latent.gumbel_noise", torch.zeros_like):
+            expected = measure(model, batch)
+            with autocast(setting, dtype):
+                measured = measure(moved, on_it)
+        for result, bound in BOUNDS[dtype].items():
+            yield compare(f"{name}, {result}", relative(measured[result], expected[result]), bound)
+        if dtype == torch.float32:
+            passes = {"num_iterations": 4} if name == "CMLM" else {}
+            tokens = [
+                each.eval().generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **passes)
+                for each, inputs in ((moved, on_it), (model, batch))
+            ]
+            yield compare(f"{name}, tokens", differing(*tokens), 0.0)
 
 
 def needs_flash(setting: Setting) -> str | None:
@@ -122,15 +158,17 @@ def trained_tokens(setting: Setting, dtype: torch.dtype, compiles: bool) -> Iter
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     model = copy.deepcopy(trained).to(setting.device, dtype)
     moved = {name: tensor.to(setting.device) for name, tensor in batch.items()}
-    cached = {}
+    cached = STATIC if compiles else {}
+    counters["inductor"].clear()
     if compiles:
-        cached = {"cache_implementation": "static"}
-        mode = {"mode": "reduce-overhead"} if setting.is_cuda else {}
-        model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
+        compile_steps(model, setting)
     for name, search in SEARCHES.items():
         expected = trained.generate(**batch, max_new_tokens=16, **search)
-        generated = model.generate(**moved, max_new_tokens=16, **search, **cached)
+        for _ in range(3 if compiles else 1):  # CUDA graphs are recorded in the second call and replayed in the third
+            generated = model.generate(**moved, max_new_tokens=16, **search, **cached)
         yield compare(f"tokens, {name}", differing(generated, expected), 0.0)
+    if compiles:
+        yield compare("graphs that inductor runs without CUDA graphs", counters["inductor"]["cudagraph_skips"], 0)
 
 
 def random_tokens(setting: Setting) -> Iterator[Row]:
@@ -138,7 +176,7 @@ def random_tokens(setting: Setting) -> Iterator[Row]:
     torch.backends.cuda.matmul.allow_tf32 = False
     model = reference(setting.is_tiny)[0].eval()
     moved, _ = on_device(setting, "sdpa")
-    batch = sources(4, model.config.vocab_size, torch.device("cpu"))
+    batch = sources(4, model.config.vocab_size)
     on_it = {name: tensor.to(setting.device) for name, tensor in batch.items()}
     for name, search in SEARCHES.items():
         expected = model.generate(**batch, max_new_tokens=20, **search)
@@ -180,56 +218,76 @@ def training_part(setting: Setting) -> Iterator[Row]:
 
 
 def checkpoint_part(setting: Setting) -> Iterator[Row]:
-    """Train on the device, resume on the CPU, and resume on the device; compare with an uninterrupted run."""
+    """Train on the device, resume on the CPU, and resume on the device; compare with an uninterrupted run.
+
+    Each leg has a new model and Trainer, and the CPU's also a process without the device.
+    """
     steps = 2 if setting.is_tiny else 5
     device, complete = str(setting.device), str(setting.folder / "whole")
-    expected = Run(complete, 3 * steps, device, setting.is_tiny).in_a_process()
+    expected = Run(complete, 3 * steps, device, setting.is_tiny).losses()
     losses, resume, folder = [], None, str(setting.folder / "legs")
     for leg, where in enumerate((device, "cpu", device), 1):
         run = Run(folder, leg * steps, where, setting.is_tiny, resume, saves=True)
-        losses += run.in_a_process() if device != "cpu" else run.losses()
+        losses += run.losses() if where == device else run.in_a_process()
         resume = f"{folder}/checkpoint-{leg * steps}"
     furthest = max(abs(one - other) / other for one, other in zip(losses, expected, strict=True))
     yield compare(f"losses of {3 * steps} steps in three legs", furthest, 1e-3)
 
 
 def distributed_part(setting: Setting, kind: str) -> Iterator[Row]:
-    """Compare a step that all devices share with the same step in one process."""
+    """Compare a step that all devices share with the same step in one process.
+
+    The processes are started here and not by torchrun, which starts them in sessions of their own: they would outlive
+    a part that is ended.
+    """
     count = torch.accelerator.device_count() if setting.device.type != "cpu" else 2
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    done = subprocess.run(
-        [*command, "-m", "tests.gpu.distributed_worker", kind, setting.device.type],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    for name, difference in json.loads(done.stdout.splitlines()[-1]).items():
+    command = [sys.executable, "-m", "tests.gpu.distributed_worker", kind, setting.device.type]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(count), str(setting.folder / "meeting")],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    if statuses := {process.returncode for process in processes} - {0}:
+        raise RuntimeError(f"a process of {count} ended with status {statuses.pop()}")
+    for name, difference in json.loads(outputs[0].splitlines()[-1]).items():
         yield compare(f"{name}, {count} processes", difference, 1e-4)
+
+
+def attention_parts() -> Iterator[Part]:
+    """Yield a part for each attention implementation and precision."""
+    for attention in ATTENTIONS:
+        for dtype in (torch.float32, torch.bfloat16):
+            if "flash" not in attention or dtype == torch.bfloat16:
+                compiles = attention == "flex_attention"
+                run = functools.partial(model_part, attention=attention, dtype=dtype)
+                name, needs = f"correct: {attention}, {SHORT[dtype]}", NEEDS.get(attention, nothing)
+                yield Part(name, TABLE, run, 90, needs, compiles)
 
 
 def parts() -> list[Part]:
     """Return the parts in the order in which they run."""
-    made = []
-    for attention in ATTENTIONS:
-        for dtype in (torch.float32, torch.bfloat16):
-            if "flash" not in attention or dtype == torch.bfloat16:
-                run = functools.partial(model_part, attention=attention, dtype=dtype)
-                name = f"correct: {attention}, {SHORT[dtype]}"
-                made.append(Part(name, TABLE, run, 90, NEEDS.get(attention, lambda setting: None)))
-    for dtype in (torch.float32, torch.bfloat16):
+    made = list(attention_parts())
+    for dtype in (torch.bfloat16, torch.float32):
         run = functools.partial(model_part, attention="sdpa", dtype=dtype, compiles=True)
-        made.append(Part(f"correct: compiled, {SHORT[dtype]}", TABLE, run, 120))
+        made.append(Part(f"correct: compiled, {SHORT[dtype]}", TABLE, run, 120, compiles=True))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = functools.partial(parallel_part, dtype=dtype)
+        made.append(Part(f"correct: parallel models, {SHORT[dtype]}", TABLE, run, 60))
     made.append(Part("correct: search, base", TABLE, random_tokens, 60))
     for dtype in (torch.float32, torch.bfloat16):
         run = functools.partial(trained_tokens, dtype=dtype, compiles=False)
         made.append(Part(f"correct: search, {SHORT[dtype]}", TABLE, run, 60))
     run = functools.partial(trained_tokens, dtype=torch.float32, compiles=True)
-    made.append(Part("correct: search, static cache and CUDA graphs", TABLE, run, 120))
+    made.append(Part("correct: search, static cache and CUDA graphs", TABLE, run, 120, compiles=True))
     made.append(Part("correct: loss in place", TABLE, loss_part))
-    made.append(Part("correct: training", TABLE, training_part, 120))
-    made.append(Part("correct: checkpoints", TABLE, checkpoint_part, 150))
+    made.append(Part("correct: training", TABLE, training_part, 90))
+    made.append(Part("correct: checkpoints", TABLE, checkpoint_part, 90))
     for kind in ("ddp", "fsdp2"):
-        made.append(Part(f"correct: {kind}", TABLE, functools.partial(distributed_part, kind=kind), 120))
+        made.append(Part(f"correct: {kind}", TABLE, functools.partial(distributed_part, kind=kind), 90))
     return made

@@ -1,17 +1,18 @@
 """One process of a step that all devices share; prints how far it is from the same step in one process.
 
-Usage: python -m torch.distributed.run --nproc_per_node=N -m tests.gpu.distributed_worker ddp|fsdp2 DEVICE_TYPE
+Usage, once for each RANK: python -m tests.gpu.distributed_worker ddp|fsdp2 DEVICE_TYPE RANK COUNT FILE
+FILE is one that no process has made yet, by which they find each other.
 """
 
 import copy
 import json
-import os
 import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,18 +28,19 @@ def distribute(model: Any, kind: str, device: torch.device) -> Any:
     """Return the model wrapped in DDP, or with its layers, and then everything else, sharded in place."""
     if kind == "ddp":
         return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        fully_shard(layer)
-    return fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
-def main(kind: str, device_type: str) -> None:
-    dist.init_process_group()
-    rank, count = dist.get_rank(), dist.get_world_size()
+def main(kind: str, device_type: str, rank: int, count: int, file: str) -> None:
     device = torch.device(device_type)
     if device_type != "cpu":
-        device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
+        device = torch.device(device_type, rank)
         torch.accelerator.set_device_index(device)
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, f"file://{file}", rank=rank, world_size=count)
     torch.set_num_threads(1)
     plain = tiny_model(dropout=0.0).to(device).train()
     model = copy.deepcopy(plain)
@@ -70,4 +72,4 @@ def main(kind: str, device_type: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

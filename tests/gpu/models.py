@@ -3,8 +3,9 @@
 B batch, S source, T target, V vocabulary.
 """
 
-import math
+import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,24 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 from tests.gpu.runner import Setting
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import (
+    MaskingCollator,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+)
 
 TINY = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 4, "d_ff": 64}
 MEAN_LENGTH = 25  # tokens of a side
-Pairs = list[dict[str, list[int]]]
+PARALLEL: dict[str, Any] = {
+    "NAT": VaswaniNatForConditionalGeneration,
+    "CMLM": VaswaniCmlmForConditionalGeneration,
+    "IterativeVAE": VaswaniIterativeVaeForConditionalGeneration,
+}
+MASK = 3  # CMLM's token
+Pairs = list[dict[str, Tensor]]
 
 
 def config_of(name: str, setting: Setting, **overrides: Any) -> VaswaniTransformerConfig:
@@ -30,6 +44,49 @@ def make_model(name: str, setting: Setting, **overrides: Any) -> VaswaniTransfor
     """Return the model on the CPU, the same one at each call."""
     torch.manual_seed(1)
     return VaswaniTransformerForConditionalGeneration(config_of(name, setting, **overrides))
+
+
+def make_parallel(name: str, setting: Setting, **overrides: Any) -> Any:
+    """Return a model that predicts all words at once, of the base model's shape, on the CPU; NAT trains by glancing."""
+    kind = PARALLEL[name]
+    own = {"mask_token_id": MASK} if name == "CMLM" else {}
+    torch.manual_seed(1)
+    model = kind(kind.config_class(**{**(TINY if setting.is_tiny else {}), **own, **overrides}))
+    if name == "NAT":
+        model.glancing_ratio = 0.5
+    return model
+
+
+def collate_for_parallel(name: str, pairs: Pairs) -> dict[str, Tensor]:
+    """Return a training batch whose random choices are made: CMLM's masks, and the draws of glancing."""
+    if name == "CMLM":
+        return MaskingCollator(collate, MASK, 1)(pairs)
+    batch = collate(pairs)
+    if name == "NAT":
+        generator = torch.Generator().manual_seed(0)
+        batch["glancing_draws"] = torch.rand(batch["labels"].shape, generator=generator)
+    return batch
+
+
+def compile_steps(model: Any, setting: Setting) -> None:
+    """Compile `forward`, with CUDA graphs on CUDA, for all steps of a search but the first.
+
+    The first step makes the tensors of the static cache. Made within a graph they have no fixed address, and then CUDA
+    graphs are left out or fail. Transformers compiles no first step either.
+    """
+    mode = {"mode": "reduce-overhead"} if setting.is_cuda else {}
+    plain = model.forward
+    compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
+
+    @functools.wraps(plain)
+    def forward(*args: Any, past_key_values: Any = None, **inputs: Any) -> Any:
+        is_first = past_key_values is None or not past_key_values.self_attention_cache.layers[0].is_initialized
+        return (plain if is_first else compiled)(*args, past_key_values=past_key_values, **inputs)
+
+    model.forward = forward
+
+
+STATIC = {"cache_implementation": "static", "disable_compile": True}  # `compile_steps` compiles, not Transformers
 
 
 def make_marian(name: str, setting: Setting) -> nn.Module:
@@ -59,18 +116,23 @@ def make_marian(name: str, setting: Setting) -> nn.Module:
 
 def make_pairs(count: int, vocab_size: int) -> Pairs:
     """Return pairs of random tokens; lengths are log-normal with mean 25, and so is a target's ratio to its source."""
-    generator, sigma, ratio_sigma, pairs = random.Random(0), 0.6, 0.2, []
-    for _ in range(count):
-        source = max(3, round(generator.lognormvariate(math.log(MEAN_LENGTH) - sigma**2 / 2, sigma)))
-        target = max(3, round(source * generator.lognormvariate(-(ratio_sigma**2) / 2, ratio_sigma)))
-        sides = [[generator.randrange(4, vocab_size) for _ in range(size - 1)] + [2] for size in (source, target)]
-        pairs.append({"input_ids": sides[0], "labels": sides[1]})
-    return pairs
+    generator, sigma, ratio_sigma = torch.Generator().manual_seed(0), 0.6, 0.2
+    normal = torch.randn(2, count, generator=generator, dtype=torch.float64)
+    sources = MEAN_LENGTH * (sigma * normal[0] - sigma**2 / 2).exp()
+    targets = sources * (ratio_sigma * normal[1] - ratio_sigma**2 / 2).exp()
+    sides = []
+    for lengths in (sources, targets):
+        sizes = lengths.round().long().clamp(min=3).tolist()
+        texts = torch.randint(4, vocab_size, (sum(sizes),), generator=generator).split(sizes)
+        for text in texts:
+            text[-1] = 2
+        sides.append(texts)
+    return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
 
 
-def pad(rows: list[list[int]], value: int) -> Tensor:
+def pad(rows: Sequence[Tensor], value: int) -> Tensor:
     """Return rows as (B, longest), padded with `value`."""
-    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
 def collate(pairs: Pairs) -> dict[str, Tensor]:
@@ -90,9 +152,9 @@ def collate_for_marian(pairs: Pairs) -> dict[str, Tensor]:
     return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, 1)}
 
 
-def sources(count: int, vocab_size: int, device: torch.device) -> dict[str, Tensor]:
+def sources(count: int, vocab_size: int) -> dict[str, Tensor]:
     """Return `count` random sources of 22 to 28 tokens and their mask."""
     generator = random.Random(count)
     rows = [[generator.randrange(4, vocab_size) for _ in range(generator.randint(22, 28))] for _ in range(count)]
-    tokens = pad(rows, 1)
-    return {"input_ids": tokens.to(device), "attention_mask": tokens.ne(1).long().to(device)}
+    tokens = pad([torch.tensor(row) for row in rows], 1)
+    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}

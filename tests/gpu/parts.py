@@ -1,9 +1,10 @@
-"""All parts: correctness first, then speed."""
+"""All parts: correctness first, then speed, and last those that compile, since each of them takes minutes."""
 
-from tests.gpu import correctness, speed
+from tests.gpu import correctness, decoding, speed
 from tests.gpu.runner import Part
 
 
 def parts() -> list[Part]:
     """Return the parts in the order in which they run."""
-    return [*correctness.parts(), *speed.parts()]
+    made = [*correctness.parts(), *speed.parts(), *decoding.parts()]
+    return sorted(made, key=lambda part: part.compiles)

@@ -1,5 +1,6 @@
 """Run parts in separate processes, each within its time limit, and write every result at once."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -28,6 +29,7 @@ START_LIMIT = 180.0  # seconds for a process to import everything
 CPU_PATIENCE = 5  # times a part's limit on a CPU, which does other work too
 LEAST_TIME = 1.0  # seconds that must be left for a part to start
 NO_TIME = "the minutes were over; the same command with the same --out continues here"
+STACK_SIGNAL = signal.SIGUSR1  # a worker writes its Python stack to the log
 OWN_PACKAGES = ("tests", "training", "vaswani_transformer")
 
 
@@ -77,6 +79,7 @@ class Part:
         run: yields rows; the part fails if a row's `difference` is above its `bound`.
         limit: seconds until the runner ends its process; `CPU_PATIENCE` times as many on a CPU.
         needs: returns the reason why it cannot run here, or None.
+        compiles: whether it compiles kernels first, which takes minutes; such parts come last.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Part:
     run: Callable[[Setting], Iterator[Row]]
     limit: float = 60.0
     needs: Callable[[Setting], str | None] = nothing
+    compiles: bool = False
 
 
 @dataclass
@@ -138,9 +142,10 @@ class Worker:
         catalog: the module whose `parts()` names the parts.
         device: the device under test.
         log: the file for the output of the process.
+        start_limit: seconds until the process must be ready.
     """
 
-    def __init__(self, catalog: str, device: str, log: Path) -> None:
+    def __init__(self, catalog: str, device: str, log: Path, start_limit: float) -> None:
         self.log = log.open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.worker", catalog, device],
@@ -152,7 +157,10 @@ class Worker:
         )
         self.events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.is_ready = self.next_event(time.monotonic() + START_LIMIT) == {"ready": True}
+        try:
+            self.is_ready = self.next_event(time.monotonic() + start_limit) == {"ready": True}
+        except queue.Empty:
+            self.is_ready = False
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -180,10 +188,20 @@ class Worker:
                     return event["status"], event["reason"]
                 tell(event["row"])
         except queue.Empty:
-            return TOO_SLOW, f"not done after {limit:.0f} s"
+            self.log_stack()
+            return TOO_SLOW, f"not done after {limit:.0f} s; {self.log.name} shows where"
         except BrokenPipeError:
             pass
-        return FAILED, f"the process ended with status {self.process.wait(10)}"
+        try:
+            return FAILED, f"the process ended with status {self.process.wait(10)}"
+        except subprocess.TimeoutExpired:
+            return FAILED, "the process broke off and does not end"
+
+    def log_stack(self) -> None:
+        """Let the process write the Python stack of each thread to its log, even if it hangs in a kernel."""
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(self.process.pid, STACK_SIGNAL)
+            self.process.wait(0.5)
 
     def close(self) -> None:
         """End the process and its children, without waiting for one that hangs in a driver."""
@@ -205,22 +223,39 @@ class Report:
         command: the command line.
 
     Raises:
-        ValueError: the folder holds results of another device, commit or version.
+        ValueError: the folder holds results of another device, commit or version, or others' files, or cannot be
+            written to.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], command: list[str]) -> None:
         self.folder, self.about, self.command = folder, about, shlex.join(command)
         self.results: dict[str, Result] = {}
-        if (folder / RESULTS).exists():
-            saved = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-            for name, value in about.items():
-                if saved["about"].get(name) != value:
-                    raise ValueError(
-                        f"--out: {folder} holds results with another {name}; got {saved['about'].get(name)!r}, "
-                        f"expected {value!r}. Name an empty folder."
-                    )
-            self.results = {one["name"]: Result(**one) for one in saved["parts"]}
-        folder.mkdir(parents=True, exist_ok=True)
+        self.is_written = True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / RESULTS).exists():
+                self.read()
+            (folder / LOG).open("ab").close()
+            replace(folder / TABLES, self.tables())
+        except OSError as error:
+            problem = f"got {error.strerror or error}, expected a folder that can be written to. Name another"
+            raise ValueError(f"--out: {folder} takes no results; {problem}.") from error
+
+    def read(self) -> None:
+        """Read the results of an earlier call."""
+        try:
+            saved = json.loads((self.folder / RESULTS).read_text(encoding="utf-8"))
+            results, about = {one["name"]: Result(**one) for one in saved["parts"]}, saved["about"]
+        except (ValueError, KeyError, TypeError) as error:
+            problem = "is no file of this command; got other contents, expected its results. Name an empty folder"
+            raise ValueError(f"--out: {self.folder / RESULTS} {problem}.") from error
+        for name, value in self.about.items():
+            if about.get(name) != value:
+                raise ValueError(
+                    f"--out: {self.folder} holds results with another {name}; got {about.get(name)!r}, "
+                    f"expected {value!r}. Name an empty folder."
+                )
+        self.results = results
 
     def is_settled(self, part: Part) -> bool:
         """Return whether the part has a final result from an earlier call."""
@@ -230,11 +265,19 @@ class Report:
         self.results[result.name] = result
         self.write()
 
+    def tables(self) -> str:
+        return render(self.about, self.command, list(self.results.values()))
+
     def write(self) -> None:
+        """Write all results; a disk that fails ends no run, because every later write holds them all again."""
         parts = [dataclasses.asdict(result) for result in self.results.values()]
         tree = {"about": self.about, "command": self.command, "parts": parts}
-        replace(self.folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
-        replace(self.folder / TABLES, render(self.about, self.command, list(self.results.values())))
+        try:
+            replace(self.folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+            replace(self.folder / TABLES, self.tables())
+            self.is_written = True
+        except OSError:
+            self.is_written = False
 
 
 def replace(path: Path, text: str) -> None:
@@ -291,20 +334,21 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
             if end - time.monotonic() < LEAST_TIME:
                 result.reason = NO_TIME
                 continue
-            if worker is None:
-                worker = start_worker(catalog, device, report.folder / LOG)
 
             def tell(row: Row, result: Result = result) -> None:
                 result.rows.append(row)
                 report.write()
 
+            if worker is None:
+                worker = Worker(catalog, device, report.folder / LOG, min(START_LIMIT, end - time.monotonic()))
             start, left = time.monotonic(), max(end - time.monotonic(), LEAST_TIME)
             limit = part.limit * (CPU_PATIENCE if device == "cpu" else 1)
-            result.status, result.reason = worker.run(part, min(limit, left), tell)
+            result.status, result.reason = FAILED, f"its process did not start; {report.folder / LOG} says why"
+            if worker.is_ready:
+                result.status, result.reason = worker.run(part, min(limit, left), tell)
             result.seconds = round(time.monotonic() - start, 2)
             if result.status == TOO_SLOW and left < limit:
                 result.status, result.reason = NOT_RUN, NO_TIME
-                result.rows.clear()
             report.write()
             print(f"{result.status:<8} {part.name} ({result.seconds:.1f} s){reason_of(result)}", flush=True)
             if result.status not in (PASSED, SKIPPED):
@@ -315,19 +359,6 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
             worker.close()
         report.write()
     return not any(report.results[part.name].status in (FAILED, TOO_SLOW) for part in parts)
-
-
-def start_worker(catalog: str, device: str, log: Path) -> Worker:
-    """Return a worker that is ready.
-
-    Raises:
-        RuntimeError: the worker does not start.
-    """
-    worker = Worker(catalog, device, log)
-    if not worker.is_ready:
-        worker.close()
-        raise RuntimeError(f"The process for the parts does not start; {log} says why.")
-    return worker
 
 
 def reason_of(result: Result) -> str:

@@ -1,47 +1,44 @@
-"""Speed on a device: a paper step and its operations, the loss, and decoding, against Marian and CTranslate2."""
+"""Speed of training on a device: a paper step against Marian's, its operations, its waits, and the loss."""
 
+import contextlib
 import functools
+import gc
 import importlib.util
 import itertools
 import random
-import statistics
-import tempfile
-import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import GenerationConfig
 
+from tests.gpu.decoding import TARGET_LENGTH, seconds_of
 from tests.gpu.models import (
     MEAN_LENGTH,
-    TINY,
+    PARALLEL,
     Pairs,
     collate,
     collate_for_marian,
+    collate_for_parallel,
+    config_of,
     make_marian,
     make_model,
     make_pairs,
+    make_parallel,
     sources,
 )
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
 from training.monitor.flops import peak_teraflops, training_flops  # the only import from the training package
-from vaswani_transformer import (
-    VaswaniCmlmForConditionalGeneration,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-)
 from vaswani_transformer import loss as loss_module
 from vaswani_transformer.schedule import paper_adam
 
-TRAINING, TIME, DECODING, LOSS = "Training", "Where the time of a step goes", "Decoding", "Loss"
+TRAINING, TIME, LOSS = "Training", "Where the time of a step goes", "Loss"
 WARM_UP = 3  # steps
 COMPILER_WARM_UP = 8  # steps with enough different lengths for the compiler to make a graph for all
-TARGET_LENGTH = 27  # tokens that every search writes
 GIB = 2**30
 
 
@@ -114,9 +111,8 @@ def measured(
 
 def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool, accumulation: int) -> Row:
     """Return the metrics of some paper steps of an arm in the Trainer."""
-    ours = make_model(shape, setting, attn_implementation="eager")
     warm_up = COMPILER_WARM_UP if compiles and not setting.is_tiny else WARM_UP
-    config, tokens, count = ours.config, paper_tokens(setting), warm_up + timed_steps(setting)
+    config, tokens, count = config_of(shape, setting), paper_tokens(setting), warm_up + timed_steps(setting)
     pairs = make_pairs(200 if setting.is_tiny else 40_000, config.vocab_size)
     sampler: Any = sampler_of(pairs, tokens, accumulation)
     if arm == "marian, random batches":
@@ -128,7 +124,7 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     if compiles:
         settings["torch_compile_backend"] = setting.compiler
     if arm == "ours":
-        model: Any = ours
+        model: Any = make_model(shape, setting, attn_implementation="eager")
         model.set_attn_implementation(attention)
     else:
         model, settings["label_smoothing_factor"] = make_marian(shape, setting), 0.1
@@ -154,8 +150,9 @@ def training_part(
             return
         except torch.OutOfMemoryError:
             pass  # the traceback holds the tensors until the handler ends
-        except (ImportError, ValueError) as error:
+        except (ImportError, ValueError, OSError) as error:
             raise SkipPart(f"{attention}: {' '.join(str(error).split())}") from error
+        gc.collect()  # the Trainer is part of a cycle
         torch.cuda.empty_cache()
     raise SkipPart("out of memory even with 16 micro-batches a step")
 
@@ -203,41 +200,45 @@ def profile_part(setting: Setting) -> Iterator[Row]:
         }
 
 
-def synchronization_part(setting: Setting) -> Iterator[Row]:
-    """Count how often a training step waits for the device, by torch's check on CUDA or on a pretended device."""
+def count_waits(setting: Setting, call: Callable[[], Any]) -> Counter[str]:
+    """Return how often the host waits for the device at each line of a call, as torch warns about it on CUDA."""
     if not setting.is_cuda:
-        with pretended_device() as device:
-            model = move(make_model("base", setting, attn_implementation="sdpa")).train()
-            batch = {name: tensor.to(device) for name, tensor in collate(make_pairs(4, 99)).items()}
-            with SynchronizationCounter() as counter:
-                model(**batch).loss.backward()
-        yield from ({"operation": f"wait: {line}", "calls a step": count} for line, count in counter.places.items())
-        return
-    step, _ = step_of(setting, make_model("base", setting, attn_implementation="sdpa").to(setting.device).train())
-    step()
+        with SynchronizationCounter() as counter:
+            call()
+        return counter.places
+    call()
     setting.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            step()
+            call()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    lines = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
-    for line in dict.fromkeys(lines):
-        yield {"operation": f"wait: {'/'.join(line.split('/')[-2:])}", "calls a step": lines.count(line)}
+    seen = [one for one in caught if "synchroniz" in str(one.message)]
+    return Counter(f"{'/'.join(one.filename.split('/')[-2:])}:{one.lineno}" for one in seen)
 
 
-def seconds_of(setting: Setting, call: Callable[[], Any], rounds: int) -> float:
-    """Return the median seconds of a call after one to warm up."""
-    taken = []
-    for _ in range(rounds + 1):
-        setting.synchronize()
-        start = time.perf_counter()
-        call()
-        setting.synchronize()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+def synchronization_part(setting: Setting) -> Iterator[Row]:
+    """Count how often training steps and searches wait for the device; without CUDA on a pretended device."""
+    tokens = TARGET_LENGTH
+    searches = {"greedy": 1, "beam 4": 4}
+    with contextlib.ExitStack() as stack:
+        device = setting.device if setting.is_cuda else stack.enter_context(pretended_device())
+        place = (lambda model: model.to(device)) if setting.is_cuda else move
+        for name in ("base", *PARALLEL):
+            model = make_model(name, setting) if name == "base" else make_parallel(name, setting)
+            batch = collate_for_parallel(name, make_pairs(8, model.config.vocab_size))
+            batch = {key: tensor.to(device) for key, tensor in batch.items()}
+            model = place(model).train()
+            waits = count_waits(setting, lambda model=model, batch=batch: model(**batch).loss.backward())
+            yield from ({"operation": f"{name}, step: {line}", "calls a step": waits[line]} for line in waits)
+        model = place(make_model("base", setting)).eval()
+        batch = {name: tensor.to(device) for name, tensor in sources(4, model.config.vocab_size).items()}
+        for name, beams in searches.items():
+            search = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": beams}
+            waits = count_waits(setting, lambda search=search: model.generate(**batch, **search))
+            yield {"operation": f"waits of {name} for {tokens} tokens", "calls a step": waits.total()}
 
 
 def loss_part(setting: Setting) -> Iterator[Row]:
@@ -269,115 +270,6 @@ def loss_part(setting: Setting) -> Iterator[Row]:
         loss_module.ACCELERATOR_CHUNK = usual
 
 
-def search_config(num_beams: int, vocab_size: int) -> GenerationConfig:
-    """Return a search that writes `TARGET_LENGTH` tokens, because its end token is outside of the vocabulary."""
-    return GenerationConfig(
-        max_new_tokens=TARGET_LENGTH,
-        num_beams=num_beams,
-        decoder_start_token_id=0,
-        pad_token_id=1,
-        eos_token_id=vocab_size,
-        do_sample=False,
-    )
-
-
-def generating(setting: Setting, arm: str, dtype: torch.dtype) -> Callable[[int, int], Callable[[], int]]:
-    """Return a function of beams and batch size that returns a search, which returns the tokens per source."""
-    make = make_marian if arm == "marian" else make_model
-    model: Any = make("base", setting).eval()
-    vocab_size = model.config.vocab_size
-    if arm != "marian":
-        model.set_attn_implementation("sdpa")
-    model = model.to(setting.device, dtype)
-    model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
-    cached = {}
-    if arm == "ours, CUDA graphs":
-        cached = {"cache_implementation": "static"}
-        mode = {"mode": "reduce-overhead"} if setting.is_cuda else {}
-        model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
-
-    def prepared(num_beams: int, count: int) -> Callable[[], int]:
-        batch = sources(count, vocab_size, setting.device)
-        config = search_config(num_beams, vocab_size)
-        return lambda: model.generate(**batch, generation_config=config, **cached).shape[1] - 1
-
-    return prepared
-
-
-def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Callable[[], int]]:
-    """Return the same for CTranslate2.
-
-    Raises:
-        SkipPart: CTranslate2 is not installed, or has no CUDA.
-    """
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise SkipPart("ctranslate2 is not installed")
-    import ctranslate2
-
-    from vaswani_transformer.convert import to_ctranslate2
-
-    if setting.device.type not in ("cpu", "cuda") or (setting.is_cuda and not ctranslate2.get_cuda_device_count()):
-        raise SkipPart(f"this ctranslate2 has no {setting.device.type}")
-    model = make_model("base", setting).eval()
-    with tempfile.TemporaryDirectory() as folder:
-        to_ctranslate2(model, None, folder, force=True)
-        kind = "float32" if dtype == torch.float32 else "bfloat16"
-        if kind not in ctranslate2.get_supported_compute_types(setting.device.type):
-            raise SkipPart(f"ctranslate2 has no {kind} on this {setting.device.type}")
-        translator = ctranslate2.Translator(folder, device=setting.device.type, compute_type=kind)
-
-    def prepared(num_beams: int, count: int) -> Callable[[], int]:
-        batch = sources(count, model.config.vocab_size, torch.device("cpu"))
-        rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-        texts = [[str(token) for token in row[mask].tolist()] for row, mask in rows]
-        options = {"max_decoding_length": TARGET_LENGTH, "min_decoding_length": TARGET_LENGTH, "max_batch_size": count}
-        return lambda: len(translator.translate_batch(texts, beam_size=num_beams, **options)[0].hypotheses[0])
-
-    return prepared
-
-
-@torch.inference_mode()
-def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Row]:
-    """Measure output tokens a second of an arm."""
-    prepared = translating(setting, dtype) if arm == "ctranslate2" else generating(setting, arm, dtype)
-    for num_beams, count in itertools.product((4, 1), (1, 2) if setting.is_tiny else (1, 32, 256)):
-        call, written = prepared(num_beams, count), []
-        seconds = seconds_of(
-            setting, lambda call=call, written=written: written.append(call()), 1 if setting.is_tiny else 3
-        )
-        if set(written) != {TARGET_LENGTH}:
-            raise RuntimeError(f"{written} tokens were written, not {TARGET_LENGTH}; the figures would not compare.")
-        yield {
-            "search": f"beam {num_beams}" if num_beams > 1 else "greedy",
-            "batch": count,
-            "precision": "fp32" if dtype == torch.float32 else "bf16",
-            "tokens/s": count * TARGET_LENGTH / seconds,
-            "ms a token": 1000 * seconds / TARGET_LENGTH,
-        }
-
-
-PARALLEL = (
-    VaswaniNatForConditionalGeneration,
-    VaswaniCmlmForConditionalGeneration,
-    VaswaniIterativeVaeForConditionalGeneration,
-)
-
-
-@torch.inference_mode()
-def parallel_part(setting: Setting) -> Iterator[Row]:
-    """Measure the sentences a second of the models that decode in parallel."""
-    for kind in PARALLEL:
-        masks = {"mask_token_id": 3} if "mask_token_id" in kind.config_class.__annotations__ else {}
-        config = kind.config_class(**masks, **(TINY if setting.is_tiny else {}))
-        model = kind(config).eval().to(setting.device)
-        for count in (1, 2) if setting.is_tiny else (1, 32, 256):
-            batch = sources(count, config.vocab_size - 1, setting.device)
-            seconds = seconds_of(
-                setting, lambda batch=batch, model=model: model.generate(**batch), 1 if setting.is_tiny else 3
-            )
-            yield {"model": kind.__name__, "batch": count, "precision": "fp32", "sentences/s": count / seconds}
-
-
 def needs_inductor(setting: Setting) -> str | None:
     return None if setting.is_tiny or importlib.util.find_spec("triton") else "triton is not installed"
 
@@ -388,21 +280,17 @@ def needs_cuda(setting: Setting) -> str | None:
 
 def parts() -> list[Part]:
     """Return the parts in the order in which they run."""
-    made, arms = [], ("ours", "ours, CUDA graphs", "marian", "ctranslate2")
+    made = []
     for shape in ("base", "big"):
         for arm in ("ours", "marian, same batches", "marian, random batches"):
             run = functools.partial(training_part, arm=arm, shape=shape)
             made.append(Part(f"speed: train {shape}, {arm}", TRAINING, run, 90))
         if shape == "base":
             run = functools.partial(training_part, arm="ours", shape=shape, compiles=True)
-            made.append(Part("speed: train base, ours, compiled", TRAINING, run, 150, needs_inductor))
+            made.append(Part("speed: train base, ours, compiled", TRAINING, run, 150, needs_inductor, compiles=True))
             run = functools.partial(training_part, arm="ours", shape=shape, attention="flash_attention_2")
             made.append(Part("speed: train base, ours, flash_attention_2", TRAINING, run, 90, needs_cuda))
     made.append(Part("speed: profile", TIME, profile_part))
     made.append(Part("speed: waits", TIME, synchronization_part))
     made.append(Part("speed: loss", LOSS, loss_part))
-    for arm, dtype in itertools.product(arms, (torch.float32, torch.bfloat16)):
-        run = functools.partial(decoding_part, arm=arm, dtype=dtype)
-        made.append(Part(f"speed: decode, {arm}, {'fp32' if dtype == torch.float32 else 'bf16'}", DECODING, run, 90))
-    made.append(Part("speed: decode in parallel", DECODING, parallel_part, 90))
     return made

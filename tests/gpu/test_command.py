@@ -12,6 +12,7 @@ from tests.gpu.parts import parts
 from tests.helpers import ROOT
 
 NEEDS_AN_ACCELERATOR = ("flash_attention", "flex_attention")
+IN_ORDER = [(False, "correct"), (False, "speed"), (True, "correct"), (True, "speed")]
 NO_CTRANSLATE2 = ("ctranslate2 is not installed", "ctranslate2 has no bfloat16 on this cpu")
 
 
@@ -36,12 +37,21 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "failed" not in done.stdout
 
 
-def test_part_names_are_unique_and_correctness_comes_first() -> None:
-    names = [part.name for part in parts()]
-    assert len(set(names)) == len(names)
-    kinds = [name.split(":")[0] for name in names]
+def test_part_names_are_unique_and_correctness_comes_first_and_compiling_last() -> None:
+    made = parts()
+    assert len({part.name for part in made}) == len(made)
+    kinds = [(part.compiles, part.name.split(":")[0]) for part in made]
+    assert list(dict.fromkeys(kinds)) == IN_ORDER
     assert kinds == sorted(kinds)
-    assert set(kinds) == {"correct", "speed"}
+
+
+def test_device_that_cannot_be_used_is_an_error_of_one_line(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    for device in ("xpu", "nonsense"):
+        assert main([f"--device={device}", f"--out={tmp_path / 'out'}"]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"--device: '{device}' cannot be used; got: ")
+        assert message.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_unknown_part_is_an_error_with_the_list(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ class FakeWorker:
     """Performs parts in this process, and counts its instances."""
 
     made = 0
+    starts = True
 
     def __init__(self, *arguments: Any) -> None:
         type(self).made += 1
-        self.is_ready = True
+        self.is_ready = self.starts
 
     def run(self, part: Part, limit: float, tell: Any) -> tuple[str, str | None]:
         if part.name == "hanging":
@@ -94,6 +95,7 @@ class FakeWorker:
 def fake_worker(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
     monkeypatch.setattr("tests.gpu.runner.Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "made", 0)
+    monkeypatch.setattr(FakeWorker, "starts", True)
     return FakeWorker
 
 
@@ -140,6 +142,53 @@ def test_second_call_runs_only_what_the_first_had_no_time_for(tmp_path: Path, fa
     assert not run_parts(chosen, "", "cpu", report, minutes=1)
     assert {name: one.status for name, one in report.results.items()} == {"good": PASSED, "raising": FAILED}
     assert fake_worker.made == 2
+
+
+def test_part_whose_process_does_not_start_fails_and_the_next_gets_another(
+    fake_worker: type[FakeWorker], tmp_path: Path
+) -> None:
+    fake_worker.starts = False
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert not run_parts([SAMPLES["good"], SAMPLES["writing"]], "", "cpu", report, minutes=1)
+    assert fake_worker.made == 2
+    assert {(one.status, one.reason) for one in report.results.values()} == {
+        (FAILED, f"its process did not start; {tmp_path / LOG} says why")
+    }
+
+
+def test_rows_of_a_part_that_the_minutes_cut_off_are_kept_and_the_part_runs_again(
+    fake_worker: type[FakeWorker], tmp_path: Path
+) -> None:
+    assert run_parts([SAMPLES["hanging"]], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=0.05)
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert (report.results["hanging"].status, report.results["hanging"].rows) == (NOT_RUN, [{"ms": 1.5}])
+    assert not run_parts([SAMPLES["hanging"]], "", "cpu", report, minutes=1)
+    assert (report.results["hanging"].status, report.results["hanging"].rows) == (TOO_SLOW, [{"ms": 1.5}])
+
+
+def test_folder_that_takes_no_results_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^--out: .*file takes no results; got File exists, expected a folder that"):
+        Report(tmp_path / "file", ABOUT, COMMAND)
+    with pytest.raises(ValueError, match=r"^--out: .* takes no results; got Not a directory, expected a folder that"):
+        Report(tmp_path / "file" / "below", ABOUT, COMMAND)
+    (tmp_path / RESULTS).write_text("[1]")
+    with pytest.raises(ValueError, match=r"^--out: .*results.json is no file of this command; .* Name an empty folder"):
+        Report(tmp_path, ABOUT, COMMAND)
+
+
+def test_run_continues_where_the_disk_fails(
+    fake_worker: type[FakeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(tmp_path, ABOUT, COMMAND)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tests.gpu.runner.replace", full)
+    assert run_parts([SAMPLES["good"], SAMPLES["writing"]], "", "cpu", report, minutes=1) is True
+    assert not report.is_written
+    assert "| good | sums | 0.001 | 0.01 |" in report.tables().replace("|  |", "|")
 
 
 def test_results_of_another_device_or_commit_are_not_continued(tmp_path: Path) -> None:
@@ -192,10 +241,11 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path) -> None:
     assert not run_parts(chosen, "tests.gpu.sample_parts", "cpu", report, minutes=5)
     results = {name: (one.status, one.reason, len(one.rows)) for name, one in report.results.items()}
     assert results == {
-        "hanging": (TOO_SLOW, "not done after 10 s", 1),
+        "hanging": (TOO_SLOW, f"not done after 10 s; {tmp_path / LOG} shows where", 1),
         "crashing": (FAILED, "the process ended with status 7", 0),
         "writing": (PASSED, None, 1),
         "good": (PASSED, None, 2),
     }
     assert "what a library prints" in (tmp_path / LOG).read_text()
+    assert "sample_parts.py" in (tmp_path / LOG).read_text()  # the line of the part that hung
     assert "| good | products | 0 | 0.01 |" in (tmp_path / TABLES).read_text().replace("|  |  |", "|")

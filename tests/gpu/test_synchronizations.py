@@ -1,5 +1,6 @@
 """The host waits for an accelerator no more often than listed here, and the counter counts every wait."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
+from tests.gpu.models import collate, collate_for_parallel, make_pairs, make_parallel
+from tests.gpu.runner import Setting
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from vaswani_transformer.schedule import paper_adam
 
+TINY_CPU = Setting(torch.device("cpu"), True, Path())
 WAITING: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "item": (lambda values: values.sum().item(), "item"),
     "int": (lambda values: int(values.sum()), "item"),
@@ -67,6 +71,16 @@ def test_copy_is_counted_only_if_the_host_waits_for_it() -> None:
     assert counter.counts == {"copy to the host": 1}  # its numbers exist only after a wait
 
 
+def test_operation_that_mixes_both_devices_is_an_error() -> None:
+    with pretended_device() as device:
+        values = torch.arange(3, device=device)
+        assert (values + torch.tensor(1)).tolist() == [1, 2, 3]
+        assert values[torch.arange(2)].tolist() == [0, 1]
+        for mix in (lambda: values + torch.ones(3), lambda: torch.where(torch.ones(3).bool(), values, 0)):
+            with pytest.raises(RuntimeError, match=r"to be on the same device; got one of shape .* at tests/gpu/test_"):
+                mix()
+
+
 def batch() -> dict[str, Tensor]:
     torch.manual_seed(0)
     source, mask = padded_batch([5, 3])
@@ -100,6 +114,63 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
         torch.testing.assert_close(outputs.loss.cpu(), loss)
     for mine, parameter in zip(gradients, reference.parameters(), strict=True):
         torch.testing.assert_close(mine.host, parameter.grad, **FLOAT32)
+
+
+# The loss waits for the number of tokens; NAT and IterativeVAE check that labels are padded on the right, which CMLM's
+# collator does on the host; glancing and the latents wait once for the number of real positions.
+PARALLEL_STEPS = {
+    "NAT": {"item": 1, "nonzero": 1},
+    "GLAT": {"item": 1, "nonzero": 2},
+    "CMLM": {"nonzero": 1},
+    "IterativeVAE": {"item": 1, "nonzero": 2},
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL_STEPS)
+def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vaswani_transformer.latent.gumbel_noise", torch.zeros_like)  # equal on both devices
+    family = "NAT" if name == "GLAT" else name
+    inputs = collate_for_parallel(family, make_pairs(3, 99))
+    latents = {"latent_dropout": 0.0, "decoder_layers": 3} if name == "IterativeVAE" else {}
+    settings = {"dropout": 0.0, "attn_implementation": "sdpa", **latents}
+    models = [make_parallel(family, TINY_CPU, **settings).train() for _ in range(2)]
+    for model in models:
+        model.glancing_ratio = 0.5 if name == "GLAT" else 0.0
+    if name == "NAT":
+        del inputs["glancing_draws"]
+    loss = models[0](**inputs).loss
+    loss.backward()
+    with pretended_device() as device:
+        model = move(models[1])
+        inputs = {key: tensor.to(device) for key, tensor in inputs.items()}
+        with SynchronizationCounter() as counter:
+            outputs = model(**inputs)
+            outputs.loss.backward()
+        assert counter.counts == PARALLEL_STEPS[name], counter.places
+        torch.testing.assert_close(outputs.loss.cpu(), loss)
+    for mine, parameter in zip(model.parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.host, parameter.grad, **FLOAT32)
+
+
+# Of a call and of each iteration of CMLM.
+PARALLEL_SEARCHES = {"NAT": (4, 0), "CMLM": (2, 2), "IterativeVAE": (5, 0)}
+
+
+@pytest.mark.parametrize("name", PARALLEL_SEARCHES)
+def test_parallel_decoding_waits_as_often_as_listed(name: str) -> None:
+    once, each = PARALLEL_SEARCHES[name]
+    model = make_parallel(name, TINY_CPU, attn_implementation="sdpa").eval()
+    batch = collate(make_pairs(3, 99))
+    for passes in (1, 2) if each else (1,):
+        settings = {"num_iterations": passes} if each else {}
+        expected = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings)
+        with pretended_device() as device:
+            moved = move(copy.deepcopy(model))
+            inputs = {key: batch[key].to(device) for key in ("input_ids", "attention_mask")}
+            with SynchronizationCounter() as counter:
+                tokens = moved.generate(**inputs, **settings)
+            assert torch.equal(tokens.cpu(), expected)
+        assert counter.total == once + passes * each, counter.places
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])

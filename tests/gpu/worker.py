@@ -3,6 +3,8 @@
 Usage: python -m tests.gpu.worker CATALOG DEVICE
 """
 
+import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -14,12 +16,16 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from tests.gpu.runner import Setting, perform
+from tests.gpu.runner import STACK_SIGNAL, Setting, perform
+
+GRAPHS = 64  # of one function: searches of several sizes have a graph each, and torch's limit is 8
 
 
 def main(catalog: str, device: str) -> None:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries goes to the log
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
 
     def tell(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=channel, flush=True)
@@ -30,10 +36,12 @@ def main(catalog: str, device: str) -> None:
     for line in sys.stdin:
         torch.manual_seed(0)
         torch.compiler.reset()
+        torch._dynamo.config.recompile_limit = GRAPHS
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(torch.device(device), device == "cpu", Path(folder))
             status, reason = perform(parts[line.strip()], setting, lambda row: tell({"row": row}))
         tell({"status": status, "reason": reason})
+        gc.collect()  # a Trainer is part of a cycle, and holds its model and optimizer
         if setting.is_cuda:
             torch.cuda.empty_cache()
 
