@@ -113,11 +113,12 @@ class ModelDecoder:
         Tensors of a static cache keep their addresses, as CUDA graphs need.
         """
         for layer in getattr(self.cache, "self_attention_cache", self.cache).layers if self.cache is not None else ():
-            if isinstance(layer, StaticLayer) and layer.is_initialized:
-                layer.keys.copy_(layer.keys.index_select(0, beams.to(layer.keys.device)))
-                layer.values.copy_(layer.values.index_select(0, beams.to(layer.values.device)))
-            else:
+            if not isinstance(layer, StaticLayer):
                 layer.reorder_cache(beams)
+                continue
+            for states in (layer.keys, layer.values):
+                if states is not None:
+                    states.copy_(states.index_select(0, beams.to(states.device)))
 
     def keep(self, sources: Tensor) -> None:
         """Decode only these sources."""
