@@ -302,3 +302,10 @@ def test_stack_config_has_the_depth_of_its_stack(side):
     assert (ours is config) == (theirs is config)
     ours.num_hidden_layers = 7
     assert (ours is config) or (config.encoder_layers, config.decoder_layers) == (3, 5)
+
+
+def test_generation_config_has_the_special_tokens_and_the_settings() -> None:
+    config = tiny_config(bos_token_id=4, pad_token_id=5, eos_token_id=[6, 7], decoder_start_token_id=8)
+    search = config.make_generation_config(num_beams=3, length_penalty_type="gnmt")
+    assert (search.bos_token_id, search.pad_token_id, search.eos_token_id) == (4, 5, [6, 7])
+    assert (search.decoder_start_token_id, search.num_beams, search.length_penalty_type) == (8, 3, "gnmt")

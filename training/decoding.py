@@ -29,10 +29,4 @@ def make_config(
     if recipe.kind.is_parallel and tokenizer.unk_token_id is not None:  # a text would lack the word
         search["suppress_tokens"] = [tokenizer.unk_token_id]
     config: Any = model.config
-    return GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id,
-        **search,
-    )
+    return config.make_generation_config(**search)

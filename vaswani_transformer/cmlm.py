@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, logging
 
@@ -102,13 +102,8 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
 
     def use_mask_predict(self, iterations: int = 10, length_beam_size: int = 5) -> None:
         """Decode as Ghazvininejad et al. do from now on: 10 iterations, 5 lengths."""
-        self.generation_config = GenerationConfig(
-            bos_token_id=self.config.bos_token_id,
-            pad_token_id=self.config.pad_token_id,
-            eos_token_id=self.config.eos_token_id,
-            decoder_start_token_id=self.config.decoder_start_token_id,
-            num_iterations=iterations,
-            length_beam_size=length_beam_size,
+        self.generation_config = self.config.make_generation_config(
+            num_iterations=iterations, length_beam_size=length_beam_size
         )
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Self
 from huggingface_hub.dataclasses import as_validated_field, strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 
@@ -171,6 +172,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if not isinstance(value := getattr(self, name), int):
             raise ValueError(f"{name}: no single token; got {value!r}, expected an id. Set it in the configuration.")
         return value
+
+    def make_generation_config(self, **settings: Any) -> GenerationConfig:
+        """Return a GenerationConfig with these settings and the special tokens of the configuration."""
+        names = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+        return GenerationConfig(**{name: getattr(self, name) for name in names}, **settings)
 
     def validate_architecture(self) -> None:
         """Check that the widths fit together."""

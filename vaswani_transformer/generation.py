@@ -227,15 +227,8 @@ class PaperBeamSearch(GenerationMixin):
 
     def use_paper_decoding(self) -> None:
         """Decode as the paper does from now on: beam 4, lp(Y) with alpha 0.6, at most source length + 50 (6.1)."""
-        self.generation_config = GenerationConfig(
-            bos_token_id=self.config.bos_token_id,
-            pad_token_id=self.config.pad_token_id,
-            eos_token_id=self.config.eos_token_id,
-            decoder_start_token_id=self.config.decoder_start_token_id,
-            num_beams=4,
-            length_penalty=0.6,
-            length_penalty_type="gnmt",
-            max_source_relative_length=50,
+        self.generation_config = self.config.make_generation_config(
+            num_beams=4, length_penalty=0.6, length_penalty_type="gnmt", max_source_relative_length=50
         )
 
     @functools.wraps(GenerationMixin.generate)

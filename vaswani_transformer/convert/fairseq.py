@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig, PreTrainedModel
+from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedModel
 
 from ..checked_loading import check_finite
 from ..config import VaswaniTransformerConfig
@@ -180,14 +180,7 @@ def from_fairseq(
         )
     reference = as_fsmt(original, model.config)
     difference, largest = (None, None) if reference is None else check_equivalence(model, reference, name)
-    model.generation_config = GenerationConfig(
-        bos_token_id=model.config.bos_token_id,
-        pad_token_id=model.config.pad_token_id,
-        eos_token_id=model.config.eos_token_id,
-        decoder_start_token_id=model.config.decoder_start_token_id,
-        num_beams=5,
-        max_source_relative_length=50,
-    )
+    model.generation_config = model.config.make_generation_config(num_beams=5, max_source_relative_length=50)
     return ImportResult(model, tokenizer, difference, largest)
 
 
