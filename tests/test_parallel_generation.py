@@ -43,7 +43,7 @@ def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[
     return history, scores
 
 
-def check_mask_predict(seed: int) -> None:
+def assert_mask_predict_equals_the_definition(seed: int) -> None:
     torch.manual_seed(seed)
     sizes = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "encoder_layers": 1, "decoder_layers": 1}
     config = VaswaniCmlmConfig(**sizes, mask_token_id=MASK, max_target_length=9)
@@ -78,14 +78,14 @@ def check_mask_predict(seed: int) -> None:
 @torch.no_grad()
 def test_mask_predict_equals_plain_python() -> None:
     for seed in range(15):
-        check_mask_predict(seed)
+        assert_mask_predict_equals_the_definition(seed)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_mask_predict_equals_plain_python_on_300_models() -> None:
     for seed in range(300):
-        check_mask_predict(seed)
+        assert_mask_predict_equals_the_definition(seed)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.helpers import ROOT
+from tests.helpers import FLOAT32, ROOT
 from training.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 
 SPLITS = ("train", "validation", "test")
@@ -116,6 +116,13 @@ def weights(folder):
 
 def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_same_tensors(first, second):
+    """Assert equal names, and equal tensors up to the order of sums."""
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], **FLOAT32)
 
 
 def same_checkpoints(first, second):

@@ -4,13 +4,21 @@ import json
 import shutil
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
-from tests.helpers import FLOAT32, tiny_model
+from tests.helpers import tiny_model
 from tests.training import gradients
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, make_arguments, rewind, same_checkpoints, start
+from tests.training.runs import (
+    LANGUAGE,
+    TWO_PROCESSES,
+    assert_same_tensors,
+    finish,
+    make_arguments,
+    rewind,
+    same_checkpoints,
+    start,
+)
 from training.draws import add_masks, pair_draws
 from training.publish import publish
 from training.recipe import load_recipe
@@ -121,12 +129,6 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(arguments, finished,
     assert same_checkpoints(finished(kind), again)
 
 
-def close(first, second):
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], **FLOAT32)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [GLAT, CMLM, ITERATIVE_VAE, ENGINE], ids=["GLAT", "CMLM", "IterativeVAE", "ENGINE"])
 def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(arguments, teacher, tmp_path, kind):
@@ -141,7 +143,7 @@ def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(argum
     parts = [*steps, "--training.device_tokens=15"]
     finish(start(parts, tmp_path / "two", launcher=TWO_PROCESSES, module="tests.training.gradients"))
     assert json.loads((tmp_path / "two" / "results.json").read_text())["processes"] == 2
-    close(*(load_file(tmp_path / name / "gradient.safetensors") for name in ("one", "two")))
+    assert_same_tensors(*(load_file(tmp_path / name / "gradient.safetensors") for name in ("one", "two")))
     curves = [json.loads((tmp_path / name / "results.json").read_text())["curve"] for name in ("one", "two")]
     assert [entry["step"] for entry in curves[0] if "loss" in entry] == list(range(1, 11))
     for one, two in zip(*curves, strict=True):
@@ -168,4 +170,4 @@ def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arg
     assert 0 < batch["labels"].ne(-100).sum() < batch["target_lengths"].sum()
     trainer.model.train()(**batch).loss.backward()
     gradient_of_run = load_file(tmp_path / "parts" / "gradient.safetensors")
-    close(gradient_of_run, {name: weight.grad for name, weight in trainer.model.named_parameters()})
+    assert_same_tensors(gradient_of_run, {name: weight.grad for name, weight in trainer.model.named_parameters()})

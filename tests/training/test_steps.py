@@ -4,15 +4,14 @@ import json
 import time
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import FLOAT32
 from tests.training import gradients
 from tests.training.runs import (
     SHARDED,
     TWO_PROCESSES,
+    assert_same_tensors,
     finish,
     kill,
     launched_by,
@@ -32,13 +31,6 @@ ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.drop
 
 def gradient(folder):
     return load_file(folder / "gradient.safetensors")
-
-
-def close(first, second):
-    """Assert equal gradients up to the order of sums."""
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], **FLOAT32)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +53,15 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(reference
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]
     trainer.model.train()(**batch).loss.backward()
-    close(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
+    assert_same_tensors(gradient(folder), {name: weight.grad for name, weight in trainer.model.named_parameters()})
 
 
 @pytest.mark.slow
 def test_step_in_three_micro_batches_equals_the_step_in_one(reference_run, tmp_path):
     arguments, folder = reference_run
     gradients.main([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
-    close(gradient(tmp_path / "run"), gradient(folder))
-    close(weights(tmp_path / "run"), weights(folder))
+    assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
+    assert_same_tensors(weights(tmp_path / "run"), weights(folder))
 
 
 @pytest.mark.slow
@@ -85,8 +77,8 @@ def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
     finish(start(settings, tmp_path / "run", launcher=launcher, module="tests.training.gradients"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["processes"] == 2
-    close(gradient(tmp_path / "run"), gradient(folder))
-    close(weights(tmp_path / "run"), weights(folder))
+    assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
+    assert_same_tensors(weights(tmp_path / "run"), weights(folder))
 
 
 @pytest.mark.slow
