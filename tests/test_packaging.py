@@ -43,8 +43,12 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions, 
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        description = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
     assert {"vaswani_transformer/py.typed", "vaswani_transformer/figures/page.html"} <= names
+    files = f"{PROJECT['project']['urls']['Source']}/blob/main/"
+    assert f"]({files}docs/results.md#quickstart)" in description  # PyPI's page has no files of the repository
+    assert not re.search(r"\]\((?!https://)", description.partition("# vaswani-transformer")[2])
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
