@@ -200,9 +200,9 @@ def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
             f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
         )
     expected = getattr(model.config, "mask_token_id", None)
-    if expected is not None and (found := tokenizer.mask_token_id) != expected:
+    if expected is not None and (token_id := tokenizer.mask_token_id) != expected:
         raise UserError(
-            f"{name}: its tokenizer does not fit the model's mask_token_id; got {found} for <mask>, expected "
+            f"{name}: its tokenizer does not fit the model's mask_token_id; got {token_id} for <mask>, expected "
             f'{expected}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
         )
 

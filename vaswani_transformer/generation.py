@@ -297,15 +297,15 @@ class PaperBeamSearch(GenerationMixin):
         decoder = self.make_decoder(inputs, k, records=records, synced=synced_gpus)
         compacts = is_shared and not records and not synced_gpus
         settings, scores = search_settings(input_ids, logits_processor, stopping_criteria, config, compacts)
-        found = beam_search(decoder, input_ids, settings)
+        hypotheses = beam_search(decoder, input_ids, settings)
         if isinstance(decoder, ModelDecoder):
             decoder.finish()
         if not records:
-            return found.tokens
+            return hypotheses.tokens
         return GenerateBeamEncoderDecoderOutput(
-            sequences=found.tokens,
-            sequences_scores=found.scores if config.output_scores else None,
-            beam_indices=found.beam_indices,
+            sequences=hypotheses.tokens,
+            sequences_scores=hypotheses.scores if config.output_scores else None,
+            beam_indices=hypotheses.beam_indices,
             scores=tuple(scores) if config.output_scores else None,
             **step_outputs(decoder, encoder_outputs, config, len(input_ids)),
         )

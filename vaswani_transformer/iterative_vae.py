@@ -201,9 +201,9 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
         if labels is None or token_loss is None:
             return self.make_output(encoder_outputs, outputs, None, None, logits)
         length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
-        found = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
+        output = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
         figures = self.layer_figures(latent, token_loss, labels, num_items_in_batch)
-        settings: dict[str, Any] = {**found, **figures}
+        settings: dict[str, Any] = {**output, **figures}
         if self.training:
             settings["loss"] = self.training_loss(length_loss, figures)
         return IterativeVaeLMOutput(**settings)

@@ -324,10 +324,10 @@ class ParallelGeneration(GenerationMixin):
         if not is_list or not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in extra):
             allowed = f"expected a list of ids from 0 to {config.vocab_size - 1}"
             fail("suppress_tokens", f"got {extra!r}, {allowed}", "Give ids of the vocabulary.")
-        own = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
-        own += [getattr(config, "mask_token_id", None), *extra]
+        special = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
+        special += [getattr(config, "mask_token_id", None), *extra]
         ends = config.eos_token_id
-        return sorted({token for token in own + (ends if isinstance(ends, list) else []) if token is not None})
+        return sorted({token for token in special + (ends if isinstance(ends, list) else []) if token is not None})
 
     @property
     def end_token_id(self) -> int | None:

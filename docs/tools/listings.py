@@ -40,15 +40,15 @@ def find_nodes(tree: ast.Module, names: list[str]) -> list[Any]:
     Raises:
         ValueError: one is missing.
     """
-    found: list[Any] = []
+    nodes: list[Any] = []
     body: list[ast.stmt] = tree.body
     for name in names:
         matches = [node for node in body if getattr(node, "name", None) == name]
         if not matches:
             raise ValueError(f"{'.'.join(names)}: {name} is not defined there; give another name.")
-        found.append(matches[-1])
+        nodes.append(matches[-1])
         body = matches[-1].body
-    return found
+    return nodes
 
 
 def source_of(name: str) -> str:

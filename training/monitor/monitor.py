@@ -124,7 +124,7 @@ class TrainingMonitor(TrainerCallback):
         everyone = gather_object([{name: (float(total), tokens) for name, (total, tokens) in self.parts.items()}])
         means = {}
         for name in self.parts:
-            total, tokens = (sum(values) for values in zip(*(found[name] for found in everyone), strict=True))
+            total, tokens = (sum(values) for values in zip(*(sums[name] for sums in everyone), strict=True))
             means[name] = total / tokens if tokens else math.nan
         return means
 
