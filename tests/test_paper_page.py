@@ -99,6 +99,15 @@ def test_notebook_has_the_examples_of_the_page_in_their_order():
     assert all({"id", "cell_type", "metadata", "source"} <= cell.keys() for cell in notebook["cells"])
 
 
+def test_notebook_has_no_link_that_leads_nowhere():
+    """In a notebook there are no other pages, and no anchors of this one."""
+    texts = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "markdown"]
+    links = [link for text in texts for link in re.findall(r"\]\(([^)]*)\)", text)]
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert "Run the cells from top to bottom" in texts[0]
+
+
 @pytest.mark.slow
 def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder):
     page = run_page(TEXT, run_folder)

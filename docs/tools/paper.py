@@ -21,6 +21,11 @@ SOURCE = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PIECES = re.compile(r"(^```(?:python|source)\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE)
 ANCHOR = re.compile(r" \{ #[\w-]+ \}$", flags=re.MULTILINE)
 LINK = re.compile(r"\]\((\w[\w-]*)\.md")
+OF_THE_PAGE = re.compile(r"^The same steps are a \[notebook\].*?\n\n", flags=re.DOTALL | re.MULTILINE)
+OF_THE_NOTEBOOK = """Run the cells from top to bottom, which takes about a minute on a CPU. The first one installs the
+package if it is missing. The second defines `show`, which prints lines of the package's source.
+
+"""
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 NEEDS_RUN = "runs/quickstart"
 INSTALL = f"""%matplotlib inline
@@ -88,10 +93,17 @@ def text_cell(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "metadata": {}, "source": text.strip("\n").splitlines(keepends=True)}
 
 
+def absolute_links(text: str) -> str:
+    """Return a text whose links to pages, and to places of this page, lead to the site."""
+    site = URLS["Documentation"]
+    text = LINK.sub(lambda match: f"]({site}{match[1]}/", text).replace("](#", f"]({site}paper/#")
+    return text.replace("/index/", "/")
+
+
 def notebook_cells(page: str) -> list[dict[str, Any]]:
     """Return the page as cells: text, code, and calls of `show` for listings; a picture is shown by its code."""
     cells = []
-    for piece in PIECES.split(page):
+    for piece in PIECES.split(OF_THE_PAGE.sub(OF_THE_NOTEBOOK, page)):
         if match := SOURCE.match(piece):
             names = ",\n".join(f'    "{name}"' for name in match[1].split())
             cells.append(code_cell(f"show(\n{names},\n)"))
@@ -99,9 +111,7 @@ def notebook_cells(page: str) -> list[dict[str, Any]]:
             if NEEDS_RUN not in match[1]:
                 cells.append(code_cell(match[1] + ("picture" if "picture = " in match[1] else "")))
         elif text := ANCHOR.sub("", PICTURE.sub("\n", piece)).strip():
-            cells.append(
-                text_cell(LINK.sub(lambda match: f"]({URLS['Documentation']}{match[1]}/", text).replace("/index/", "/"))
-            )
+            cells.append(text_cell(absolute_links(text)))
     return [cells[0], code_cell(INSTALL), code_cell(SHOW), *cells[1:]]
 
 
