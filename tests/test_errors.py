@@ -2,6 +2,7 @@
 
 import pytest
 
+import training
 from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error, one_line
 
 
@@ -37,3 +38,17 @@ def test_command_ends_with_one_line_and_status_2(error, capsys):
 def test_other_errors_pass_through_a_command():
     with pytest.raises(RuntimeError, match="bug"), exit_on_user_error(KeyError):
         raise RuntimeError("bug")
+
+
+def test_training_command_without_its_packages_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("training.find_spec", lambda name: None if name == "datasets" else object())
+    for command in ("pytest", "tests.gpu"):
+        training.check_packages(["python", "-m", command, "--out=folder"])
+    with pytest.raises(SystemExit) as ended:
+        training.check_packages(["python", "-u", "-m", "training.train", "recipe.yaml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        'training.train: the package datasets is missing. Run pip install -e ".[train]".\n'
+    )

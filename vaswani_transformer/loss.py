@@ -103,7 +103,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
             token_loss, gradient = workspace.loss_and_gradient(states, labels[rows, None])  # (n, 1), (n, V)
             if is_target is not None:
                 token_loss, gradient = token_loss * is_target[rows, None], gradient * is_target[rows, None]
-            loss += token_loss.sum()
+            loss = loss + token_loss.sum()  # `+=` has a gradient of zero where torch 2.11 compiles it
             if grad_hidden is not None:
                 grad_hidden[rows] = gradient @ projection - (smoothing * mean_weight).to(hidden.dtype)
             if grad_weight is not None and wide == hidden.dtype:
