@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
-from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported
+from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported, raw_op
 from vaswani_transformer.generation import ENTRY_POINTS
 from vaswani_transformer.pretrained import PRIVATE_NAMES
 
@@ -34,6 +35,7 @@ USED = {
     "cpu/layers.py": {"_modules"},
     "cpu/linear.py": {
         "_linear_pointwise",
+        "_op",
         "_reorder_linear_weight",
         "linear_dynamic",
         "linear_prepack",
@@ -98,6 +100,7 @@ OWNERS = {
     "_modules": nn.Module(),
     "_auto_class": PreTrainedTokenizerFast,
     "_linear_pointwise": torch.ops.mkldnn,
+    "_op": torch.ops.mkldnn._linear_pointwise.default,
     "_reorder_linear_weight": torch.ops.mkldnn,
     "linear_dynamic": torch.ops.quantized,
     "linear_prepack": torch.ops.quantized,
@@ -205,6 +208,13 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
     assert {type(module) for module in prepared.modules()} & {nn.Linear}
     options = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": 2}
     assert torch.equal(prepared.generate(ids, **options), model.generate(ids, **options))
+
+
+def test_operator_without_its_compiled_function_is_called_as_it_is():
+    operator = torch.ops.mkldnn._linear_pointwise.default
+    assert raw_op(operator) is operator._op is not operator
+    renamed = SimpleNamespace(compiled=operator._op)
+    assert raw_op(renamed) is renamed
 
 
 def test_fast_paths_are_on(monkeypatch):

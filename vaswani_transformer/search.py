@@ -80,7 +80,7 @@ class SearchSettings:
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """Return whether each of `tokens` is an end token."""
-        return tokens == self.end_tokens if len(self.end_tokens) == 1 else torch.isin(tokens, self.end_tokens)
+        return tokens == self.end_tokens if self.end_tokens.numel() == 1 else torch.isin(tokens, self.end_tokens)
 
 
 @dataclass
@@ -166,7 +166,7 @@ def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     best = grouped.amax(1).topk(count, dim=1).indices  # (R, count)
     offsets, remainder = group_offsets(groups, entries, log_probs.device)
     indices = (best.unsqueeze(2) + offsets).flatten(1)  # (R, 16 count)
-    indices = torch.cat([indices, remainder.expand(rows, -1)], dim=1) if len(remainder) else indices
+    indices = torch.cat([indices, remainder.expand(rows, -1)], dim=1) if remainder.numel() else indices
     values, order = log_probs.gather(1, indices).topk(count, dim=1)
     return values, indices.gather(1, order)
 
@@ -192,11 +192,11 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     k, vocabulary = scores.shape[1], logits.shape[1]
 
     def best(logits: Tensor, scores: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        out = None if workspace is None else workspace[: len(logits)]
+        out = None if workspace is None else workspace[: logits.shape[0]]
         log_probs = torch.log_softmax(logits.float(), 1, out=out).add_(scores.reshape(-1, 1))
         return grouped_topk(log_probs.view(-1, k * vocabulary), count)
 
-    if logits.device.type != "cpu" or len(logits) <= max(k, SOFTMAX_ROWS):
+    if logits.device.type != "cpu" or logits.shape[0] <= max(k, SOFTMAX_ROWS):
         return best(logits, scores)
     at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
     workspace = scores.new_empty(at_once * k, vocabulary)
@@ -219,17 +219,17 @@ def select_continuations(logits: Tensor, state: SearchState, settings: SearchSet
             values = log_probs.gather(1, indices)
         else:
             values, indices = grouped_topk(log_probs, count)
-    rows = indices // vocabulary
+    rows = torch.floor_divide(indices, vocabulary)
     tokens = indices.sub(rows, alpha=vocabulary)
-    if len(rows) > 1:
-        rows += torch.arange(0, len(rows) * k, k, device=rows.device)[:, None]
+    if rows.shape[0] > 1:
+        rows += torch.arange(0, rows.shape[0] * k, k, device=rows.device)[:, None]
     return values, rows, tokens
 
 
 def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
     """Return the open beams (2, R, T + 1) of `rows` (R,) of k A with their next `tokens` (R,)."""
     parents = rows
-    if len(state.active) != state.hypotheses.shape[1]:
+    if state.active.shape[0] != state.hypotheses.shape[1]:
         k = state.scores.shape[1]
         parents = state.active[rows // k] * k + rows % k
     return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, parents))[:, :, None]), dim=2)
@@ -316,11 +316,11 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         state.beams, state.scores = extend(state, rows, tokens[:, :k].flatten()), log_probs[:, :k]
         if state.has_hypotheses:
             state.is_active &= can_improve(state, new_tokens, settings)
-        num_active = int(state.is_active.sum()) if has_ends or state.has_hypotheses else len(state.active)
+        num_active = int(state.is_active.sum()) if has_ends or state.has_hypotheses else state.active.shape[0]
         if num_active == 0:
             return best_hypotheses(state, prompt.shape[1], settings)
         decoder.reorder(rows)
-        if num_active < len(state.active) and settings.compacts and settings.is_plain:
+        if num_active < state.active.shape[0] and settings.compacts and settings.is_plain:
             drop_finished(state, decoder)
 
 
@@ -339,7 +339,7 @@ def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSett
 def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSettings) -> Tensor:
     """Return the next token (R,) of every row of `tokens` (R, T), given the logits of those `rows` that are decoded."""
     values = logits.argmax(-1) if settings.is_plain else logits.float()
-    if len(rows) < len(tokens):  # others have zeros: what reads rows by their number needs them all
+    if rows.shape[0] < tokens.shape[0]:  # others have zeros: what reads rows by their number needs them all
         values = values.new_zeros(len(tokens), *values.shape[1:]).index_copy_(0, rows, values)
     if settings.is_plain:
         return values
@@ -364,8 +364,9 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
     is_over, active, rows = torch.zeros_like(limits, dtype=torch.bool), every_row, every_row.flatten()
     while True:
         new_tokens += 1
-        chosen = next_tokens(decoder.step(tokens[rows] if len(rows) < len(tokens) else tokens), rows, tokens, settings)
-        if len(settings.end_tokens):
+        decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens
+        chosen = next_tokens(decoder.step(decoded), rows, tokens, settings)
+        if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
         is_end = settings.is_end(chosen)

@@ -146,7 +146,7 @@ class CachedCrossAttention:
         def cross_attend(hidden_states: Tensor) -> Tensor:
             query = self.q_proj(hidden_states).view(sources, num_beams, heads, -1).transpose(1, 2).flatten(0, 1)
             attended = attend(query, keys, values, mask, self.scaling).view(sources, heads, num_beams, -1)
-            return hidden_states + self.o_proj(attended.transpose(1, 2).reshape(len(hidden_states), -1))
+            return hidden_states + self.o_proj(attended.transpose(1, 2).reshape(hidden_states.shape[0], -1))
 
         return cross_attend
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attention import CausalSelfAttention, SelfAttention
 from ..embeddings import ScaledEmbedding
-from ..layers import FeedForward, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
+from ..layers import VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from .linear import PreparedLinear
 
 Function = Callable[[Tensor], Tensor]
@@ -66,25 +66,18 @@ def fuse_qkv(model: nn.Module) -> None:
         replace(model, attention_type, fuse)
 
 
-def fuse_relu(model: nn.Module) -> None:
-    """Let the packed layers before a ReLU apply it."""
-    for module in model.modules():
-        if not isinstance(module, FeedForward) or not isinstance(module.activation, nn.ReLU):
-            continue
-        if isinstance(module.fc1, PreparedLinear):
-            module.fc1.has_relu, module.activation = True, nn.Identity()
-
-
 def has_fused_qkv(stack: Any) -> bool:
     """Return whether the projections of every layer's self-attention are fused."""
     return all(isinstance(layer.self_attn, FusedQKVAttention) for layer in stack.layers)
 
 
 def raw_forward(module: nn.Module) -> Function:
-    """Return a module's forward as a function, without the wrappers of a call."""
+    """Return a module's forward as a function, without the wrappers of a call; a ReLU changes its input in place."""
     if type(module) is nn.LayerNorm:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda hidden_states: torch.layer_norm(hidden_states, shape, weight, bias, eps)
+    if type(module) is nn.ReLU:
+        return torch.relu_
     return module.raw_forward() if isinstance(module, PreparedLinear) else module.forward
 
 
@@ -124,7 +117,7 @@ class UnwrappedLayer:
 
         The product must not be a view of another tensor. The results have no dimension B if that is 1.
         """
-        tokens, row = len(projected) // num_sources, projected.shape[1]
+        tokens, row = projected.shape[0] // num_sources, projected.shape[1]
         sizes, strides = ((), ()) if num_sources == 1 else ((num_sources,), (tokens * row,))
         width, (key_width, value_width) = row // self.heads, self.head_widths
         query = projected.as_strided((*sizes, self.heads, tokens, key_width), (*strides, width, row, 1))
@@ -135,7 +128,8 @@ class UnwrappedLayer:
         """Return the outputs of the heads (B H, T, d_v) side by side for each token (B T, H d_v)."""
         if num_sources == 1:
             return attended.transpose(0, 1).reshape(attended.shape[1], -1)
-        return attended.unflatten(0, (num_sources, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
+        by_source = attended.view(num_sources, self.heads, -1, attended.shape[2])  # (B, H, T, d_v)
+        return by_source.transpose(1, 2).reshape(num_sources * attended.shape[1], -1)
 
 
 __all__ = [
@@ -144,7 +138,6 @@ __all__ = [
     "attend",
     "embed_fn",
     "fuse_qkv",
-    "fuse_relu",
     "has_fused_qkv",
     "raw_forward",
     "replace",

@@ -17,10 +17,17 @@ NARROW_WIDTH, NARROW_ENTRIES = 256, 2**22  # of weights that are multiplied fast
 LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by FBGEMM
 
 
-class PreparedLinear(nn.Module):
-    """A layer without derivatives, which can apply the ReLU after it together with its product."""
+def raw_op(operator: Any) -> Callable[..., Tensor]:
+    """Return an operator as torch's compiled function, without what its call does in Python before.
 
-    has_relu = False
+    A call with a packed int8 weight looks for a stand-in of the compiler in each argument. A decoder step has a dozen
+    of such calls. `len` of a tensor is Python too; code that runs in every step reads `shape` instead.
+    """
+    return getattr(operator, "_op", operator)
+
+
+class PreparedLinear(nn.Module):
+    """A layer without derivatives."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in).
@@ -61,11 +68,11 @@ class PackedLinear(PreparedLinear):
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
 
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
-        weight, bias, dtype, activation = self.weight, self.bias, self.dtype, "relu" if self.has_relu else "none"
-        apply = torch.ops.mkldnn._linear_pointwise.default
+        weight, bias, dtype = self.weight, self.bias, self.dtype
+        apply = raw_op(torch.ops.mkldnn._linear_pointwise.default)
         if dtype == torch.float32:
-            return lambda rows: apply(rows, weight, bias, activation, [], "")
-        return lambda rows: apply(rows.to(dtype), weight, bias, activation, [], "").float()
+            return lambda rows: apply(rows, weight, bias, "none", [], "")
+        return lambda rows: apply(rows.to(dtype), weight, bias, "none", [], "").float()
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.weight.to_dense(), self.bias) if self.dtype == torch.float32 else None
@@ -87,8 +94,7 @@ class TransposedLinear(PreparedLinear):
 
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
         weight, bias = self.weight, self.bias
-        plain = (lambda rows: rows.mm(weight)) if bias is None else (lambda rows: torch.addmm(bias, rows, weight))
-        return (lambda rows: plain(rows).relu_()) if self.has_relu else plain
+        return (lambda rows: rows.mm(weight)) if bias is None else (lambda rows: torch.addmm(bias, rows, weight))
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         return self.weight.t(), self.bias
@@ -131,13 +137,8 @@ class QuantizedLinear(PreparedLinear):
 
     def raw_forward(self) -> Callable[[Tensor], Tensor]:
         small, large, reduces_range = self.packed_small_batch, self.packed_large_batch, self.reduces_range
-        apply = torch.ops.quantized.linear_dynamic.default
-
-        def plain(rows: Tensor) -> Tensor:
-            return apply(rows, small if len(rows) < LARGE_BATCH_ROWS else large, reduces_range)
-
-        # A ReLU in the product may be missing: torch reuses what it made for oneDNN from call to call.
-        return (lambda rows: plain(rows).relu_()) if self.has_relu else plain
+        apply = raw_op(torch.ops.quantized.linear_dynamic.default)
+        return lambda rows: apply(rows, small if rows.shape[0] < LARGE_BATCH_ROWS else large, reduces_range)
 
     def unpacked(self) -> tuple[Tensor, Tensor | None] | None:
         """Return its weight (out, in) as int8 has it, and bias, in float32."""

@@ -17,7 +17,7 @@ from ..model import VaswaniTransformerForConditionalGeneration
 from ..search import Decoder
 from .decoder import DecoderStep, PreparedDecoder
 from .encoder import PreparedEncoder
-from .layers import fuse_qkv, fuse_relu, has_fused_qkv, replace
+from .layers import fuse_qkv, has_fused_qkv, replace
 from .linear import LINEAR_FACTORIES, linear_factory
 
 logger = logging.get_logger(__name__)
@@ -42,7 +42,6 @@ class Prepared(PreTrainedModel):
         if make_linear is not None:
             fuse_qkv(self)
             replace(self, nn.Linear, make_linear)
-            fuse_relu(self)
         replace(self, Dropout, lambda _: nn.Identity())
         # Without a window plain products are faster; with one "sdpa" computes long texts block by block.
         window = getattr(self.config, "attention_window", None)
