@@ -163,8 +163,10 @@ def matching_files(folder: Path, names: str) -> list[Path]:
     """Return the files of one name, or of patterns separated by spaces, each pattern's in alphabetical order.
 
     Raises:
-        UserError: a pattern matches no file.
+        UserError: a pattern matches no file, or the name is that of a folder.
     """
+    if (folder / names).is_dir():
+        raise UserError(f"{folder / names}: is a folder; name its files by a pattern such as '{names}/*.mrg'.")
     if (folder / names).exists():
         return [folder / names]
     paths = []

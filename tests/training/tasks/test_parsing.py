@@ -55,6 +55,8 @@ def test_bracketed_files_become_sentences_and_linear_trees(recipe) -> None:
 def test_pattern_without_a_file_and_broken_tree_are_named(recipe, tmp_path) -> None:
     with pytest.raises(UserError, match=r"no file matches '24/\*.mrg'"):
         list(read_file(recipe.data, "02/*.mrg 24/*.mrg"))
+    with pytest.raises(UserError, match=r"02: is a folder; name its files by a pattern such as '02/\*.mrg'"):
+        list(read_file(recipe.data, "02"))
     (tmp_path / "03" / "wsj_1.mrg").write_text("( (S (NN dog)))\n( (S (NN dog))\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"wsj_1.mrg, line 2: the tree that starts here is not closed"):
         load_pairs(recipe.data)
