@@ -59,14 +59,14 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "the model's generation config is the default")
     group.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
-    group.add_argument("--iterations", type=positive_int, metavar="N", help="passes over a translation, for a CMLM")
+    group.add_argument("--iterations", type=positive_int, metavar="N", help="passes over an output, for a CMLM")
     group.add_argument(
         "--length_beam",
         type=positive_int,
         metavar="L",
         help="lengths that a NAT, CMLM or IterativeVAE tries for each line",
     )
-    group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of a translation, </s> included")
+    group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of an output, </s> included")
     group.add_argument(
         "--max_source_tokens", type=positive_int, metavar="N", help="of a line (the table of positions, or 1024)"
     )
