@@ -22,6 +22,12 @@ def test_message_is_one_line(error, line):
     assert one_line(error) == line
 
 
+def test_message_can_hold_all_lines():
+    error = ValueError("not YAML\n  in line 3,\n  column 1")
+    assert one_line(error) == "not YAML"
+    assert one_line(error, is_complete=True) == "not YAML in line 3, column 1"
+
+
 def test_message_can_leave_out_the_file():
     assert one_line(FileNotFoundError(2, "No such file", "a.txt"), with_file=False) == "No such file"
 

@@ -93,7 +93,7 @@ class Energy:
         scored = read if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
         teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
         is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
-        ends = teacher[:, self.end_token_id]
+        ends = teacher[:, self.teacher.config.end_token_id]
         losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
         rows = is_real.nonzero()[:, 0]
         return losses.new_zeros(len(is_real)).index_add(0, rows, losses)
@@ -120,12 +120,6 @@ class Energy:
         ).last_hidden_state
         logits = self.teacher.lm_head(states[is_real])  # (N, V)
         return logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
-
-    @property
-    def end_token_id(self) -> int | None:
-        """The token at the end of a target."""
-        ends = self.teacher.config.eos_token_id
-        return ends[0] if isinstance(ends, list) else ends
 
 
 def check_energy(recipe: Recipe) -> None:

@@ -149,8 +149,7 @@ def error_chain(error: BaseException) -> str:
     reasons = []
     cause: BaseException | None = error
     while cause is not None:
-        reason = re.sub(r"For more information check: \S+", "", str(cause))
-        reason = " ".join(reason.split()).rstrip(".") or type(cause).__name__
+        reason = re.sub(r" ?For more information check: \S+", "", one_line(cause, is_complete=True)).rstrip(".")
         if not any(reason in before for before in reasons):
             reasons.append(reason)
         cause = cause.__cause__

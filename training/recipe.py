@@ -270,7 +270,7 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     except UserError as error:
         raise UserError(f"{path}, {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or a date that Python cannot hold
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path}: not YAML: {one_line(error, is_complete=True)}.") from error
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({one_line(error, with_file=False)}); give a recipe that can be."

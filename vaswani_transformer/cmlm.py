@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, logging
 
 from .body import EncoderDecoder
-from .config import VaswaniTransformerConfig, positive_int
+from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
 from .embeddings import count_positions
 from .lengths import LengthToken, canvas, real_tokens
 from .masking import draw_masks
@@ -61,8 +61,7 @@ class VaswaniCmlmConfig(VaswaniTransformerConfig):
                 f"mask_token_id ({self.mask_token_id}) is outside the vocabulary of {self.vocab_size} entries; give an "
                 f"id from 0 to {self.vocab_size - 1} or a larger vocab_size."
             )
-        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        if self.mask_token_id in (self.bos_token_id, self.pad_token_id, self.decoder_start_token_id, *ends):
+        if any(self.mask_token_id in as_token_ids(getattr(self, name)) for name in TOKEN_IDS):
             raise ValueError(
                 f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a token of its "
                 'own: tokenizer.add_special_tokens({"mask_token": "<mask>"}).'

@@ -10,6 +10,16 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
+TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+"""The special tokens, which a configuration and its GenerationConfig both name."""
+
+
+def as_token_ids(value: int | list[int] | None) -> list[int]:
+    """Return a setting of no, one or several tokens, such as `eos_token_id`, as a list."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
 
 @as_validated_field
 def positive_int(value: int | None) -> None:
@@ -163,6 +173,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """Return the id of the token that every decoder input begins with."""
         return self.decoder_start_token_id if self.decoder_start_token_id is not None else self.bos_token_id
 
+    @property
+    def end_token_id(self) -> int | None:
+        """Return the id of the token that ends a target, the first one of several; None if there is none."""
+        return next(iter(as_token_ids(self.eos_token_id)), None)
+
     def token_id(self, name: str) -> int:
         """Return the id of a special token that has to be there, such as "pad_token_id" or "target_start_token_id".
 
@@ -175,8 +190,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     def make_generation_config(self, **settings: Any) -> GenerationConfig:
         """Return a GenerationConfig with these settings and the special tokens of the configuration."""
-        names = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-        return GenerationConfig(**{name: getattr(self, name) for name in names}, **settings)
+        return GenerationConfig(**{name: getattr(self, name) for name in TOKEN_IDS}, **settings)
 
     def validate_architecture(self) -> None:
         """Check that the widths fit together."""
@@ -198,10 +212,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     def validate_token_ids(self) -> None:
         """Check that every special token lies inside the vocabulary."""
-        for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-            value = getattr(self, name)
-            for token_id in value if isinstance(value, list) else [value]:
-                if token_id is not None and not 0 <= token_id < self.vocab_size:
+        for name in TOKEN_IDS:
+            for token_id in as_token_ids(getattr(self, name)):
+                if not 0 <= token_id < self.vocab_size:
                     raise ValueError(
                         f"{name} ({token_id}) is outside the vocabulary of {self.vocab_size} entries; give an id from "
                         f"0 to {self.vocab_size - 1} or a larger vocab_size."
@@ -257,4 +270,4 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         return cls(**settings)
 
 
-__all__ = ["PAPER_SETTINGS", "VaswaniTransformerConfig"]
+__all__ = ["PAPER_SETTINGS", "TOKEN_IDS", "VaswaniTransformerConfig", "as_token_ids"]

@@ -19,18 +19,19 @@ class OutputError(UserError):
     """The system cannot write a file or folder."""
 
 
-def one_line(error: BaseException, with_file: bool = True) -> str:
-    """Return an error's message on one line: the first line, or all of them if the first one opens a list.
+def one_line(error: BaseException, with_file: bool = True, is_complete: bool = False) -> str:
+    """Return an error's message on one line: its first line, or all of them if the first one opens a list.
 
     Args:
         error: the error; one of the operating system becomes "file: problem", without its number.
         with_file: whether an error of the operating system names its file.
+        is_complete: whether all lines are returned.
     """
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None
         return f"{error.filename}: {error.strerror}" if names_file else error.strerror
     first, _, other_lines = str(error).strip().partition("\n")
-    if first.rstrip().endswith((":", ",", "(")):
+    if is_complete or first.rstrip().endswith((":", ",", "(")):
         first = f"{first} {other_lines}"
     return " ".join(first.split()) or type(error).__name__
 

@@ -19,7 +19,7 @@ from transformers.generation import (
 )
 from transformers.utils import logging
 
-from .config import VaswaniTransformerConfig
+from .config import VaswaniTransformerConfig, as_token_ids
 from .search import LENGTH_PENALTY_TYPES, SearchSettings
 
 logger = logging.get_logger(__name__)
@@ -191,7 +191,7 @@ def search_settings(
     rows = max(config.num_beams, config.num_return_sequences)
     limits = torch.full((len(prompt) // rows,), config.max_length - prompt.shape[1], device=prompt.device)
     limits, end_tokens, others = split_criteria(criteria, prompt, limits)
-    num_ends = 0 if config.eos_token_id is None else torch.as_tensor(config.eos_token_id).numel()
+    num_ends = len(as_token_ids(config.eos_token_id))
     pad = config.pad_token_id if config.pad_token_id is not None else next(iter(end_tokens.tolist()), -1)
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)

@@ -14,14 +14,13 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from .config import VaswaniTransformerConfig
+from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
 from .lengths import canvas
 from .loss import accumulation_dtype, chunk_size
 from .parallel_head import EncodedSource
 
 SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
-TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 # Settings of a search from left to right; None, False, 0 and 1 switch each of them off, and "power" the penalty's type.
 LEFT_TO_RIGHT = (
     "num_beams",
@@ -324,16 +323,9 @@ class ParallelGeneration(GenerationMixin):
         if not is_list or not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in extra):
             allowed = f"expected a list of ids from 0 to {config.vocab_size - 1}"
             fail("suppress_tokens", f"got {extra!r}, {allowed}", "Give ids of the vocabulary.")
-        special = [config.bos_token_id, config.pad_token_id, config.target_start_token_id, self.end_token_id]
-        special += [getattr(config, "mask_token_id", None), *extra]
-        ends = config.eos_token_id
-        return sorted({token for token in special + (ends if isinstance(ends, list) else []) if token is not None})
-
-    @property
-    def end_token_id(self) -> int | None:
-        """Return the token at position m - 1; None if the configuration has none."""
-        ends = self.config.eos_token_id
-        return (ends[0] if ends else None) if isinstance(ends, list) else ends
+        names = (*TOKEN_IDS, "mask_token_id")
+        special = {token for name in names for token in as_token_ids(getattr(config, name, None))}
+        return sorted(special.union(extra))
 
     def choose_tokens(self, states: Tensor, is_last: Tensor, suppressed: list[int]) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens (N,) of `states` (N, d_model), and their log-probabilities (N,).
@@ -343,13 +335,13 @@ class ParallelGeneration(GenerationMixin):
         """
         tokens, log_probs = [], []
         banned = torch.tensor(suppressed, dtype=torch.long, device=states.device)
-        size = chunk_size(states.device)
+        size, end_token_id = chunk_size(states.device), self.config.end_token_id
         for chunk, ends in zip(states.split(size), is_last.split(size), strict=True):
             logits = self.lm_head(chunk)  # (N', V)
             logits = logits.to(accumulation_dtype(logits.dtype))
             best = logits.index_fill(1, banned, float("-inf")).argmax(1)
-            if self.end_token_id is not None:
-                best = best.masked_fill(ends, self.end_token_id)
+            if end_token_id is not None:
+                best = best.masked_fill(ends, end_token_id)
             tokens.append(best)
             log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
         return torch.cat(tokens), torch.cat(log_probs)

@@ -16,6 +16,7 @@ import transformers
 from tests.gpu.parts import parts
 from tests.gpu.runner import TABLES, Report, run_parts, summary
 from tests.helpers import ROOT
+from vaswani_transformer.errors import one_line
 
 
 def commit() -> str:
@@ -40,7 +41,7 @@ def about(device: str) -> dict[str, Any]:
             raise RuntimeError("torch finds none")
         name = torch.cuda.get_device_name(index) if index.type == "cuda" else platform.processor() or platform.machine()
     except (RuntimeError, AssertionError) as error:
-        problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        problem = one_line(error).rstrip(".")
         raise ValueError(
             f"--device: {device!r} cannot be used; got: {problem}. Give cpu or a device of torch."
         ) from error

@@ -30,6 +30,7 @@ from tests.gpu.models import (
 from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
 from tests.gpu.training_run import Run
 from tests.helpers import PAIRS, ROOT, model_of_pairs
+from vaswani_transformer.errors import one_line
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 
 TABLE = "Correctness"
@@ -83,7 +84,7 @@ def on_device(setting: Setting, attention: str, shape: str = "base") -> tuple[An
     try:
         model.set_attn_implementation(attention)
     except (ImportError, ValueError, OSError) as error:  # the last where a kernel would come from the Hub
-        raise SkipPart(f"{attention}: {' '.join(str(error).split())}") from error
+        raise SkipPart(f"{attention}: {one_line(error, is_complete=True)}") from error
     return model.to(setting.device), {name: tensor.to(setting.device) for name, tensor in batch.items()}
 
 

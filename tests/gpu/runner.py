@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tests.helpers import ROOT
+from vaswani_transformer.errors import one_line
 
 Row = dict[str, Any]
 RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"
@@ -124,12 +125,12 @@ def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[
             if not is_within(row):
                 outside.append(row)
     except torch.OutOfMemoryError as error:
-        return SKIPPED, f"out of memory: {str(error).splitlines()[0]}"
+        return SKIPPED, f"out of memory: {one_line(error)}"
     except Exception as error:
         if is_missing_here(error):
-            return SKIPPED, " ".join(str(error).split())
+            return SKIPPED, one_line(error, is_complete=True)
         traceback.print_exc()
-        return FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return FAILED, f"{type(error).__name__}: {one_line(error, is_complete=True)[:300]}"
     if outside:
         return FAILED, "; ".join(f"{row.get('compared', 'a row')} is off by {row['difference']:.3g}" for row in outside)
     return PASSED, None

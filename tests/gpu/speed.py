@@ -34,6 +34,7 @@ from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_d
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
 from training.monitor.flops import peak_teraflops, training_flops  # the only import from the training package
 from vaswani_transformer import loss as loss_module
+from vaswani_transformer.errors import one_line
 from vaswani_transformer.schedule import paper_adam
 
 TRAINING, TIME, LOSS = "Training", "Where the time of a step goes", "Loss"
@@ -151,7 +152,7 @@ def training_part(
         except torch.OutOfMemoryError:
             pass  # the traceback holds the tensors until the handler ends
         except (ImportError, ValueError, OSError) as error:
-            raise SkipPart(f"{attention}: {' '.join(str(error).split())}") from error
+            raise SkipPart(f"{attention}: {one_line(error, is_complete=True)}") from error
         gc.collect()  # the Trainer is part of a cycle
         torch.cuda.empty_cache()
     raise SkipPart("out of memory even with 16 micro-batches a step")

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-from ..config import VaswaniTransformerConfig
+from ..config import VaswaniTransformerConfig, as_token_ids
 from ..errors import UserError, one_line
 from ..model import VaswaniTransformerForConditionalGeneration
 
@@ -267,7 +267,7 @@ def largest_difference(
     lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
     mask = (torch.arange(longest) < lengths).long()  # (B, S)
     pad, start = config.token_id("pad_token_id"), config.token_id("target_start_token_id")
-    special = {pad, config.bos_token_id, config.eos_token_id, start}
+    special = {pad, config.bos_token_id, start, *as_token_ids(config.eos_token_id)}
     ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
     tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
     sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from ..config import as_token_ids
 from ..modes import eager_attention, eval_mode
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
@@ -72,11 +73,9 @@ def generate_target(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> t
     generator = cast(Any, model)
     sequences = generator.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)  # (1, 1 + T)
     generated = sequences[:, 1:]
-    ends = generator.generation_config.eos_token_id
-    if ends is not None:
-        is_end = torch.isin(generated[0], torch.tensor(ends, device=generated.device)).nonzero()
-        generated = generated[:, : int(is_end[0]) + 1] if len(is_end) else generated
-    return generated
+    ends = as_token_ids(generator.generation_config.eos_token_id)
+    length = next((index + 1 for index, token in enumerate(generated[0].tolist()) if token in ends), None)
+    return generated[:, :length]
 
 
 def stack_layers(layers: Sequence[torch.Tensor | None] | None) -> np.ndarray:

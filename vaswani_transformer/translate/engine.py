@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..config import as_token_ids
 from ..modes import eval_mode
 from ..parallel_generation import ParallelGeneration
 from ..search import length_penalty
@@ -111,7 +112,7 @@ class TransformersEngine:
     def lengths(self, targets: Tensor) -> Tensor:
         """Return the tokens of each target (R, T) up to its end token or, without one, up to its padding (R,)."""
         positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
-        ends = torch.as_tensor(self.resolve_setting("eos_token_id", -1), device=targets.device)
+        ends = torch.tensor(as_token_ids(self.resolve_setting("eos_token_id")), dtype=torch.long, device=targets.device)
         is_end = torch.isin(targets, ends)
         to_padding = (positions * targets.ne(self.resolve_setting("pad_token_id", self.pad_token_id))).amax(1)
         return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
