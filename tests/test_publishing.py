@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs, run_python, tiny_model
-from tests.hub_server import Hub, client_environment, serving
+from tests.hub_server import client_environment, serving
+from tests.hub_state import Hub
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer import (
     VaswaniTransformerConfig,

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
 
 from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
-from tests.hub_server import Hub, client_environment, serving
+from tests.hub_server import client_environment, serving
+from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import equal, weights
 from training.publish import NEEDED, main, publish

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hub_server import metadata_errors
+from tests.hub_state import metadata_errors
 from tests.training.invented_results import CHRF_SIGNATURE, REPOSITORY, SIGNATURE, results_of
 from training.kinds import KINDS
 from training.recipe import DataRecipe, Recipe, TrainingRecipe, to_dict

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.helpers import ROOT
-from tests.hub_server import metadata_errors
+from tests.hub_state import metadata_errors
 from training.recipe import Recipe, load_recipe, to_dict
 from training.report.card import make_card
 from training.report.terminal import opening_line, report
