@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerToke
 
 
 def main() -> None:
-    """Create a model, save it, load it by its Auto classes, translate with it, and start both commands."""
+    """Create a model, save it, load it by its Auto classes, translate with it, and start all commands."""
     assert not (Path(vaswani_transformer.__file__).parent.parent / "pyproject.toml").exists(), (
         "not the installed package"
     )
@@ -35,7 +35,8 @@ def main() -> None:
         command = ["vaswani-translate", folder, "--dtype=int8", "--device=cpu"]
         lines = subprocess.run(command, input="the dogs sleep.\n\n", capture_output=True, text=True, check=True).stdout
         assert lines.count("\n") == 2
-        subprocess.run(["vaswani-convert", "--help"], capture_output=True, check=True)
+        for command in ("vaswani-convert", "vaswani-parse"):
+            subprocess.run([command, "--help"], capture_output=True, check=True)
 
 
 if __name__ == "__main__":

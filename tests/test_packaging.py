@@ -68,14 +68,15 @@ def test_workflow_is_yaml_with_the_fields_that_github_needs(path):
         assert {update["package-ecosystem"] for update in tree["updates"]} == {"github-actions", "pip"}
 
 
-def test_ci_runs_the_oldest_supported_transformers_that_the_docs_name():
-    (oldest,) = re.findall(r"transformers>=([\d.]+)", " ".join(PROJECT["project"]["dependencies"]))
+def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions():
+    ranges = [each for each in PROJECT["project"]["dependencies"] if each.startswith(("torch", "transformers"))]
+    oldest = tuple(re.sub(r">=([\d.]+).*", r"==\1.0", each) for each in ranges)
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
-    versions = [entry["transformers"] for entry in jobs["tests"]["strategy"]["matrix"]["include"]]
-    assert f"{oldest}.0" in versions
-    assert "newest" in versions
-    assert f"transformers=={oldest}.0" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert f"`transformers>={oldest},<6`" in (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    pairs = [(each["torch"], each["transformers"]) for each in jobs["tests"]["strategy"]["matrix"]["include"]]
+    assert set(pairs) == {oldest, ("torch", "transformers")}
+    assert " ".join(oldest) in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    supported = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert all(f"`{each}`" in supported for each in ranges)
 
 
 def test_docs_workflow_installs_what_the_docs_extra_names():
