@@ -1,5 +1,7 @@
 """Models and inputs that several test modules share, beyond the tiny ones of `helpers`."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers.generation import GenerationMixin
@@ -14,7 +16,7 @@ from vaswani_transformer import (
 )
 
 # Configurations that differ in what a prepared model packs.
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "biases": {"attention_bias": True},
     "own projection": {"tie_word_embeddings": False},
@@ -41,7 +43,7 @@ def cpu_dtypes() -> list[str]:
 DTYPES = cpu_dtypes()
 
 
-def uneven_model(seed=0, **overrides):
+def uneven_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with large random weights, norms and biases too, so that searches differ."""
     model = tiny_model(**overrides)
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +53,7 @@ def uneven_model(seed=0, **overrides):
     return model
 
 
-def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
+def random_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with large random weights and biases."""
     model = tiny_model(**overrides)
     torch.manual_seed(seed)
@@ -60,7 +62,7 @@ def random_model(seed: int = 0, **overrides: object) -> VaswaniTransformerForCon
     return model
 
 
-def small_model(seed: int, vocab_size: int = 6, **overrides: object) -> VaswaniTransformerForConditionalGeneration:
+def small_model(seed: int, vocab_size: int = 6, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a model of a few words with uneven probabilities, so that searches differ."""
     torch.manual_seed(seed)
     model = tiny_model(

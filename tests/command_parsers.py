@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -25,11 +26,11 @@ def parse_with_argparse(module: str, arguments: list[str]) -> None:
     original = argparse.ArgumentParser.parse_args
     original_known = argparse.ArgumentParser.parse_known_args
 
-    def parse_args(parser, *args, **kwargs):
+    def parse_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
         original(parser, *args, **kwargs)
         raise ParsedError
 
-    def parse_known_args(parser, *args, **kwargs):
+    def parse_known_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         parsed = original_known(parser, *args, **kwargs)
         if sys._getframe(1).f_code.co_name != "parse_args":
             raise ParsedError

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers import Batch
 from vaswani_transformer import VaswaniIterativeVaeConfig, VaswaniIterativeVaeForConditionalGeneration
 
 SYMBOLS, FIRST = 20, 4  # after <s>, <pad>, </s> and <mask>
 END, MASK = 2, 3
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": FIRST + 3 * SYMBOLS,
     "d_model": 64,
     "encoder_layers": 3,
@@ -45,7 +46,7 @@ def pad(rows: list[list[int]], value: int) -> Tensor:
     return torch.tensor([row + [value] * (width - len(row)) for row in rows])
 
 
-def encode(sources: list[list[int]]) -> dict[str, Tensor]:
+def encode(sources: list[list[int]]) -> Batch:
     """Return the tokens of the sources and their mask (B, S)."""
     tokens = pad([[FIRST + symbol for symbol in source] + [END] for source in sources], 1)
     return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}

@@ -9,6 +9,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers.distributed import DistributedConfig
 
 from tests.helpers import random_batch, tiny_model
@@ -16,15 +17,15 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 
-def full(tensor):
+def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def distance(first, second):
+def distance(first: Tensor, second: Tensor) -> float:
     return (full(first) - full(second)).detach().abs().max().item()
 
 
-def main(kind, folder):
+def main(kind: str, folder: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     model = tiny_model(vocab_size=100, dropout=0.0)

@@ -13,7 +13,13 @@ class FlashKernels:
 
     @staticmethod
     def fixed(
-        q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
     ) -> Tensor:
         assert q.shape[-1] == k.shape[-1] == v.shape[-1]
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
@@ -31,14 +37,14 @@ class FlashKernels:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
     ) -> Tensor:
         assert int(cu_seqlens_q[-1]) == len(q)
         assert int(cu_seqlens_k[-1]) == len(k)

@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,8 +24,19 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
 )
 
+ModelAndTokenizer = tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]
+Batch = dict[str, Any]  # tensors, for `model(**batch)`; Any, since `model` has parameters of other types too
+Run = Callable[..., tuple[str, str, str | int | None]]  # runs a command; returns its output, its errors and its status
+
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 4, "d_ff": 64}
+TINY: dict[str, Any] = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_heads": 4,
+    "d_ff": 64,
+}
 
 PAIRS = {
     "hello world": "hola mundo",
@@ -36,15 +49,15 @@ PAIRS = {
 
 # Two orders of summing the same float32 numbers: a few units in the last place at each of about ten operations on
 # values near 1 (eps is 1.2e-7), with ten times the margin.
-FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def tiny_config(**overrides: object) -> VaswaniTransformerConfig:
+def tiny_config(**overrides: Any) -> VaswaniTransformerConfig:
     """Return a config of two layers of 32 and four heads; `overrides` replace fields."""
     return VaswaniTransformerConfig(**{**TINY, **overrides})
 
 
-def tiny_model(**overrides: object) -> VaswaniTransformerForConditionalGeneration:
+def tiny_model(**overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     """Return a tiny model with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -56,7 +69,7 @@ def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
     return torch.randint(4, vocab_size, shape)
 
 
-def random_batch(batch: int = 3, source: int = 7, target: int = 5) -> dict[str, Tensor]:
+def random_batch(batch: int = 3, source: int = 7, target: int = 5) -> Batch:
     """Return sources (B, S) and target tokens (B, T), without padding."""
     return {"input_ids": random_tokens(batch, source), "decoder_input_ids": random_tokens(batch, target)}
 
@@ -74,7 +87,7 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
 
 
 @functools.cache
-def model_of_pairs() -> tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]:
+def model_of_pairs() -> ModelAndTokenizer:
     """Return a model that memorized the six sentence pairs, in about a second, and its tokenizer; change neither."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
@@ -137,7 +150,13 @@ class LargestTensor(TorchDispatchMode):
 
     numel = 0
 
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
         result = function(*arguments, **(keywords or {}))
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(tensor, Tensor):

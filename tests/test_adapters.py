@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*tie_word_embeddings:UserWarning"
 )
 
-SEARCH = {"num_beams": 4, "max_new_tokens": 20, "length_penalty": 0.6, "length_penalty_type": "gnmt"}
+SEARCH: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 20, "length_penalty": 0.6, "length_penalty_type": "gnmt"}
 
 
 def adapted(**settings: Any) -> PeftModel:
@@ -56,7 +56,7 @@ def base(folder: Path) -> VaswaniTransformerForConditionalGeneration:
 
 
 # The shared matrix stays frozen, is trained in a few rows, or in copies that are no longer tied.
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "attention": {},
     "all linear layers": {"target_modules": "all-linear"},
     "with some tokens": {"trainable_token_indices": [5, 6, 7, 80, 81]},

@@ -119,7 +119,7 @@ def test_compiled_dropout_is_torch_s() -> None:
     torch.testing.assert_close(losses[1], losses[0], **FLOAT32)
 
 
-SEARCHES = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 9},
     "beams": {"num_beams": 4, "max_new_tokens": 9},
     "the paper's": {

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
@@ -12,7 +13,7 @@ from transformers import PreTrainedConfig
 from tests.helpers import tiny_config
 from vaswani_transformer import VaswaniTransformerConfig
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 37000,
     "d_model": 512,
     "encoder_layers": 6,
@@ -41,7 +42,7 @@ DEFAULTS = {
 }
 
 # The fields that each of the paper's models changes in the base model: Table 3, 6.1 (English-French), 6.3 (parsing).
-PAPER = {
+PAPER: dict[str, dict[str, Any]] = {
     "base": {},
     "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
     "big-en-fr": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.1, "vocab_size": 32000},

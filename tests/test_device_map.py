@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import padded_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "max_position_embeddings": 40, "attention_bias": True, "d_v": 5},

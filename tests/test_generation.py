@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,11 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 # Not tied, because a random tied model repeats its last token.
 MODEL = tiny_model(tie_word_embeddings=False).requires_grad_(False)
-WAYS = {"greedy": {}, "beam": {"num_beams": 3}, "many beams": {"num_beams": 5, "length_penalty": 0.0}}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 3},
+    "many beams": {"num_beams": 5, "length_penalty": 0.0},
+}
 
 
 def without_padding(rows: Tensor, pad: int = 1) -> list[list[int]]:

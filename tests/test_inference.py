@@ -6,6 +6,7 @@ import logging
 import pickle
 from contextlib import nullcontext
 from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,11 @@ from vaswani_transformer.cpu.linear import (
 )
 from vaswani_transformer.dropout import Dropout
 
-WAYS = {"greedy": {"num_beams": 1}, "beam": {"num_beams": 3}, "many": {"num_beams": 4, "num_return_sequences": 2}}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"num_beams": 1},
+    "beam": {"num_beams": 3},
+    "many": {"num_beams": 4, "num_return_sequences": 2},
+}
 
 
 def needs(dtype):

@@ -15,7 +15,7 @@ from tests.parallel_models import targets, tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, latent
 from vaswani_transformer.latent import LatentPass, LatentStep, gumbel_noise
 
-STILL = {"dropout": 0.0, "latent_dropout": 0.0}
+STILL: dict[str, Any] = {"dropout": 0.0, "latent_dropout": 0.0}
 
 
 @pytest.fixture

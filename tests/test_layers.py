@@ -1,5 +1,7 @@
 """The layers equal torch.nn's post-norm layers with the same weights."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from vaswani_transformer.layers import (
     VaswaniTransformerEncoderLayer,
 )
 
-TORCH = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "layer_norm_eps": 1e-6, "batch_first": True}
+TORCH: dict[str, Any] = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "layer_norm_eps": 1e-6, "batch_first": True}
 
 
 def random_weights(module: nn.Module) -> None:

@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.registration import register
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "attention_bias": True, "d_v": 5},

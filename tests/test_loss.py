@@ -1,6 +1,7 @@
 """The loss equals torch's in value and gradients, saves memory, and is what a model returns."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loss import CHUNK, FusedLinearCrossEntropy, cross_entropy, projected_cross_entropy
 
 # Sums of a few hundred float64 terms near 1, and of float32 terms: about a hundred units in the last place.
-TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-6}}
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
+    torch.float64: {"rtol": 1e-10, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-4, "atol": 1e-6},
+}
 
 
 def random_case(

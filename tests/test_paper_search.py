@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha)
     assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
-PARSING = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
+PARSING: dict[str, Any] = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
 """The search of the parsing experiments (6.3), on a model that scores by lp(Y)."""
 
 

@@ -1,6 +1,7 @@
 """The search ends by each criterion of a call, and searches within or next to a search do not disturb it."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_failed_call_leaves_no_state_in_the_model(way):
     assert torch.equal(model.generate(**call_arguments(way)), expected)
 
 
-INNER_WAYS = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
+INNER_WAYS: dict[str, dict[str, Any]] = {**WAYS, "assisted": {"num_beams": 1, "prompt_lookup_num_tokens": 2}}
 
 
 @pytest.mark.parametrize("inner_way", INNER_WAYS)

@@ -1,6 +1,7 @@
 """The shortcuts of the search, choosing tokens by groups and dropping finished sources, change no result."""
 
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from vaswani_transformer import search as search_module
 from vaswani_transformer.search import grouped_topk, topk_continuations
 
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
-ROUNDING = {"rtol": 1e-5, "atol": 5e-6}
+ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 5e-6}
 
 
 def sorted_continuations(logits, scores, count):
@@ -56,7 +57,7 @@ def record_row_counts(model):
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 SEEDS = st.integers(0, 10_000)
-SETTINGS = {
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "num_beams": st.integers(2, 5),
     "length_penalty": st.sampled_from([-1.0, 0.0, 0.6, 1.5]),
     "length_penalty_type": st.sampled_from(["gnmt", "power"]),

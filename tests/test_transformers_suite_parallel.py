@@ -4,6 +4,7 @@ Those of `generate()` decode from left to right and cannot apply.
 """
 
 import unittest
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -29,7 +30,7 @@ suite = load()
 
 # A single length class. The suite compares eager and sdpa in bfloat16, also without a mask that gives the length, and
 # random weights could then predict two lengths.
-ONE_LENGTH = {"min_length_difference": 0, "max_length_difference": 0}
+ONE_LENGTH: dict[str, Any] = {"min_length_difference": 0, "max_length_difference": 0}
 
 
 class TinyParallelModels:

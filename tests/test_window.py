@@ -1,6 +1,7 @@
 """Restricted self-attention equals a loop over neighborhoods, in every implementation, in training and in decoding."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ def test_cache_of_r_keys_gives_the_logits_of_the_whole_target(implementation: st
         assert source_layer.keys.shape[2] == 5
 
 
-SEARCHES = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beam": {"num_beams": 4},
     "paper": {"num_beams": 4, "length_penalty_type": "gnmt", "length_penalty": 0.6, "num_return_sequences": 3},

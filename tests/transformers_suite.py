@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import types
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -63,7 +64,7 @@ def marks() -> list[str]:
     return sorted({name for text in texts for name in re.findall(r"@(?:pytest\.)?mark\.(\w+)", text)} - known)
 
 
-def stand_in(name: str, **contents: object) -> types.ModuleType:
+def stand_in(name: str, **contents: Any) -> types.ModuleType:
     """Register a module of that name that holds `contents`, as a package without files."""
     module = types.ModuleType(name)
     module.__path__ = []

@@ -1,12 +1,17 @@
 """The size of the models that the tests import, their random weights, and the comparison with the original."""
 
+from typing import TypeVar
+
 import torch
+from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 # vocabulary, d_model, heads, d_ff, layers, padding and end token
 V, D, HEADS, FF, LAYERS, PAD, END = 40, 16, 4, 24, 2, 1, 2
 
 
-def randomize_weights(model):
+def randomize_weights(model: Model) -> Model:
     """Set random weights, none of them 0 or 1, norms and biases too; the tables of positions stay."""
     for name, weight in model.named_parameters():
         if "embed_positions" not in name:
@@ -14,7 +19,7 @@ def randomize_weights(model):
     return model.eval()
 
 
-def logits_of(model, input_ids, decoder_input_ids, pad):
+def logits_of(model: nn.Module, input_ids: Tensor, decoder_input_ids: Tensor, pad: int) -> Tensor:
     mask = input_ids.ne(pad).long()
     with torch.no_grad():
         return model(
@@ -22,7 +27,7 @@ def logits_of(model, input_ids, decoder_input_ids, pad):
         ).logits
 
 
-def assert_alike(ours, theirs, pad):
+def assert_alike(ours: nn.Module, theirs: nn.Module, pad: int) -> None:
     sources, targets = torch.randint(4, V - 1, (3, 9)), torch.randint(4, V - 1, (3, 7))
     sources[1, 6:] = sources[2, 2:] = pad
     actual = logits_of(ours, sources, targets, pad)

@@ -2,16 +2,24 @@
 
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from tests.builders import uneven_model
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, run_python, tiny_model
-from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2
 from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
@@ -20,10 +28,10 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2
 
 # CTranslate2's own kernels against torch's: a few more roundings than between two orders of a sum in torch.
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def log_probs(model, sources, targets):
+def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Tensor:
     """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
     width = max(map(len, sources))
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
@@ -37,7 +45,9 @@ def log_probs(model, sources, targets):
     return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
 
 
-def log_probs_of_ctranslate2(folder, sources, targets, compute_type="default"):
+def log_probs_of_ctranslate2(
+    folder: Path, sources: list[list[int]], targets: Tensor, compute_type: str = "default"
+) -> Tensor:
     translator = ctranslate2.Translator(str(folder), compute_type=compute_type, intra_threads=1)
     scored = translator.score_batch(
         [[str(i) for i in row] for row in sources], [list(map(str, t.tolist())) for t in targets]
@@ -45,7 +55,7 @@ def log_probs_of_ctranslate2(folder, sources, targets, compute_type="default"):
     return torch.tensor([result.log_probs for result in scored])
 
 
-def assert_same_probabilities(model, folder, **tolerance):
+def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: float) -> None:
     sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
     targets = random_tokens(len(sources), 6)
     ours = log_probs(model, sources, targets)
@@ -71,21 +81,23 @@ def assert_same_probabilities(model, folder, **tolerance):
     ],
     ids=str,
 )
-def test_converted_model_has_the_same_probabilities(overrides, tmp_path):
+def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], tmp_path: Path) -> None:
     model = uneven_model(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_converted_activation_is_the_same(name, tmp_path):
+def test_converted_activation_is_the_same(name: str, tmp_path: Path) -> None:
     """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
     model = uneven_model(activation_function=name)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
 
 
-def generate_with_scores(model, sources, **settings):
+def generate_with_scores(
+    model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
+) -> list[list[tuple[list[int], float]]]:
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
     width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
@@ -97,7 +109,13 @@ def generate_with_scores(model, sources, **settings):
     return [every[start : start + count] for start in range(0, len(every), count)]
 
 
-def assert_same_search(model, folder, sources, is_early=True, **settings):
+def assert_same_search(
+    model: VaswaniTransformerForConditionalGeneration,
+    folder: Path,
+    sources: list[list[int]],
+    is_early: bool = True,
+    **settings: Any,
+) -> None:
     patience, stopping = (1, True) if is_early else (1000, "never")
     search = CTranslate2Engine(
         folder, scores=True, length_penalty_type="power", patience=patience, threads=1, **settings
@@ -120,8 +138,15 @@ def assert_same_search(model, folder, sources, is_early=True, **settings):
     is_early=st.booleans(),
 )
 def test_beam_search_under_power_equals_generate(
-    tmp_path_factory, seed, num_beams, alpha, limit, lengths, every, is_early
-):
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    num_beams: int,
+    alpha: float,
+    limit: int,
+    lengths: list[int],
+    every: bool,
+    is_early: bool,
+) -> None:
     """Token for token and score for score, for a batch of sources of unequal length."""
     model, folder = uneven_model(seed, vocab_size=20), tmp_path_factory.mktemp("models") / "converted"
     to_ctranslate2(model, None, folder)
@@ -132,7 +157,7 @@ def test_beam_search_under_power_equals_generate(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_search_with_one_beam_equals_greedy_generate(seed, tmp_path):
+def test_search_with_one_beam_equals_greedy_generate(seed: int, tmp_path: Path) -> None:
     model = uneven_model(seed, vocab_size=12)
     to_ctranslate2(model, None, tmp_path / "converted")
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
@@ -146,7 +171,7 @@ def test_search_with_one_beam_equals_greedy_generate(seed, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pairs_folder(tmp_path_factory):
+def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, tokenizer = model_of_pairs()
     return to_ctranslate2(model, tokenizer, tmp_path_factory.mktemp("models") / "pairs")
 
@@ -154,7 +179,9 @@ def pairs_folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "float32", "int8", "bfloat16", "float16", "int16"])
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_trained_model_translates_the_same_in_every_stored_dtype(quantization, num_beams, tmp_path):
+def test_trained_model_translates_the_same_in_every_stored_dtype(
+    quantization: str | None, num_beams: int, tmp_path: Path
+) -> None:
     model, tokenizer = model_of_pairs()
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted", quantization)
     converted = CTranslate2Engine(folder, num_beams=num_beams, threads=1).translate(list(PAIRS))
@@ -164,7 +191,7 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(quantization, n
 @pytest.mark.slow
 @pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("num_beams", [2, 4])
-def test_search_of_a_trained_model_equals_generate(num_beams, is_early, pairs_folder):
+def test_search_of_a_trained_model_equals_generate(num_beams: int, is_early: bool, pairs_folder: Path) -> None:
     model, tokenizer = model_of_pairs()
     sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
     settings = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
@@ -173,7 +200,7 @@ def test_search_of_a_trained_model_equals_generate(num_beams, is_early, pairs_fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "tolerance"), [("bfloat16", 0.03), ("float16", 0.004), ("int8", 0.1)])
-def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path):
+def test_probabilities_in_fewer_bits_are_close(quantization: str, tolerance: float, tmp_path: Path) -> None:
     """The measure is log P of a token, a mean over sentences that the model knows and does not.
 
     A weight of 8 bits, of -127 to 127, is off by up to 1/254 of its row's largest; bfloat16 keeps 8 binary digits of
@@ -189,7 +216,7 @@ def test_probabilities_in_fewer_bits_are_close(quantization, tolerance, tmp_path
 
 
 @pytest.mark.slow
-def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
+def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder: Path) -> None:
     """Scores are those of the model itself, and the best is the model's if both searches finished it."""
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS))["input_ids"]
@@ -206,7 +233,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
-def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
+def test_conversion_changes_nothing_in_the_model(quantization: str | None, tmp_path: Path) -> None:
     """CTranslate2 quantizes in place."""
     model = uneven_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -215,13 +242,13 @@ def test_conversion_changes_nothing_in_the_model(quantization, tmp_path):
         assert torch.equal(weight, before[name])
 
 
-def test_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path):
+def test_model_in_bfloat16_is_converted_from_its_own_weights(tmp_path: Path) -> None:
     model = uneven_model().bfloat16()
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model.float(), tmp_path / "converted")
 
 
-def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path):
+def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path: Path) -> None:
     model = uneven_model(vocab_size=2000)
     sizes = {}
     for quantization in (None, "bfloat16", "int8"):
@@ -233,7 +260,7 @@ def test_tied_embeddings_are_stored_once_and_fewer_bits_take_less_space(tmp_path
     assert 3.3 < sizes[None] / sizes["int8"] < 4
 
 
-def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one(tmp_path):
+def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one(tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
     size = len(tokenizer)
     model = tiny_model(vocab_size=size + 3)
@@ -249,13 +276,13 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
     assert AutoTokenizer.from_pretrained(folder)(text).input_ids == tokenizer(text).input_ids
 
 
-def test_vocabulary_of_word_pieces_names_its_unknown_token(tmp_path):
+def test_vocabulary_of_word_pieces_names_its_unknown_token(tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=20, algorithm="wordpiece")
     folder = to_ctranslate2(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "converted")
     assert json.loads((folder / "config.json").read_text())["unk_token"] == "<unk>"
 
 
-def prepared():
+def prepared() -> nn.Module:
     return prepare_for_inference(tiny_model())
 
 
@@ -281,13 +308,15 @@ def prepared():
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file(make, options, message, tmp_path):
+def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file(
+    make: Callable[..., Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         to_ctranslate2(make(), None, tmp_path / "converted", **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tokenizer_of_another_model_is_an_error_that_leaves_no_file(tmp_path):
+def test_tokenizer_of_another_model_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b"], vocab_size=270)
     with pytest.raises(ValueError, match=r"has ids up to \d+ and the model a vocabulary of 99 entries"):
         to_ctranslate2(tiny_model(), tokenizer, tmp_path / "converted")
@@ -295,7 +324,7 @@ def test_tokenizer_of_another_model_is_an_error_that_leaves_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path):
+def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(uneven_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
     for name, weight in adapted.named_parameters():
@@ -310,7 +339,9 @@ def test_lora_adapter_is_an_error_until_it_is_merged(tmp_path):
     assert_same_probabilities(merged, tmp_path / "converted")
 
 
-def test_command_converts_a_folder_and_never_overwrites_one_without_force(tmp_path, capsys):
+def test_command_converts_a_folder_and_never_overwrites_one_without_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=300)
     model = uneven_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
@@ -332,7 +363,9 @@ def test_command_converts_a_folder_and_never_overwrites_one_without_force(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "model"]
 
 
-def test_command_ends_with_one_line_for_models_of_other_types(tmp_path, capsys):
+def test_command_ends_with_one_line_for_models_of_other_types(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for model, message in [
@@ -347,7 +380,7 @@ def test_command_ends_with_one_line_for_models_of_other_types(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
-def test_command_without_ctranslate2_says_how_to_install_it(tmp_path, monkeypatch):
+def test_command_without_ctranslate2_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match='CTranslate2 is not installed; install it with "pip install ctranslate2"'):
         to_ctranslate2(tiny_model(), None, tmp_path / "converted")
@@ -355,5 +388,5 @@ def test_command_without_ctranslate2_says_how_to_install_it(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_convert_command_does_not_import_ctranslate2():
+def test_convert_command_does_not_import_ctranslate2() -> None:
     run_python("import sys, vaswani_transformer.convert.command; assert 'ctranslate2' not in sys.modules")

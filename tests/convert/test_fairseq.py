@@ -3,10 +3,13 @@
 import argparse
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -19,7 +22,7 @@ from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
 from vaswani_transformer.tokenizer import text_encoder
 
 
-def positions_of_fairseq(count):
+def positions_of_fairseq(count: int) -> Tensor:
     """Return the table by its formula: position p has the number p + 2, and frequency i is 10000^(-i / (d / 2 - 1))."""
     rows = []
     for position in range(count):
@@ -31,7 +34,7 @@ def positions_of_fairseq(count):
 class FairseqLayer(nn.Module):
     """A post-norm layer of plain torch modules with fairseq's weight names."""
 
-    def __init__(self, has_memory):
+    def __init__(self, has_memory: bool) -> None:
         super().__init__()
         self.self_attn = nn.MultiheadAttention(D, HEADS, batch_first=True)
         self.self_attn_layer_norm = nn.LayerNorm(D)
@@ -41,7 +44,9 @@ class FairseqLayer(nn.Module):
         self.fc1, self.fc2 = nn.Linear(D, FF), nn.Linear(FF, D)
         self.final_layer_norm = nn.LayerNorm(D)
 
-    def forward(self, x, is_padding, mask=None, memory=None):
+    def forward(
+        self, x: Tensor, is_padding: Tensor, mask: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
         key_padding = is_padding if memory is None else None
         x = self.self_attn_layer_norm(x + self.self_attn(x, x, x, key_padding_mask=key_padding, attn_mask=mask)[0])
         if memory is not None:
@@ -53,7 +58,7 @@ class FairseqLayer(nn.Module):
 class FairseqTransformer(nn.Module):
     """The oracle: fairseq's transformer_wmt_en_de with torch's own attention."""
 
-    def __init__(self, scale=True):
+    def __init__(self, scale: bool = True) -> None:
         super().__init__()
         for name in ("encoder", "decoder"):
             stack = nn.Module()
@@ -65,7 +70,7 @@ class FairseqTransformer(nn.Module):
         self.scale = D**0.5 if scale else 1.0
         self.positions = [positions_of_fairseq(64)] * 2
 
-    def forward(self, input_ids, decoder_input_ids, **ignored):
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, **ignored: Any) -> argparse.Namespace:
         is_padding, length = input_ids.eq(PAD), decoder_input_ids.shape[1]
         x = self.encoder.embed_tokens(input_ids) * self.scale + self.positions[0][: input_ids.shape[1]]
         for layer in self.encoder.layers:
@@ -77,7 +82,7 @@ class FairseqTransformer(nn.Module):
         return argparse.Namespace(logits=y @ self.decoder.embed_tokens.weight.T)
 
 
-def split(state):
+def split(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the state by the names of newer versions, with separate queries, keys and values."""
     split_state = {}
     for key, value in state.items():
@@ -90,14 +95,14 @@ def split(state):
     return split_state
 
 
-ARGUMENTS = {
+ARGUMENTS: dict[str, Any] = {
     "arch": "transformer_wmt_en_de", "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
     "max_source_positions": 64, "max_target_positions": 48, "encoder_normalize_before": False,
     "share_all_embeddings": True, "activation_fn": "relu", "dropout": 0.3,
 }  # fmt: skip
 
 
-def save_checkpoint(path, state, newer=True, **arguments):
+def save_checkpoint(path: Path, state: dict[str, Tensor], newer: bool = True, **arguments: Any) -> Path:
     arguments = {**ARGUMENTS, **arguments}
     extra = {"encoder.version": torch.tensor([3.0]), "decoder.version": torch.tensor([3.0])}
     for stack in ("encoder", "decoder"):
@@ -113,7 +118,7 @@ def save_checkpoint(path, state, newer=True, **arguments):
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("newer", [True, False])
-def test_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_path):
+def test_fairseq_checkpoint_computes_what_plain_torch_does(newer: bool, scale: bool, tmp_path: Path) -> None:
     original = FairseqTransformer(scale)
     path = save_checkpoint(tmp_path / "c.pt", original.state_dict(), newer, no_scale_embedding=not scale)
     imported = from_fairseq(path)
@@ -123,7 +128,7 @@ def test_fairseq_checkpoint_computes_what_plain_torch_does(newer, scale, tmp_pat
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)
 
 
-def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path):
+def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path: Path) -> None:
     original = FairseqTransformer()
     tables = {f"{stack}.embed_positions.weight": torch.randn(30 + PAD + 1, D) for stack in ("encoder", "decoder")}
     original.positions = [table[PAD + 1 :] for table in tables.values()]
@@ -136,12 +141,12 @@ def test_fairseq_learned_positions_begin_after_the_padding_id(tmp_path):
 
 
 class Malicious:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return (exec, ("raise SystemExit('code was run')",))
 
 
 @pytest.mark.parametrize("location", ["args", "model", "last_optimizer_state"])
-def test_checkpoint_cannot_run_code(location, tmp_path):
+def test_checkpoint_cannot_run_code(location: str, tmp_path: Path) -> None:
     content = {"model": {}, "args": argparse.Namespace()}
     torch.save(content | {location: {"weight": argparse.Namespace(inner=Malicious())}}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match=r"contains \S*exec, which could run code"):
@@ -149,7 +154,7 @@ def test_checkpoint_cannot_run_code(location, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK"])
-def test_file_that_is_no_checkpoint_is_an_error(content, tmp_path):
+def test_file_that_is_no_checkpoint_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.pt").write_bytes(content)
     with pytest.raises(ValueError, match="not a checkpoint that torch can read"):
         from_fairseq(tmp_path / "c.pt")
@@ -177,13 +182,15 @@ def test_file_that_is_no_checkpoint_is_an_error(content, tmp_path):
         ),
     ],
 )
-def test_fairseq_setting_that_the_paper_lacks_is_an_error_that_names_it(change, arguments, message, tmp_path):
+def test_fairseq_setting_that_the_paper_lacks_is_an_error_that_names_it(
+    change: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict() | change, **arguments)
     with pytest.raises(ValueError, match=message):
         from_fairseq(path)
 
 
-def test_checkpoint_with_biases_in_only_one_stack_is_an_error(tmp_path):
+def test_checkpoint_with_biases_in_only_one_stack_is_an_error(tmp_path: Path) -> None:
     state = FairseqTransformer().state_dict()
     state = {key: value for key, value in state.items() if not (key.startswith("encoder") and "in_proj_bias" in key)}
     with pytest.raises(ValueError, match=r"has model\.\S+bias, which a model with its other weights does not have"):
@@ -198,14 +205,14 @@ def test_checkpoint_with_biases_in_only_one_stack_is_an_error(tmp_path):
         (b"[1]", "settings.json: got a list, expected an object such as"),
     ],
 )
-def test_checkpoint_without_settings_is_an_error(content, message, tmp_path):
+def test_checkpoint_without_settings_is_an_error(content: bytes, message: str, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "c.pt", FairseqTransformer().state_dict())
     (tmp_path / "settings.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         from_fairseq(path, config=tmp_path / "settings.json")
 
 
-def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path):
+def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) -> None:
     original = FairseqTransformer()
     torch.save({"model": original.state_dict()}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match="has no number of heads; give a JSON file"):
@@ -242,13 +249,13 @@ CODES = "#version: 0.2\nl o\nlo w\nlo w</w>\ne s\nes t</w>\ne r</w>\n"
 
 
 @pytest.fixture
-def vocabulary(tmp_path):
+def vocabulary(tmp_path: Path) -> Path:
     (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in WORDS))
     (tmp_path / "codes").write_text(CODES)
     return tmp_path
 
 
-def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary):
+def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary: Path) -> None:
     """The rules of subword-nmt by hand: merges in their order, "</w>" at the end of a word, "@@" before it."""
     tokenizer = fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
     ids = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
@@ -285,13 +292,13 @@ def test_fairseq_vocabulary_and_merges_become_a_tokenizer(vocabulary):
         ("codes", "l \udcff\n", "codes: not UTF-8"),
     ],
 )
-def test_malformed_vocabulary_or_merges_are_an_error(name, content, message, vocabulary):
+def test_malformed_vocabulary_or_merges_are_an_error(name: str, content: str, message: str, vocabulary: Path) -> None:
     (vocabulary / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         fairseq_tokenizer(vocabulary / "dict.txt", vocabulary / "codes")
 
 
-def test_command_imports_a_fairseq_checkpoint(vocabulary, capsys):
+def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = save_checkpoint(vocabulary / "c.pt", FairseqTransformer().state_dict()), vocabulary / "out"
     call = ["fairseq", str(path), str(out), f"--dict={vocabulary / 'dict.txt'}", f"--codes={vocabulary / 'codes'}"]
     with pytest.raises(SystemExit):

@@ -3,6 +3,9 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,27 +26,27 @@ from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
 from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "d_model": D, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
     "decoder_attention_heads": HEADS, "encoder_ffn_dim": FF, "decoder_ffn_dim": FF, "max_position_embeddings": 32,
 }  # fmt: skip
 
 
-def marian(**overrides):
+def marian(**overrides: Any) -> MarianMTModel:
     ids = {"pad_token_id": V - 1, "decoder_start_token_id": V - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
     model = randomize_weights(MarianMTModel(MarianConfig(**{"vocab_size": V, **SHAPE, **ids, **overrides})))
     model.generation_config.bad_words_ids = [[V - 1]]
     return model
 
 
-def fsmt(**overrides):
+def fsmt(**overrides: Any) -> FSMTForConditionalGeneration:
     sizes = {"langs": ["en", "de"], "src_vocab_size": V, "tgt_vocab_size": V, "tie_word_embeddings": True}
     return randomize_weights(FSMTForConditionalGeneration(FSMTConfig(**{**SHAPE, **sizes, **overrides})))
 
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
-def test_marian_model_computes_the_same(activation, scale, tmp_path):
+def test_marian_model_computes_the_same(activation: str, scale: bool, tmp_path: Path) -> None:
     original = marian(activation_function=activation, scale_embedding=scale)
     original.save_pretrained(tmp_path)
     imported = from_marian(str(tmp_path), with_tokenizer=False)
@@ -56,7 +59,7 @@ def test_marian_model_computes_the_same(activation, scale, tmp_path):
     assert torch.equal(imported.model.generate(sources, **beams), original.generate(sources, **beams))
 
 
-def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path):
+def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path: Path) -> None:
     marian().save_pretrained(tmp_path)
     table = from_marian(str(tmp_path), with_tokenizer=False).model.model.decoder.input_embedding.positions.table.weight
     for position in (0, 1, 31):
@@ -66,7 +69,7 @@ def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path):
+def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed: int, tmp_path: Path) -> None:
     """The logits are equal, not only the probabilities; the last norm's weights are as uneven as trained ones."""
     torch.manual_seed(seed)
     original = marian()
@@ -81,7 +84,7 @@ def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed, tmp_path)
     assert_alike(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), original, PAD)
 
 
-def test_bias_that_rounding_would_lose_is_an_error(tmp_path):
+def test_bias_that_rounding_would_lose_is_an_error(tmp_path: Path) -> None:
     original = marian()
     original.final_logits_bias.normal_()
     original.model.decoder.layers[-1].final_layer_norm.weight.data[3] = 0
@@ -91,7 +94,7 @@ def test_bias_that_rounding_would_lose_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_fsmt_model_computes_the_same(scale, tmp_path):
+def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
     original = fsmt(scale_embedding=scale)
     original.save_pretrained(tmp_path)
     imported = from_fsmt(str(tmp_path), with_tokenizer=False)
@@ -117,7 +120,9 @@ def test_fsmt_model_computes_the_same(scale, tmp_path):
         (lambda: fsmt(tie_word_embeddings=False, src_vocab_size=V + 1), "has separate embeddings of source and target"),
     ],
 )
-def test_setting_without_a_counterpart_is_an_error_that_names_it(make, message, tmp_path):
+def test_setting_without_a_counterpart_is_an_error_that_names_it(
+    make: Callable[..., Any], message: str, tmp_path: Path
+) -> None:
     original = make()
     original.save_pretrained(tmp_path)
     read = from_marian if isinstance(original, MarianMTModel) else from_fsmt
@@ -126,7 +131,7 @@ def test_setting_without_a_counterpart_is_an_error_that_names_it(make, message, 
 
 
 @pytest.fixture(scope="module")
-def marian_folder(tmp_path_factory):
+def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a Marian model with its usual tokenizer: two sentencepiece models and a vocabulary."""
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("models") / "marian"
@@ -150,7 +155,9 @@ def marian_folder(tmp_path_factory):
     return folder
 
 
-def test_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tmp_path, capsys):
+def test_command_imports_a_marian_model_with_its_tokenizer(
+    marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     main(["marian", str(marian_folder), str(out)])
     assert "with a MarianTokenizer\nLargest difference on random sentences: " in capsys.readouterr().out
@@ -166,7 +173,9 @@ def test_command_imports_a_marian_model_with_its_tokenizer(marian_folder, tmp_pa
     assert "without a tokenizer" in capsys.readouterr().out
 
 
-def test_imported_marian_model_converts_to_ctranslate2(marian_folder, tmp_path, capsys):
+def test_imported_marian_model_converts_to_ctranslate2(
+    marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("ctranslate2")
     main(["marian", str(marian_folder), str(tmp_path / "ours")])
     main(["ctranslate2", str(tmp_path / "ours"), str(tmp_path / "engine")])
@@ -182,7 +191,7 @@ def test_imported_marian_model_converts_to_ctranslate2(marian_folder, tmp_path, 
     assert search.translate(texts) == tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
-def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path, capsys):
+def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sacremoses")
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "a", "b</w>", "a</w>", "ab</w>"]
     for name in ("vocab-src.json", "vocab-tgt.json"):
@@ -196,7 +205,9 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path, capsys):
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
 
 
-def test_command_ends_with_one_line_for_a_model_of_another_type(marian_folder, tmp_path, capsys):
+def test_command_ends_with_one_line_for_a_model_of_another_type(
+    marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["fsmt", str(marian_folder), str(tmp_path / "out")])
     assert "is a model of another type; got 'marian', expected 'fsmt'" in capsys.readouterr().err

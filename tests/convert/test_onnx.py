@@ -3,6 +3,7 @@
 B batch, S source, T target, V vocabulary.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Graphs:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("family", FAMILY)
-def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
+def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path: Path) -> None:
     """Batches and lengths differ from those of the export, with padding on either side; a CMLM has three passes."""
     model, rounds = FAMILY[family](), 3 if family == "cmlm" else 1
     graphs = Graphs(to_onnx(model, tmp_path / "onnx"), model.config)
@@ -78,13 +79,15 @@ def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path) -> None:
         assert torch.equal(torch.tensor(words), expected[:, 1:])
 
 
-def test_autoregressive_model_is_an_error_that_names_the_exporter_of_transformers(tmp_path) -> None:
+def test_autoregressive_model_is_an_error_that_names_the_exporter_of_transformers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"writes one token after the other; .* transformers\.exporters\.OnnxExporter"):
         to_onnx(tiny_model(), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
 
-def test_model_on_another_device_and_a_missing_package_are_errors_of_one_line(tmp_path, monkeypatch) -> None:
+def test_model_on_another_device_and_a_missing_package_are_errors_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=r"is on meta, expected cpu\. Move it by \.to\('cpu'\)\.$"):
         to_onnx(FAMILY["nat"]().to("meta"), tmp_path / "onnx")
     monkeypatch.setattr(onnx_exporter, "find_spec", lambda name: None)

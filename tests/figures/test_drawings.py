@@ -3,6 +3,8 @@
 import itertools
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from tests.builders import random_attention_maps
 from tests.helpers import model_of_pairs, run_python
@@ -30,7 +34,7 @@ from vaswani_transformer.figures.style import head_colors
 from vaswani_transformer.schedule import learning_rate
 
 
-def words_of(figure):
+def words_of(figure: Figure) -> list[tuple[str, Bbox]]:
     """Return all visible texts of a figure with their boxes."""
     figure.draw_without_rendering()
     beyond = set()  # labels of ticks outside an axis exist but are not drawn
@@ -43,7 +47,7 @@ def words_of(figure):
     return [(text.get_text(), text.get_window_extent()) for text in texts]
 
 
-def assert_legible(figure):
+def assert_legible(figure: Figure) -> None:
     """Assert that no text leaves the figure and no two overlap by more than a pixel."""
     words = words_of(figure)
     assert words
@@ -58,7 +62,7 @@ def assert_legible(figure):
         assert min(width, height) < 1, (one, other)
 
 
-def lines_of(figure):
+def lines_of(figure: Figure) -> dict[tuple[str, int, int], float]:
     """Return the opacity of each line of a figure by its head's color, query and key."""
     lines = {}
     for collection in figure.axes[0].collections:
@@ -69,7 +73,7 @@ def lines_of(figure):
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 2])
-def test_lines_are_as_opaque_as_their_weights(stack, word):
+def test_lines_are_as_opaque_as_their_weights(stack: str, word: int | None) -> None:
     maps = random_attention_maps()
     weights = maps.weights(stack)[0]
     lines = lines_of(draw_attention(maps, stack, layer=1, word=word))
@@ -82,18 +86,18 @@ def test_lines_are_as_opaque_as_their_weights(stack, word):
             assert lines[line] == pytest.approx(weight)
 
 
-def test_heads_that_are_not_requested_are_not_drawn():
+def test_heads_that_are_not_requested_are_not_drawn() -> None:
     colors = {color for color, _, _ in lines_of(draw_attention(random_attention_maps(), "cross", heads=[3, 5]))}
     assert colors == {head_colors(8)[2], head_colors(8)[4]}
 
 
-def test_layer_defaults_to_the_last():
+def test_layer_defaults_to_the_last() -> None:
     maps = random_attention_maps()
     assert lines_of(draw_attention(maps)) == lines_of(draw_attention(maps, layer=2))
     assert lines_of(draw_attention(maps)) != lines_of(draw_attention(maps, layer=1))
 
 
-def test_word_is_given_by_its_text_or_its_number():
+def test_word_is_given_by_its_text_or_its_number() -> None:
     maps = random_attention_maps()
     by_name = lines_of(draw_attention(maps, word="misunderstandings"))
     assert by_name == lines_of(draw_attention(maps, word=5))
@@ -116,7 +120,7 @@ def test_word_is_given_by_its_text_or_its_number():
         ),
     ],
 )
-def test_unknown_stack_layer_head_or_word_is_an_error(choice, message):
+def test_unknown_stack_layer_head_or_word_is_an_error(choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_attention(random_attention_maps(), **choice)
 
@@ -124,7 +128,7 @@ def test_unknown_stack_layer_head_or_word_is_an_error(choice, message):
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("word", [None, 1])
 @pytest.mark.parametrize("heads", [1, 16])
-def test_words_of_an_attention_figure_do_not_overlap(stack, word, heads):
+def test_words_of_an_attention_figure_do_not_overlap(stack: str, word: int | None, heads: int) -> None:
     figure = draw_attention(random_attention_maps(heads=heads), stack, word=word)
     assert_legible(figure)
     words = [text for text, _ in words_of(figure)]
@@ -133,7 +137,7 @@ def test_words_of_an_attention_figure_do_not_overlap(stack, word, heads):
 
 
 @pytest.mark.parametrize(("stack", "heads"), [("encoder", 1), ("decoder", 3), ("cross", 8)])
-def test_heat_maps_of_a_layer_are_its_weights(stack, heads):
+def test_heat_maps_of_a_layer_are_its_weights(stack: str, heads: int) -> None:
     maps = random_attention_maps(heads=heads)
     figure = draw_heat_maps(maps, stack, layer=2)
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
@@ -143,7 +147,7 @@ def test_heat_maps_of_a_layer_are_its_weights(stack, heads):
     assert all(shown in words for shown in maps.queries(stack) + maps.keys(stack))
 
 
-def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head():
+def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head() -> None:
     maps = random_attention_maps(heads=5, layers=3)
     figure = draw_heat_maps(maps, "cross", heads=[1, 5])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
@@ -152,27 +156,27 @@ def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head():
     assert {"layer 1", "layer 2", "layer 3", "head 1", "head 5"} <= {text for text, _ in words_of(figure)}
 
 
-def test_attention_of_a_real_model_is_legible():
+def test_attention_of_a_real_model_is_legible() -> None:
     maps = attention_maps(*model_of_pairs(), "the cat is black")
     assert_legible(draw_attention(maps, "cross"))
     assert_legible(draw_heat_maps(maps, "decoder", layer=1))
 
 
 @given(st.integers(1, 40))
-def test_heads_have_different_colors(count):
+def test_heads_have_different_colors(count: int) -> None:
     colors = head_colors(count)
     assert len(set(colors)) == count
     assert all(to_hex(color) == color for color in colors)
 
 
 @pytest.mark.parametrize("wavelengths", [False, True])
-def test_positional_encoding_is_the_model_s(wavelengths):
+def test_positional_encoding_is_the_model_s(wavelengths: bool) -> None:
     figure = draw_positional_encoding(50, 64, wavelengths)
     assert np.array_equal(figure.axes[0].images[0].get_array(), sinusoids(torch.arange(50), 64).numpy())
     assert_legible(figure)
 
 
-def test_wavelengths_are_those_of_the_sinusoids():
+def test_wavelengths_are_those_of_the_sinusoids() -> None:
     (axes,) = [axes for axes in draw_positional_encoding(50, 16, True).axes if axes.get_ylabel().startswith("wave")]
     lengths = axes.lines[0].get_ydata()
     for dimension in range(16):
@@ -180,14 +184,14 @@ def test_wavelengths_are_those_of_the_sinusoids():
 
 
 @pytest.mark.parametrize("sizes", [(0, 64), (10, 7), (10, 0)])
-def test_positional_encoding_without_positions_or_dimensions_is_an_error(sizes):
+def test_positional_encoding_without_positions_or_dimensions_is_an_error(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         draw_positional_encoding(*sizes)
 
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 9000)), min_size=1, max_size=4))
-def test_learning_rate_is_equation_3_with_its_peak(pairs):
+def test_learning_rate_is_equation_3_with_its_peak(pairs: list[tuple[int, int]]) -> None:
     axes = draw_learning_rate(pairs, steps=9000).axes[0]
     for (d_model, warmup), line in zip(pairs, axes.lines, strict=True):
         steps, rates = line.get_data()
@@ -195,12 +199,12 @@ def test_learning_rate_is_equation_3_with_its_peak(pairs):
         assert max(rates) == learning_rate(warmup, d_model, warmup)
 
 
-def test_learning_rate_is_legible():
+def test_learning_rate_is_legible() -> None:
     assert_legible(draw_learning_rate())
 
 
 @pytest.mark.parametrize("choice", [{"settings": ()}, {"settings": ((512, 0),)}, {"steps": 0}])
-def test_learning_rate_without_steps_is_an_error(choice):
+def test_learning_rate_without_steps_is_an_error(choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive; give at least one pair"):
         draw_learning_rate(**choice)
 
@@ -214,16 +218,16 @@ LOG = [
 ]
 
 
-def write_log(folder, log, name="log_history"):
+def write_log(folder: Path, log: list[dict[str, float]], name: str = "log_history") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ("results.json" if name == "curve" else "trainer_state.json")).write_text(json.dumps({name: log}))
 
 
-def curves(figure):
+def curves(figure: Figure) -> dict[str, list[list[float]]]:
     return {line.get_label(): [list(data) for data in line.get_data()] for axes in figure.axes for line in axes.lines}
 
 
-def test_loss_of_a_run_is_drawn_with_its_bleu(tmp_path):
+def test_loss_of_a_run_is_drawn_with_its_bleu(tmp_path: Path) -> None:
     write_log(tmp_path, LOG)
     figure = draw_loss(tmp_path)
     assert curves(figure) == {
@@ -235,32 +239,32 @@ def test_loss_of_a_run_is_drawn_with_its_bleu(tmp_path):
 
 
 @pytest.mark.parametrize("subfolder", ["checkpoints", "."])
-def test_unfinished_run_is_drawn_up_to_its_newest_checkpoint(subfolder, tmp_path):
+def test_unfinished_run_is_drawn_up_to_its_newest_checkpoint(subfolder: str, tmp_path: Path) -> None:
     for step in (9, 10, 100):
         write_log(tmp_path / subfolder / f"checkpoint-{step}", [{"loss": 1.0, "step": step}])
     (tmp_path / subfolder / "checkpoint-200").mkdir()  # being written
     assert curves(draw_loss(tmp_path)) == {"training loss": [[100], [1.0]]}
 
 
-def test_loss_is_drawn_from_results_json_too(tmp_path):
+def test_loss_is_drawn_from_results_json_too(tmp_path: Path) -> None:
     write_log(tmp_path / "run", LOG)
     write_log(tmp_path / "results", LOG[:-1], name="curve")
     assert curves(draw_loss(str(tmp_path / "results"))) == curves(draw_loss(tmp_path / "run"))
 
 
-def test_folder_named_like_a_checkpoint_without_a_step_is_ignored(tmp_path):
+def test_folder_named_like_a_checkpoint_without_a_step_is_ignored(tmp_path: Path) -> None:
     write_log(tmp_path / "checkpoint-9", LOG[:1])
     write_log(tmp_path / "checkpoint-10", LOG)
     write_log(tmp_path / "checkpoint-best", LOG[:1])
     assert len(curves(draw_loss(tmp_path))["training loss"][0]) == 2
 
 
-def test_folder_without_a_log_is_an_error(tmp_path):
+def test_folder_without_a_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no trainer_state.json, checkpoint or results.json; give"):
         draw_loss(tmp_path)
 
 
-def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch):
+def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     draws = [draw_positional_encoding, draw_learning_rate, lambda: draw_attention(random_attention_maps())]
     for draw in [*draws, lambda: draw_heat_maps(random_attention_maps())]:
@@ -269,7 +273,7 @@ def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch):
 
 
 @pytest.mark.slow
-def test_matplotlib_is_imported_only_when_something_is_drawn_and_opens_no_window():
+def test_matplotlib_is_imported_only_when_something_is_drawn_and_opens_no_window() -> None:
     code = """
 import sys
 import vaswani_transformer.figures as figures
@@ -281,7 +285,7 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
-def test_smoothed_loss_is_that_of_training(smoothing):
+def test_smoothed_loss_is_that_of_training(smoothing: float) -> None:
     """The oracle is torch's cross-entropy of logits that give the true token p and share the remainder evenly."""
     probability, entries = 0.7, 11
     probs = torch.full((1, entries), (1 - probability) / (entries - 1), dtype=torch.float64)
@@ -290,7 +294,7 @@ def test_smoothed_loss_is_that_of_training(smoothing):
     assert smoothed_loss(np.array(probability), smoothing, entries) == pytest.approx(expected.item())
 
 
-def test_points_of_label_smoothing_are_the_minima_of_their_curves():
+def test_points_of_label_smoothing_are_the_minima_of_their_curves() -> None:
     figure = draw_label_smoothing((0.0, 0.1, 0.2), vocab_size=100)
     assert_legible(figure)
     curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
@@ -300,12 +304,12 @@ def test_points_of_label_smoothing_are_the_minima_of_their_curves():
 
 
 @pytest.mark.parametrize("settings", [((), 100), ((1.0,), 100), ((0.1,), 1)])
-def test_label_smoothing_that_cannot_be_drawn_is_an_error(settings):
+def test_label_smoothing_that_cannot_be_drawn_is_an_error(settings: tuple[tuple[float, ...], int]) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         draw_label_smoothing(*settings)
 
 
-def test_masks_show_which_query_attends_to_which_key():
+def test_masks_show_which_query_attends_to_which_key() -> None:
     causal, padding = torch.ones(3, 3).tril().bool(), np.array([[True, True, False, False]] * 3)
     target, source = ["<s>", "the", "cat"], ["el", "gato", "<pad>", "<pad>"]
     figure = draw_masks({"decoder": (causal, target, target), "cross": (padding, target, source)})
@@ -316,6 +320,6 @@ def test_masks_show_which_query_attends_to_which_key():
 
 
 @pytest.mark.parametrize("masks", [{}, {"decoder": (np.eye(3), ["a"], ["a", "b", "c"])}])
-def test_masks_without_their_words_are_an_error(masks):
+def test_masks_without_their_words_are_an_error(masks: dict[str, tuple[np.ndarray, list[str], list[str]]]) -> None:
     with pytest.raises(ValueError, match=r"masks: there is nothing|decoder: got \(3, 3\), expected 1 queries"):
         draw_masks(masks)

@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +24,27 @@ NASTY = '<script>alert("x")</script> & {{payload}} <!-- </script><b> \' 🙂'
 class Page(HTMLParser):
     """The elements of a page with their attributes and their text."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.elements = []
         self.open = []
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append({"tag": tag, "text": "", **dict(attributes)})
         if tag not in ("meta", "input", "link", "br", "img"):
             self.open.append(self.elements[-1])
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         while self.open and self.open.pop()["tag"] != tag:
             pass
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         for element in self.open:
             element["text"] += data
 
-    def all(self, tag, **attributes):
+    def all(self, tag: str, **attributes: str | None) -> list[dict[str, Any]]:
         """Return the elements with these attributes; `css_class` is one of their classes."""
         css_class = attributes.pop("css_class", None)
         return [
@@ -53,17 +55,17 @@ class Page(HTMLParser):
             and all(element.get(name) == value for name, value in attributes.items())
         ]
 
-    def one(self, tag, **attributes):
+    def one(self, tag: str, **attributes: str | None) -> dict[str, Any]:
         (element,) = self.all(tag, **attributes)
         return element
 
 
-def payload_of(page):
+def payload_of(page: Page) -> dict[str, Any]:
     return json.loads(page.one("script", id="payload")["text"])
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
-def test_page_has_the_words_and_the_weights_to_three_digits(stack):
+def test_page_has_the_words_and_the_weights_to_three_digits(stack: str) -> None:
     maps = random_attention_maps(source=["a", "<b>", "&amp;", "</script>"], target=("é", "🙂", "<!--"))
     stored = payload_of(Page(render_page(maps)))["stacks"][stack]
     assert stored["queries"] == maps.queries(stack)
@@ -72,11 +74,11 @@ def test_page_has_the_words_and_the_weights_to_three_digits(stack):
     np.testing.assert_allclose(weights, maps.weights(stack), atol=0.0005 + 1e-7)
 
 
-def test_head_colors_are_those_of_the_figures():
+def test_head_colors_are_those_of_the_figures() -> None:
     assert payload_of(Page(render_page(random_attention_maps(heads=16))))["colors"] == head_colors(16)
 
 
-def test_text_cannot_become_markup():
+def test_text_cannot_become_markup() -> None:
     model, tokenizer = model_of_pairs()
     plain = Page(attention_page(model, tokenizer, "hello", "hola"))
     page = Page(attention_page(model, tokenizer, NASTY, NASTY))
@@ -86,7 +88,7 @@ def test_text_cannot_become_markup():
     assert payload_of(page)["stacks"]["cross"]["keys"][0] == "<"
 
 
-def test_page_needs_no_other_file():
+def test_page_needs_no_other_file() -> None:
     text = attention_page(*model_of_pairs(), "hello")
     assert "http://" not in text
     assert "https://" not in text
@@ -98,7 +100,7 @@ def test_page_needs_no_other_file():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with its tokenizer, saved."""
     folder = tmp_path_factory.mktemp("model")
     for part in model_of_pairs():
@@ -106,7 +108,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_command_writes_a_page_and_prints_its_path(folder, tmp_path, capsys):
+def test_command_writes_a_page_and_prints_its_path(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "page.html"
     main([str(folder), "the cat is black", "--output", str(output)])
     assert capsys.readouterr().out == f"{output}\n"
@@ -127,7 +131,9 @@ def test_command_writes_a_page_and_prints_its_path(folder, tmp_path, capsys):
         (["{folder}"], "the following arguments are required: sentence. See python -m vaswani_transformer.figures --h"),
     ],
 )
-def test_command_error_is_one_line(arguments, message, folder, capsys):
+def test_command_error_is_one_line(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([argument.format(folder=folder) for argument in arguments])
     (line,) = capsys.readouterr().err.splitlines()
@@ -135,7 +141,7 @@ def test_command_error_is_one_line(arguments, message, folder, capsys):
     assert not (folder / "page.html").exists()
 
 
-def opened(text, folder, address="", actions=""):
+def opened(text: str, folder: Path, address: str = "", actions: str = "") -> Page:
     """Return the page in a browser after `actions`: JavaScript statements in which $ selects elements."""
     script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
     path = folder / "page.html"
@@ -151,21 +157,21 @@ def opened(text, folder, address="", actions=""):
     return Page(finished.stdout)
 
 
-def words(page, side):
+def words(page: Page, side: str) -> list[str]:
     return [element["text"] for element in page.all("button", css_class="word", **{"data-side": side})]
 
 
-def strokes(page):
+def strokes(page: Page) -> set[str]:
     return {element["stroke"] for element in page.all("path")}
 
 
-def hidden_views(page):
+def hidden_views(page: Page) -> list[str]:
     return [element["id"] for element in page.all("section") if "hidden" in element]
 
 
 @in_a_browser
 @pytest.mark.slow
-def test_browser_shows_the_last_layer_of_cross_attention(tmp_path):
+def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None:
     maps = random_attention_maps()
     page = opened(render_page(maps), tmp_path)
     assert words(page, "query") == maps.output_tokens
@@ -177,7 +183,7 @@ def test_browser_shows_the_last_layer_of_cross_attention(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_unknown_address_shows_the_plain_page(tmp_path):
+def test_unknown_address_shows_the_plain_page(tmp_path: Path) -> None:
     acts = """
       const seen = () => JSON.stringify([...$("path"), ...$(".word")].map((part) => part.outerHTML));
       const plain = seen();
@@ -197,7 +203,7 @@ def test_unknown_address_shows_the_plain_page(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_browser_shows_markup_in_words_as_text(tmp_path):
+def test_browser_shows_markup_in_words_as_text(tmp_path: Path) -> None:
     page = opened(attention_page(*model_of_pairs(), NASTY, NASTY), tmp_path)
     assert "".join(words(page, "query")).startswith("<s·c·r·i·p·t>")
     assert page.one("title")["text"] == f"Attention: {NASTY}"
@@ -206,7 +212,7 @@ def test_browser_shows_markup_in_words_as_text(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_address_says_what_is_shown(tmp_path):
+def test_address_says_what_is_shown(tmp_path: Path) -> None:
     maps = random_attention_maps()
     page = opened(render_page(maps), tmp_path, "#encoder-1&heads=2.5&query=4")
     assert words(page, "query") == maps.source_tokens
@@ -222,7 +228,7 @@ def test_address_says_what_is_shown(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_heat_maps_have_the_weights_as_opacity(tmp_path):
+def test_heat_maps_have_the_weights_as_opacity(tmp_path: Path) -> None:
     read = """
       const canvas = $("canvas")[2], { width, height } = canvas;
       const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
@@ -239,7 +245,7 @@ def test_heat_maps_have_the_weights_as_opacity(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
+def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path: Path) -> None:
     acts = """
       const states = [];
       const record = () => states.push([location.hash, $("#status")[0].textContent, $(".word.is-active").length]);
@@ -276,7 +282,7 @@ def test_clicks_and_the_pointer_choose_what_is_shown(tmp_path):
 
 @in_a_browser
 @pytest.mark.slow
-def test_keyboard_moves_from_word_to_word(tmp_path):
+def test_keyboard_moves_from_word_to_word(tmp_path: Path) -> None:
     acts = """
       const states = [];
       const press = (key) => {

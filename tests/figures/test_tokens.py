@@ -15,21 +15,21 @@ SPLIT = re.compile("(.)([⁰¹²³⁴⁵⁶⁷⁸⁹]+)\u2044([₀₁₂₃₄�
 PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "0123456789" * 2)
 
 
-def without_fractions(text):
+def without_fractions(text: str) -> str:
     """Keep a character that several tokens spell only at its last token."""
 
-    def once(match):
+    def once(match: re.Match[str]) -> str:
         return match[1] if match[2].translate(PLAIN) == match[3].translate(PLAIN) else ""
 
     return SPLIT.sub(once, text)
 
 
-def words(tokenizer, text):
+def words(tokenizer: VaswaniTransformerTokenizer, text: str) -> list[str]:
     return display_tokens(tokenizer, tokenizer(text, add_special_tokens=False).input_ids)
 
 
 @given(any_text)
-def test_token_texts_spell_the_whole_text(text):
+def test_token_texts_spell_the_whole_text(text: str) -> None:
     _, tokenizer = model_of_pairs()
     ids = tokenizer(text, add_special_tokens=False).input_ids
     texts = token_texts(tokenizer, ids)
@@ -38,7 +38,7 @@ def test_token_texts_spell_the_whole_text(text):
 
 
 @given(any_text)
-def test_display_tokens_are_never_empty_or_garbled(text):
+def test_display_tokens_are_never_empty_or_garbled(text: str) -> None:
     _, tokenizer = model_of_pairs()
     ids = tokenizer(text).input_ids
     shown = display_tokens(tokenizer, ids)
@@ -47,7 +47,7 @@ def test_display_tokens_are_never_empty_or_garbled(text):
     assert not any(character in word for word in shown for character in " \n\t\x00\ufffdĠ")
 
 
-def test_display_tokens_are_words_and_their_parts():
+def test_display_tokens_are_words_and_their_parts() -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["hello world", "a book"] * 3, vocab_size=280)
     assert words(tokenizer, "hello world") == ["hello", "world"]
     assert words(tokenizer, "a book is a bookkeeper's") == [
@@ -59,7 +59,7 @@ def test_display_tokens_are_words_and_their_parts():
     assert display_tokens(tokenizer, [0, *tokenizer("hello").input_ids]) == ["<s>", "hello", "</s>"]
 
 
-def test_display_tokens_of_word_pieces_have_the_same_form():
+def test_display_tokens_of_word_pieces_have_the_same_form() -> None:
     texts = ["the cat is black", "the books are blacker"] * 3
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, vocab_size=60, algorithm="wordpiece")
     shown = words(tokenizer, "the cats")
@@ -68,14 +68,14 @@ def test_display_tokens_of_word_pieces_have_the_same_form():
     assert not any("#" in word for word in shown)
 
 
-def test_bytes_that_are_no_character_are_marked():
+def test_bytes_that_are_no_character_are_marked() -> None:
     _, tokenizer = model_of_pairs()
     first, *_ = tokenizer("🙂", add_special_tokens=False).input_ids
     assert display_tokens(tokenizer, [first, first, *tokenizer("a").input_ids])[-1] == "</s>"
     assert display_tokens(tokenizer, [first]) == ["\ufffd"]
 
 
-def test_invisible_characters_are_escaped():
+def test_invisible_characters_are_escaped() -> None:
     assert display_form("\u200d") == "\\u200d"
     assert display_form("\u200d¹\u2044₃") == "\\u200d¹\u2044₃"
     assert display_form("a\u200db") == "a\u200db"

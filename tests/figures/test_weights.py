@@ -1,6 +1,7 @@
 """The attention weights of a sentence are the model's own, and the model does not change."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import torch
 from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from vaswani_transformer import AttentionMaps, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps
 
 
-def assert_same(one, other):
+def assert_same(one: AttentionMaps, other: AttentionMaps) -> None:
     assert (one.source_tokens, one.input_tokens, one.output_tokens, one.target) == (
         (other.source_tokens, other.input_tokens, other.output_tokens, other.target)
     )
@@ -20,7 +22,7 @@ def assert_same(one, other):
         assert np.array_equal(one.weights(stack), other.weights(stack))
 
 
-def test_rows_of_weights_are_distributions_over_visible_positions():
+def test_rows_of_weights_are_distributions_over_visible_positions() -> None:
     model, tokenizer = model_of_pairs()
     maps = attention_maps(model, tokenizer, "hello world", "hola amigo")
     source, target = len(maps.source_tokens), len(maps.output_tokens)
@@ -35,7 +37,7 @@ def test_rows_of_weights_are_distributions_over_visible_positions():
     assert not np.triu(maps.decoder, 1).any()
 
 
-def test_first_layer_weights_are_equation_1():
+def test_first_layer_weights_are_equation_1() -> None:
     model, tokenizer = model_of_pairs()
     ids = torch.tensor(tokenizer("this is a book").input_ids)
     states = model.model.shared.weight[ids] * model.config.d_model**0.5 + sinusoids(torch.arange(len(ids)), 64)
@@ -49,7 +51,7 @@ def test_first_layer_weights_are_equation_1():
 
 
 @pytest.mark.parametrize("source", PAIRS)
-def test_target_defaults_to_the_model_s_translation(source):
+def test_target_defaults_to_the_model_s_translation(source: str) -> None:
     model, tokenizer = model_of_pairs()
     maps = attention_maps(model, tokenizer, source)
     assert maps.target == PAIRS[source]
@@ -59,7 +61,7 @@ def test_target_defaults_to_the_model_s_translation(source):
     assert_same(maps, attention_maps(model, tokenizer, source, PAIRS[source]))
 
 
-def test_truncated_translation_has_no_end():
+def test_truncated_translation_has_no_end() -> None:
     model, tokenizer = model_of_pairs()
     model = copy.deepcopy(model)
     model.use_paper_decoding()
@@ -69,13 +71,13 @@ def test_truncated_translation_has_no_end():
     assert "</s>" not in maps.output_tokens
 
 
-def test_empty_texts_have_an_end():
+def test_empty_texts_have_an_end() -> None:
     model, tokenizer = model_of_pairs()
     maps = attention_maps(model, tokenizer, "", "")
     assert (maps.source_tokens, maps.input_tokens, maps.output_tokens) == (["</s>"], ["<s>"], ["</s>"])
 
 
-def state_of(model):
+def state_of(model: VaswaniTransformerForConditionalGeneration) -> tuple[Any, ...]:
     """The state of a model that `attention_maps` could change."""
     flags = [module.training for module in model.modules()]
     implementations = [part.config._attn_implementation for part in (model, model.model.encoder, model.model.decoder)]
@@ -90,7 +92,7 @@ def state_of(model):
 
 @pytest.mark.parametrize("target", [None, "hola"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_model_is_unchanged_afterwards(target, fails, monkeypatch):
+def test_model_is_unchanged_afterwards(target: str | None, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), dropout=0.5).train()
     model.model.encoder.layers[0].eval()
@@ -107,13 +109,13 @@ def test_model_is_unchanged_afterwards(target, fails, monkeypatch):
     assert state_of(model) == before
 
 
-def test_model_without_a_projection_is_an_error():
+def test_model_without_a_projection_is_an_error() -> None:
     model, tokenizer = model_of_pairs()
     with pytest.raises(ValueError, match="VaswaniTransformerModel generates no text"):
         attention_maps(AutoModel.from_config(model.config), tokenizer, "hello")
 
 
-def test_unknown_stack_is_an_error():
+def test_unknown_stack_is_an_error() -> None:
     model, tokenizer = model_of_pairs()
     with pytest.raises(ValueError, match="no such attention; got 'self', expected one of encoder, decoder"):
         attention_maps(model, tokenizer, "hello", "hola").weights("self")

@@ -22,7 +22,14 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
 )
 
-TINY = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 4, "d_ff": 64}
+TINY: dict[str, Any] = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_heads": 4,
+    "d_ff": 64,
+}
 MEAN_LENGTH = 25  # tokens of a side
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
@@ -86,7 +93,10 @@ def compile_steps(model: Any, setting: Setting) -> None:
     model.forward = forward
 
 
-STATIC = {"cache_implementation": "static", "disable_compile": True}  # `compile_steps` compiles, not Transformers
+STATIC: dict[str, Any] = {
+    "cache_implementation": "static",
+    "disable_compile": True,
+}  # `compile_steps` compiles, not Transformers
 
 
 def make_marian(name: str, setting: Setting) -> nn.Module:

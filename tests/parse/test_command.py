@@ -3,11 +3,13 @@
 import io
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.helpers import tiny_model
+from tests.helpers import ModelAndTokenizer, Run, tiny_model
 from tests.trees import GOLD
 from vaswani_transformer import VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
 from vaswani_transformer.parse import command, linearize
@@ -19,7 +21,7 @@ SENTENCES = [" ".join(tree.words) for tree in TREES]
 
 
 @pytest.fixture(scope="module")
-def parser():
+def parser() -> ModelAndTokenizer:
     """Return a model that memorized four trees, in about two seconds, and its tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
     targets = [linearize(tree) for tree in TREES]
@@ -40,7 +42,7 @@ def parser():
 
 
 @pytest.fixture(scope="module")
-def folder(parser, tmp_path_factory):
+def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save the model and its tokenizer."""
     saved = tmp_path_factory.mktemp("parser")
     for part in parser:
@@ -49,10 +51,10 @@ def folder(parser, tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, monkeypatch, capsysbinary):
+def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
-    def run(*arguments, stdin=""):
+    def run(*arguments: str | Path, stdin: str = "") -> tuple[str, str, str | int | None]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         status = 0
         try:
@@ -65,20 +67,20 @@ def run(folder, monkeypatch, capsysbinary):
     return run
 
 
-def lines(texts):
+def lines(texts: Iterable[str]) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run) -> None:
+def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run: Run) -> None:
     output = run("--tokenized", stdin=lines([SENTENCES[0], "", *SENTENCES[1:]]))
     assert output == (lines([TREES[0], "", *TREES[1:]]), "", 0)
 
 
-def test_plain_text_is_tokenized(run) -> None:
+def test_plain_text_is_tokenized(run: Run) -> None:
     assert run(stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
 
 
-def test_tree_of_any_output_has_the_words_of_its_line(run) -> None:
+def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
     texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]
     output, errors, status = run("--tokenized", "--beams=1", "--max_length=5", stdin=lines(texts))
     trees = [tree for _, tree in read_trees(enumerate(output.splitlines(), start=1), "output")]
@@ -87,7 +89,7 @@ def test_tree_of_any_output_has_the_words_of_its_line(run) -> None:
     assert errors == "3 of the 3 sentences had malformed output, and their trees were repaired.\n"
 
 
-def test_output_file_is_resumed_and_a_finished_one_stays(run, tmp_path) -> None:
+def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:
     source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
     source.write_text(lines(SENTENCES), encoding="utf-8")
     arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
@@ -105,7 +107,7 @@ def test_output_file_is_resumed_and_a_finished_one_stays(run, tmp_path) -> None:
     assert output[2] == 2
 
 
-def test_drawings_of_a_finished_file_are_an_error_of_one_line(run, tmp_path) -> None:
+def test_drawings_of_a_finished_file_are_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
     """Without the error the drawings would be missing silently."""
     source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
     source.write_text(lines(SENTENCES[:1]), encoding="utf-8")
@@ -116,14 +118,14 @@ def test_drawings_of_a_finished_file_are_an_error_of_one_line(run, tmp_path) -> 
     assert f"without --svg, not with --svg={tmp_path / 'svg'}" in errors
 
 
-def test_trees_are_drawn_as_text_and_as_svg(run, tmp_path) -> None:
+def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
     output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
     assert (output, errors, status) == (lines(map(draw_text, TREES[:2])), "", 0)
     assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
     assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
 
 
-def test_interactive_lines_are_parsed_at_once(run) -> None:
+def test_interactive_lines_are_parsed_at_once(run: Run) -> None:
     assert run("--interactive", stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
 
 
@@ -136,14 +138,14 @@ def test_interactive_lines_are_parsed_at_once(run) -> None:
         (["--iterations=2"], "--iterations: "),
     ],
 )
-def test_invalid_option_or_input_ends_the_command_with_one_line(arguments, message, run) -> None:
+def test_invalid_option_or_input_ends_the_command_with_one_line(arguments: list[str], message: str, run: Run) -> None:
     output, errors, status = run(*arguments, stdin=lines(SENTENCES))
     assert (output, status) == ("", 2)
     assert message in errors
     assert errors.count("\n") == 1
 
 
-def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser) -> None:
+def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelAndTokenizer) -> None:
     actual = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
     assert actual == [(TREES[0], False), (TREES[1], False)]
     with pytest.raises(TypeError, match="give a list of sentences"):

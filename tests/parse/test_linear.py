@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trees import TREES
+from vaswani_transformer import Tree
 from vaswani_transformer.parse import delinearize, linearize
 from vaswani_transformer.parse.linear import linear_tokens, place_count
 
@@ -13,19 +14,19 @@ MALFORMED = st.lists(st.sampled_from(TOKENS), max_size=20).map("".join)
 
 
 @given(TREES)
-def test_linear_tree_is_lossless(tree) -> None:
+def test_linear_tree_is_lossless(tree: Tree) -> None:
     assert delinearize(linearize(tree), tree.words) == (tree, False)
 
 
 @given(TREES)
-def test_linear_tree_has_a_place_a_word_and_tokens_that_no_word_has(tree) -> None:
+def test_linear_tree_has_a_place_a_word_and_tokens_that_no_word_has(tree: Tree) -> None:
     text = linearize(tree)
     assert place_count(text) == len(tree.words)
     assert not any(token in " ".join(tree.words) for token in linear_tokens([text]))
 
 
 @given(st.one_of(MALFORMED, st.text()), st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=6))
-def test_any_text_gives_a_tree_of_exactly_the_words(text, words) -> None:
+def test_any_text_gives_a_tree_of_exactly_the_words(text: str, words: list[str]) -> None:
     tree, is_repaired = delinearize(text, words)
     assert tree.words == words
     again = delinearize(linearize(tree), words)
@@ -48,7 +49,7 @@ def test_any_text_gives_a_tree_of_exactly_the_words(text, words) -> None:
         ("(S ()DT dog ()NN )S", "(TOP (S (DT the) (NN dog)))"),  # text outside the tokens
     ],
 )
-def test_malformed_text_is_repaired_by_the_rules(text, expected) -> None:
+def test_malformed_text_is_repaired_by_the_rules(text: str, expected: str) -> None:
     tree, is_repaired = delinearize(text, ["the", "dog"])
     assert (str(tree), is_repaired) == (expected, True)
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from tests.trees import GOLD, PREDICTED, TREES
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.parse import Leaf, Tree, evaluation_tree, read_trees, score_trees
+from vaswani_transformer.parse.scores import BracketScores
 
 SCORES = ("recall", "precision", "f1", "exact_match", "tagging_accuracy")
 
@@ -14,7 +15,7 @@ def read(text: str) -> list[Tree]:
     return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]
 
 
-def printed(scores) -> list[str]:
+def printed(scores: BracketScores) -> list[str]:
     return [f"{getattr(scores, name):.2f}" for name in SCORES]
 
 
@@ -41,7 +42,7 @@ def test_sentence_that_evalb_skips_counts_with_the_punctuation_of_gold_trees() -
 
 
 @given(TREES)
-def test_tree_scores_100_against_itself(tree) -> None:
+def test_tree_scores_100_against_itself(tree: Tree) -> None:
     scores = score_trees([tree], [tree])
     assert scores.matched == scores.gold == scores.predicted
     assert scores.exact == scores.sentences == 1 - scores.skipped
@@ -49,7 +50,7 @@ def test_tree_scores_100_against_itself(tree) -> None:
 
 
 @given(TREES, TREES)
-def test_brackets_match_at_most_once_and_as_often_the_other_way(one, other) -> None:
+def test_brackets_match_at_most_once_and_as_often_the_other_way(one: Tree, other: Tree) -> None:
     other = Tree("TOP", tuple(Leaf("NN", word) for word in one.words)) if other.words != one.words else other
     scores, swapped = (score_trees([gold], [predicted], True) for gold, predicted in ((one, other), (other, one)))
     assert scores.matched <= min(scores.gold, scores.predicted)

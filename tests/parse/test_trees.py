@@ -13,12 +13,12 @@ def read(text: str) -> list[tuple[int, Tree]]:
 
 
 @given(TREES)
-def test_written_tree_is_read_back(tree) -> None:
+def test_written_tree_is_read_back(tree: Tree) -> None:
     assert read(str(tree)) == [(1, tree)]
 
 
 @given(TREES)
-def test_layout_of_a_tree_changes_nothing(tree) -> None:
+def test_layout_of_a_tree_changes_nothing(tree: Tree) -> None:
     lines = str(tree).replace(" ", "\n ").replace(")", " )\n")
     assert read(f"\n{lines}\n{tree}") == [(2, tree), (lines.count("\n") + 3, tree)]
 
@@ -28,7 +28,7 @@ def test_file_of_one_tree_a_line_keeps_its_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["( (S (NN dog)))", "(ROOT (S (NN dog)))", "(S1 (S (NN dog)))", "(S (NN dog))"])
-def test_every_root_becomes_top(text) -> None:
+def test_every_root_becomes_top(text: str) -> None:
     assert read(text) == [(1, Tree("TOP", (Tree("S", (Leaf("NN", "dog"),)),)))]
 
 
@@ -45,7 +45,7 @@ def test_every_root_becomes_top(text) -> None:
         ("(TOP\n (S\n  (NN a b)))", "line 3: the bracket 'NN' holds the words a, b,"),
     ],
 )
-def test_broken_tree_is_named_by_file_and_line(text, message) -> None:
+def test_broken_tree_is_named_by_file_and_line(text: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^some.mrg, {message}") as caught:
         read(text)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def test_tree_of_only_empty_elements_evaluates_to_none() -> None:
 
 
 @given(TREES)
-def test_cleaning_twice_is_cleaning_once(tree) -> None:
+def test_cleaning_twice_is_cleaning_once(tree: Tree) -> None:
     cleaned = evaluation_tree(tree)
     assert cleaned is None or evaluation_tree(cleaned) == cleaned
 

@@ -18,12 +18,12 @@ from vaswani_transformer.parse.words import split_plain, split_tokenized
         (" \t", ""),
     ],
 )
-def test_plain_text_is_split_close_to_the_treebanks_rules(text, words) -> None:
+def test_plain_text_is_split_close_to_the_treebanks_rules(text: str, words: str) -> None:
     assert split_plain(text) == words.split()
 
 
 @given(st.text())
-def test_words_hold_no_bracket_and_splitting_loses_no_character(text) -> None:
+def test_words_hold_no_bracket_and_splitting_loses_no_character(text: str) -> None:
     words = split_plain(text)
     assert not any(sign in word for word in words for sign in "() \t\n")
     shown = "".join(words).replace("-LRB-", "(").replace("-RRB-", ")")
@@ -31,5 +31,5 @@ def test_words_hold_no_bracket_and_splitting_loses_no_character(text) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="() \t\r\n\f\v"), min_size=1)))
-def test_tokenized_words_are_unchanged(words) -> None:
+def test_tokenized_words_are_unchanged(words: list[str]) -> None:
     assert split_tokenized(" ".join(words)) == words

@@ -1,5 +1,7 @@
 """The results of a run that never was, for tests of cards and of publishing."""
 
+from typing import Any
+
 from training.recipe import Recipe, to_dict
 
 REPOSITORY = "somebody/own"
@@ -7,7 +9,13 @@ SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 
 
-def results_of(kind="json", path="multi30k", scores=(30.123, 28.456), evaluations=3, commit=None):
+def results_of(
+    kind: str = "json",
+    path: str = "multi30k",
+    scores: tuple[float, float] = (30.123, 28.456),
+    evaluations: int = 3,
+    commit: str | None = None,
+) -> dict[str, Any]:
     """Return the `results.json` of an invented run; `scores` are those of validation and test."""
     tree = to_dict(Recipe(name="somebody's run"))
     tree["data"] |= {"kind": kind, "path": path}

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.helpers import FLOAT32, ROOT
 from training.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
@@ -39,7 +42,7 @@ TINY = [
 TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
 
 
-def make_arguments(folder, **texts):
+def make_arguments(folder: Path, **texts: list[str]) -> list[str]:
     """Return the arguments of a run on pairs of texts and their letters reversed: each split's `texts`, or LANGUAGE."""
     data = folder / "data"
     data.mkdir()
@@ -52,7 +55,7 @@ def make_arguments(folder, **texts):
     return [str(recipe), *TINY]
 
 
-def launched_by(file, *options):
+def launched_by(file: str, *options: str) -> tuple[str, ...]:
     """Return `accelerate launch` with one of the project's files."""
     return ("accelerate.commands.launch", f"--config_file=training/accelerate/{file}.yaml", *options, "-m")
 
@@ -64,7 +67,9 @@ SHARDED = {
 }
 
 
-def start(arguments, folder, *more, launcher=(), module="training.train"):
+def start(
+    arguments: list[str], folder: Path, *more: str, launcher: Sequence[str] = (), module: str = "training.train"
+) -> subprocess.Popen[str]:
     """Start the command, or another module with its arguments, in a process that SIGINT can interrupt.
 
     A background job of a shell ignores SIGINT, and processes inherit that.
@@ -83,14 +88,14 @@ def start(arguments, folder, *more, launcher=(), module="training.train"):
     )
 
 
-def kill(process):
+def kill(process: subprocess.Popen[str]) -> None:
     """Kill a run and all of its processes by SIGKILL; torch's launcher starts each in a separate session."""
     for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         member.kill()
     process.communicate()
 
 
-def kill_after(step, process, folder):
+def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path | None:
     """Kill a run after its checkpoint of this step; return its last checkpoint."""
     while (last_checkpoint(folder) is None or step_of(last_checkpoint(folder)) < step) and process.poll() is None:
         time.sleep(0.02)
@@ -99,7 +104,7 @@ def kill_after(step, process, folder):
     return last_checkpoint(folder)
 
 
-def finish(process, seconds=300):
+def finish(process: subprocess.Popen[str], seconds: float = 300) -> str:
     """Return the output of a run, which must succeed."""
     try:
         output, errors = process.communicate(timeout=seconds)
@@ -110,22 +115,22 @@ def finish(process, seconds=300):
     return output
 
 
-def weights(folder):
+def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def equal(first, second):
+def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def assert_same_tensors(first, second):
+def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
     """Assert equal names, and equal tensors up to the order of sums."""
     assert first.keys() == second.keys()
     for name in first:
         torch.testing.assert_close(first[name], second[name], **FLOAT32)
 
 
-def same_checkpoints(first, second):
+def same_checkpoints(first: Path, second: Path) -> bool:
     """Return whether two runs have complete checkpoints of the same steps, with the same bits there and at the end."""
     names = [[path.name for path in complete_checkpoints(run)] for run in (first, second)]
     assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
@@ -133,7 +138,7 @@ def same_checkpoints(first, second):
     return all(equal(weights(one), weights(other)) for one, other in folders)
 
 
-def rewind(folder, step):
+def rewind(folder: Path, step: int) -> None:
     """Turn a finished run into one that was killed after its checkpoint of this step."""
     for checkpoint in all_checkpoints(folder):
         if step_of(checkpoint) > step:

@@ -2,16 +2,17 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.helpers import model_of_pairs
+from tests.helpers import Run, model_of_pairs
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.translate import command
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save the model of pairs with the paper's search."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config)
@@ -24,10 +25,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, monkeypatch, capsysbinary):
+def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
-    def run(*arguments, stdin=b"", model=folder):
+    def run(
+        *arguments: str | int | Path, stdin: bytes = b"", model: str | Path = folder
+    ) -> tuple[str, str, str | int | None]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         status = 0
         try:

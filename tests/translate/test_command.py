@@ -2,30 +2,31 @@
 
 import json
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig
 
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT, Run, tiny_model
 from tests.translate.commands import SOURCES, TARGETS, lines
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.translate import command, loading
-from vaswani_transformer.translate.translator import translate
+from vaswani_transformer.translate.translator import Hypothesis, translate
 
 
-def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run):
+def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run: Run) -> None:
     source = [SOURCES[0], "", *SOURCES[1:4], " \t", *SOURCES[4:]]
     expected = [TARGETS[0], "", *TARGETS[1:4], "", *TARGETS[4:]]
     assert run(stdin=lines(source).encode()) == (lines(expected), "", 0)
     assert run("--window=3", "--batch_tokens=20", stdin=lines(source).encode()[:-1]) == (lines(expected), "", 0)
 
 
-def test_empty_input_has_empty_output(run):
+def test_empty_input_has_empty_output(run: Run) -> None:
     assert run(stdin=b"") == ("", "", 0)
 
 
-def test_files_are_read_and_written(run, tmp_path):
+def test_files_are_read_and_written(run: Run, tmp_path: Path) -> None:
     source, target = tmp_path / "source.txt", tmp_path / "target.txt"
     source.write_text(lines(SOURCES))
     assert run("--input", source, "--output", target) == ("", "", 0)
@@ -33,12 +34,12 @@ def test_files_are_read_and_written(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt", "target.txt.record"}
 
 
-def n_best(folder, **settings):
+def n_best(folder: str, **settings: Any) -> list[list[Hypothesis]]:
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     return [translation.hypotheses for translation in translate(model, tokenizer, SOURCES, scores=True, **settings)]
 
 
-def test_n_best_lines_have_their_lines_number_and_their_score(run, folder):
+def test_n_best_lines_have_their_lines_number_and_their_score(run: Run, folder: str) -> None:
     output, _, status = run("--nbest=3", "--scores", stdin=lines(SOURCES).encode())
     expected = [
         f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
@@ -48,12 +49,12 @@ def test_n_best_lines_have_their_lines_number_and_their_score(run, folder):
     assert (output, status) == (lines(expected), 0)
 
 
-def test_scores_stand_before_their_translations(run, folder):
+def test_scores_stand_before_their_translations(run: Run, folder: str) -> None:
     output, _, _ = run("--scores", stdin=lines(SOURCES).encode())
     assert output == lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
 
 
-def test_json_lines_give_json_lines(run, folder):
+def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
     rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SOURCES)]
     output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]).encode())
     assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
@@ -70,15 +71,15 @@ def test_json_lines_give_json_lines(run, folder):
         ("--source=en", {"translation": {"en": SOURCES[0], "es": "gato"}}),
     ],
 )
-def test_text_is_read_from_the_field_of_the_option(run, option, row):
+def test_text_is_read_from_the_field_of_the_option(run: Run, option: str, row: dict[str, Any]) -> None:
     output, _, _ = run("--format=jsonl", option, stdin=json.dumps(row).encode())
     assert json.loads(output) == {"translation": TARGETS[0]}
 
 
-def test_search_is_the_models_unless_options_set_it(run, monkeypatch):
+def test_search_is_the_models_unless_options_set_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, generate = [], VaswaniTransformerForConditionalGeneration.generate
 
-    def watched(self, **arguments):
+    def watched(self: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> Any:
         calls.append({name: value for name, value in arguments.items() if name not in ("input_ids", "attention_mask")})
         return generate(self, **arguments)
 
@@ -89,7 +90,7 @@ def test_search_is_the_models_unless_options_set_it(run, monkeypatch):
     assert calls == [{"num_return_sequences": 1}, saved]
 
 
-def test_translation_of_two_lines_is_written_as_one(run, monkeypatch):
+def test_translation_of_two_lines_is_written_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: TwoLines())
     output, _, _ = run(stdin=b"a\nb\n")
     assert output == "one two\none two\n"
@@ -100,13 +101,13 @@ class TwoLines:
 
     pad_token_id = 1
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 6
 
-    def __call__(self, texts, **_):
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
         return {"input_ids": [[5, 2] for _ in texts]}
 
-    def batch_decode(self, targets, **_):
+    def batch_decode(self, targets: list[list[int]], **_: Any) -> list[str]:
         return ["one\ntwo" for _ in targets]
 
 
@@ -120,7 +121,9 @@ class TwoLines:
         ("--dtype=float16", []),
     ],
 )
-def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(run, monkeypatch, option, expected):
+def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
+    run: Run, monkeypatch: pytest.MonkeyPatch, option: str, expected: list[str]
+) -> None:
     dtypes = []
     monkeypatch.setattr(
         loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
@@ -129,7 +132,7 @@ def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(run, monkeypatch, opt
     assert dtypes == expected
 
 
-def test_prepared_model_finds_what_the_plain_one_finds(run, folder):
+def test_prepared_model_finds_what_the_plain_one_finds(run: Run, folder: str) -> None:
     """The lines have the learned words in orders that the model has never seen."""
     words = " ".join(SOURCES).split()
     texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
@@ -138,7 +141,7 @@ def test_prepared_model_finds_what_the_plain_one_finds(run, folder):
     assert run("--device=cpu", stdin=lines(texts).encode()) == (lines(expected), "", 0)
 
 
-def test_int8_is_an_error_on_other_devices_and_for_other_models(run, folder, tmp_path):
+def test_int8_is_an_error_on_other_devices_and_for_other_models(run: Run, folder: str, tmp_path: Path) -> None:
     _, errors, status = run("--dtype=int8", "--device=meta", stdin=b"cat\n")
     assert (status, errors) == (
         2,
@@ -151,7 +154,7 @@ def test_int8_is_an_error_on_other_devices_and_for_other_models(run, folder, tmp
     assert errors.endswith("of type 'marian' on cpu. Give another --dtype.\n")
 
 
-def test_tokenizer_of_another_model_ends_the_command_with_one_line(run, folder, tmp_path):
+def test_tokenizer_of_another_model_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
@@ -162,7 +165,7 @@ def test_tokenizer_of_another_model_ends_the_command_with_one_line(run, folder, 
     assert run(stdin=b"cat\n", model=tmp_path) == ("", expected, 2)
 
 
-def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(run):
+def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(run: Run) -> None:
     source = lines([SOURCES[0], "", "is a book this good morning", SOURCES[1]]).encode()
     output, errors, status = run("--max_source_tokens=9", stdin=source)
     kept, no_errors, _ = run("--max_source_tokens=9", "--too_long=keep", stdin=source)
@@ -179,22 +182,22 @@ def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(r
     assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --too_long=truncate")
 
 
-def test_progress_bar_is_shown_on_request(run):
+def test_progress_bar_is_shown_on_request(run: Run) -> None:
     assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
     assert run(stdin=b"cat\ncat\n")[1] == ""
 
 
-def test_progress_bar_counts_the_lines_of_a_file(run, tmp_path):
+def test_progress_bar_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "source").write_text(lines(SOURCES))
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
-def test_join_lines_replaces_every_line_break():
+def test_join_lines_replaces_every_line_break() -> None:
     assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
 
 
-def test_error_other_than_memory_is_not_reported_as_memory(run, monkeypatch):
-    def generate(*_, **__):
+def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
@@ -222,7 +225,9 @@ def test_error_other_than_memory_is_not_reported_as_memory(run, monkeypatch):
         ),
     ],
 )
-def test_invalid_option_or_input_ends_the_command_with_one_line(run, arguments, stdin, message):
+def test_invalid_option_or_input_ends_the_command_with_one_line(
+    run: Run, arguments: list[str], stdin: bytes, message: str
+) -> None:
     output, errors, status = run(*arguments, stdin=stdin)
     assert (output, status) == ("", 2)
     assert errors.startswith(message)
@@ -237,8 +242,10 @@ def test_invalid_option_or_input_ends_the_command_with_one_line(run, arguments, 
         MemoryError(),
     ],
 )
-def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, monkeypatch, error):
-    def generate(*_, **__):
+def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def generate(*_: Any, **__: Any) -> NoReturn:
         raise error
 
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
@@ -253,7 +260,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(run, m
         ("nobody/nothing", "nobody/nothing: cannot be loaded: "),
     ],
 )
-def test_missing_model_ends_the_command_with_one_line(run, name, message):
+def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, message: str) -> None:
     output, errors, status = run(model=name)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert errors.startswith(message)
@@ -286,12 +293,12 @@ def test_missing_model_ends_the_command_with_one_line(run, name, message):
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],
 )
-def test_conflicting_arguments_are_an_error(run, arguments, message):
+def test_conflicting_arguments_are_an_error(run: Run, arguments: list[str], message: str) -> None:
     _, errors, status = run(*arguments)
     assert (status, errors.count("\n")) == (2, 1)
     assert message in errors
 
 
-def test_command_is_installed_under_its_name():
+def test_command_is_installed_under_its_name() -> None:
     project = Path(ROOT, "pyproject.toml").read_text()
     assert 'vaswani-translate = "vaswani_transformer.translate.command:main"' in project

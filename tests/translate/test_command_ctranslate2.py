@@ -1,22 +1,24 @@
 """`--engine=ctranslate2` translates as the torch engine does, and names the options that it lacks."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
+from tests.helpers import Run
 from tests.translate.commands import SOURCES, TARGETS, lines
 from vaswani_transformer.convert.command import main as convert
 
 
 @pytest.fixture(scope="module")
-def engine_folder(folder, tmp_path_factory):
+def engine_folder(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ctranslate2")
     converted = tmp_path_factory.mktemp("models") / "converted"
     convert(["ctranslate2", folder, str(converted)])
     return converted
 
 
-def test_ctranslate2_translates_the_same_lines(run, engine_folder):
+def test_ctranslate2_translates_the_same_lines(run: Run, engine_folder: Path) -> None:
     source = lines([SOURCES[0], "", *SOURCES[1:]]).encode()
     expected = lines([TARGETS[0], "", *TARGETS[1:]])
     assert run("--engine=ctranslate2", stdin=source, model=engine_folder) == (expected, "", 0)
@@ -41,7 +43,9 @@ def test_ctranslate2_translates_the_same_lines(run, engine_folder):
         ),
     ],
 )
-def test_option_that_ctranslate2_lacks_ends_the_command_with_one_line(run, engine_folder, arguments, message):
+def test_option_that_ctranslate2_lacks_ends_the_command_with_one_line(
+    run: Run, engine_folder: Path, arguments: list[str], message: str
+) -> None:
     output, errors, status = run("--engine=ctranslate2", *arguments, stdin=b"a\n", model=engine_folder)
     assert (output, errors.count("\n"), status) == ("", 1, 2)
     assert message in errors
@@ -58,8 +62,8 @@ def test_option_that_ctranslate2_lacks_ends_the_command_with_one_line(run, engin
     ],
 )
 def test_converted_model_without_its_tokenizer_ends_the_command_with_one_line(
-    run, engine_folder, tmp_path, removed, message
-):
+    run: Run, engine_folder: Path, tmp_path: Path, removed: list[str], message: str
+) -> None:
     shutil.copytree(engine_folder, tmp_path / "copy")
     for name in removed:
         (tmp_path / "copy" / name).unlink()
@@ -68,12 +72,14 @@ def test_converted_model_without_its_tokenizer_ends_the_command_with_one_line(
     assert errors.startswith(f"{tmp_path / 'copy'}: {message}")
 
 
-def test_converted_model_is_an_error_with_the_torch_engine(run, engine_folder):
+def test_converted_model_is_an_error_with_the_torch_engine(run: Run, engine_folder: Path) -> None:
     message = f"{engine_folder}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.\n"
     assert run(stdin=b"a\n", model=engine_folder) == ("", message, 2)
 
 
-def test_ctranslate2_computes_in_the_requested_dtype(run, engine_folder, monkeypatch):
+def test_ctranslate2_computes_in_the_requested_dtype(
+    run: Run, engine_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ctranslate2
 
     types, make = [], ctranslate2.Translator
@@ -88,7 +94,7 @@ def test_ctranslate2_computes_in_the_requested_dtype(run, engine_folder, monkeyp
     assert types == ["default", "int8"]
 
 
-def test_unconverted_model_is_an_error_with_ctranslate2(run):
+def test_unconverted_model_is_an_error_with_ctranslate2(run: Run) -> None:
     _, errors, status = run("--engine=ctranslate2", stdin=b"a\n")
     assert status == 2
     assert 'no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first' in errors

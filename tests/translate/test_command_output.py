@@ -1,19 +1,26 @@
 """The command's output file resumes after any interruption, and no other command changes it."""
 
+import argparse
 import functools
 import json
 import signal
 import subprocess
 import time
+from pathlib import Path
+from signal import Signals
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
+from tests.helpers import Run
 from tests.translate.commands import SOURCES, TARGETS, lines, start
 from vaswani_transformer.translate import command, loading
+from vaswani_transformer.translate.translator import Translation
 
 
-def test_model_is_digested_only_for_an_output_that_can_resume(run, monkeypatch, tmp_path):
+def test_model_is_digested_only_for_an_output_that_can_resume(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     digested = []
     monkeypatch.setattr(loading, "digest_of_model", lambda folder: digested.append(folder) or "abc")
     run(stdin=b"cat\n")
@@ -26,10 +33,10 @@ def test_model_is_digested_only_for_an_output_that_can_resume(run, monkeypatch, 
 class Interrupted:
     """Ends the command, like a signal, before it writes result number `stop_at`."""
 
-    def __init__(self, stop_at):
+    def __init__(self, stop_at: int) -> None:
         self.stop_at, self.format_lines = stop_at, command.format_lines
 
-    def __call__(self, translation, number, options):
+    def __call__(self, translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
         if number == self.stop_at:
             raise KeyboardInterrupt
         return self.format_lines(translation, number, options)
@@ -38,8 +45,8 @@ class Interrupted:
 @pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
 @pytest.mark.parametrize(("stop_at", "cut_off"), [(1, 0), (2, 0), (4, 3), (6, 9)])
 def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
-    run, tmp_path, monkeypatch, options, stop_at, cut_off
-):
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], stop_at: int, cut_off: int
+) -> None:
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
     source.write_text(lines(rows))
@@ -58,7 +65,7 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
 
 
 @pytest.fixture
-def unfinished(run, tmp_path, monkeypatch):
+def unfinished(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Return an input, and the output of a command that was interrupted before line 5 of 6."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
@@ -77,14 +84,18 @@ def unfinished(run, tmp_path, monkeypatch):
         ("--too_long=keep", "with --too_long=truncate, not with --too_long=keep"),
     ],
 )
-def test_unfinished_output_with_other_settings_is_an_error(run, unfinished, option, message):
+def test_unfinished_output_with_other_settings_is_an_error(
+    run: Run, unfinished: tuple[Path, Path], option: str, message: str
+) -> None:
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
     assert errors.startswith(f"{path}: was translated {message}; it stays unchanged: give the same command as then, an")
 
 
-def test_unfinished_output_of_another_model_is_an_error(run, unfinished, folder, tmp_path):
+def test_unfinished_output_of_another_model_is_an_error(
+    run: Run, unfinished: tuple[Path, Path], folder: str, tmp_path: Path
+) -> None:
     source, path = unfinished
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -95,7 +106,7 @@ def test_unfinished_output_of_another_model_is_an_error(run, unfinished, folder,
     assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
 
 
-def test_unfinished_output_of_another_text_is_an_error(run, unfinished):
+def test_unfinished_output_of_another_text_is_an_error(run: Run, unfinished: tuple[Path, Path]) -> None:
     source, path = unfinished
     source.write_text(lines(["cat", *SOURCES[1:]]))
     _, errors, status = run("--input", source, "--output", path, "--window=4")
@@ -103,7 +114,7 @@ def test_unfinished_output_of_another_text_is_an_error(run, unfinished):
     assert errors.splitlines()[-1].startswith(f"{source}: is not the text of the unfinished output, whose first 4")
 
 
-def test_unfinished_output_resumes_with_other_batches_and_says_so(run, unfinished):
+def test_unfinished_output_resumes_with_other_batches_and_says_so(run: Run, unfinished: tuple[Path, Path]) -> None:
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
     assert (status, path.read_text()) == (0, lines(TARGETS))
@@ -111,7 +122,7 @@ def test_unfinished_output_resumes_with_other_batches_and_says_so(run, unfinishe
 
 
 @pytest.fixture
-def finished(run, tmp_path):
+def finished(run: Run, tmp_path: Path) -> tuple[Path, Path]:
     """Return an input, and its finished output."""
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
@@ -119,7 +130,9 @@ def finished(run, tmp_path):
     return source, path
 
 
-def test_finished_output_is_not_translated_again(run, finished, monkeypatch):
+def test_finished_output_is_not_translated_again(
+    run: Run, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, path = finished
     monkeypatch.setattr(command, "make_translator", lambda options: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
@@ -136,14 +149,18 @@ def test_finished_output_is_not_translated_again(run, finished, monkeypatch):
         (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
     ],
 )
-def test_finished_output_with_other_settings_is_an_error(run, finished, options, message):
+def test_finished_output_with_other_settings_is_an_error(
+    run: Run, finished: tuple[Path, Path], options: list[str], message: str
+) -> None:
     source, path = finished
     _, errors, status = run("--input", source, "--output", path, *options)
     assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
     assert errors.startswith(f"{path}: {message}")
 
 
-def test_finished_output_of_another_model_is_an_error(run, finished, folder, tmp_path):
+def test_finished_output_of_another_model_is_an_error(
+    run: Run, finished: tuple[Path, Path], folder: str, tmp_path: Path
+) -> None:
     source, path = finished
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.model.shared.weight.data[0] += 1
@@ -162,7 +179,9 @@ def test_finished_output_of_another_model_is_an_error(run, finished, folder, tmp
         (SOURCES[:-1], "is another text than that of the finished"),
     ],
 )
-def test_finished_output_of_another_text_is_an_error(run, finished, texts, message):
+def test_finished_output_of_another_text_is_an_error(
+    run: Run, finished: tuple[Path, Path], texts: list[str], message: str
+) -> None:
     source, path = finished
     source.write_text(lines(texts))
     _, errors, status = run("--input", source, "--output", path)
@@ -170,7 +189,7 @@ def test_finished_output_of_another_text_is_an_error(run, finished, texts, messa
     assert errors.startswith(f"{source}: {message}")
 
 
-def test_finished_output_that_was_edited_is_an_error_and_unchanged(run, finished):
+def test_finished_output_that_was_edited_is_an_error_and_unchanged(run: Run, finished: tuple[Path, Path]) -> None:
     source, path = finished
     path.write_text(lines("abcdef"))
     _, errors, status = run("--input", source, "--output", path)
@@ -179,7 +198,7 @@ def test_finished_output_that_was_edited_is_an_error_and_unchanged(run, finished
 
 
 @pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
-def test_file_that_is_no_output_of_the_command_is_unchanged(run, tmp_path, text):
+def test_file_that_is_no_output_of_the_command_is_unchanged(run: Run, tmp_path: Path, text: str) -> None:
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     path.write_text(lines(text))
@@ -188,18 +207,18 @@ def test_file_that_is_no_output_of_the_command_is_unchanged(run, tmp_path, text)
     assert errors.startswith(f"{path}: exists already, without the path.record of a translation; it stays")
 
 
-def test_finished_output_that_was_removed_is_written_again(run, finished):
+def test_finished_output_that_was_removed_is_written_again(run: Run, finished: tuple[Path, Path]) -> None:
     source, path = finished
     path.unlink()
     assert run("--input", source, "--output", path, "--beams=1") == ("", "", 0)
     assert path.read_text() == lines(TARGETS)
 
 
-def test_output_can_be_a_device(run):
+def test_output_can_be_a_device(run: Run) -> None:
     assert run("--output", "/dev/null", stdin=b"cat\n") == ("", "", 0)
 
 
-def test_empty_output_file_is_filled_like_a_new_one(run, tmp_path):
+def test_empty_output_file_is_filled_like_a_new_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "path").touch()
     assert run("--output", tmp_path / "path", stdin=lines(SOURCES).encode())[2] == 0
     assert (tmp_path / "path").read_text() == lines(TARGETS)
@@ -207,7 +226,9 @@ def test_empty_output_file_is_filled_like_a_new_one(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_signal_leaves_an_output_that_can_resume(run, folder, tmp_path, sent, status):
+def test_signal_leaves_an_output_that_can_resume(
+    run: Run, folder: str, tmp_path: Path, sent: Signals, status: int
+) -> None:
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     source.write_text(lines(SOURCES * 20))
     arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)

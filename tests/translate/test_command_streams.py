@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import Run
 from tests.translate.commands import SOURCES, TARGETS, lines, start
 from vaswani_transformer.translate import command
 
 
 @pytest.mark.parametrize("name", ["input", "output"])
-def test_closed_standard_stream_is_an_error_that_names_it(folder, monkeypatch, capsys, name):
+def test_closed_standard_stream_is_an_error_that_names_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     monkeypatch.setattr(sys, {"input": "stdin", "output": "stdout"}[name], None)
     with pytest.raises(SystemExit, match="2"):
         command.main([folder])
     assert capsys.readouterr().err == f"standard {name} is closed; give --{name}=FILE.\n"
 
 
-def test_interactive_session_prints_a_line_for_a_line(run):
+def test_interactive_session_prints_a_line_for_a_line(run: Run) -> None:
     typed = lines([SOURCES[0], "", SOURCES[1]]).encode()
     assert run("--interactive", stdin=typed) == (lines([TARGETS[0], "", TARGETS[1]]), "", 0)
     output, errors, _ = run(
@@ -31,11 +34,13 @@ def test_interactive_session_prints_a_line_for_a_line(run):
     assert errors.startswith("standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line)")
 
 
-def test_interactive_session_asks_again_after_an_invalid_line(folder, monkeypatch, capsysbinary):
+def test_interactive_session_asks_again_after_an_invalid_line(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     typed = iter([SOURCES[0], "\udcff", no_text, SOURCES[1], EOFError()])
 
-    def answer(_):
+    def answer(_: str) -> str:
         if isinstance(line := next(typed), Exception):
             raise line
         return line
@@ -51,7 +56,7 @@ def test_interactive_session_asks_again_after_an_invalid_line(folder, monkeypatc
 
 
 @pytest.mark.slow
-def test_closed_pipe_ends_the_command_quietly(folder, tmp_path):
+def test_closed_pipe_ends_the_command_quietly(folder: str, tmp_path: Path) -> None:
     (tmp_path / "source").write_text(lines(SOURCES * 50))
     arguments = ("--window=1", "--input", tmp_path / "source")
     process = start(folder, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -64,7 +69,7 @@ def test_closed_pipe_ends_the_command_quietly(folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [[], ["--interactive"]])
-def test_full_output_device_ends_the_command_with_one_line(folder, arguments):
+def test_full_output_device_ends_the_command_with_one_line(folder: str, arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         process = start(folder, *arguments, stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
     _, errors = process.communicate(b"cat\n")
@@ -75,7 +80,7 @@ def test_full_output_device_ends_the_command_with_one_line(folder, arguments):
 
 
 @pytest.mark.slow
-def test_endless_input_is_translated_as_it_arrives(folder):
+def test_endless_input_is_translated_as_it_arrives(folder: str) -> None:
     process = start(folder, "--window=2", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     for pair in (0, 1), (2, 3):
         process.stdin.write(lines(SOURCES[index] for index in pair).encode())

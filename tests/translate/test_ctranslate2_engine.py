@@ -1,5 +1,8 @@
 """The engine takes the saved search and the call's settings, and names those that CTranslate2 lacks."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.builders import uneven_model
@@ -12,7 +15,7 @@ pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2
 
 
-def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
+def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path: Path) -> None:
     model = uneven_model()
     model.use_paper_decoding()
     folder = to_ctranslate2(model, None, tmp_path / "converted", positions=100)
@@ -27,7 +30,7 @@ def test_saved_search_settings_hold_and_those_of_the_call_win(tmp_path):
         saved([[3] * 101])
 
 
-def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
+def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path: Path) -> None:
     model = uneven_model(vocab_size=12)
     model.generation_config.bad_words_ids = [[word] for word in range(4, 12) if word != 7] + [
         [END],
@@ -41,7 +44,7 @@ def test_tokens_that_the_saved_config_suppresses_are_never_written(tmp_path):
         assert tokens == [7, 7, 7, 7]
 
 
-def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
+def test_saved_settings_that_the_engine_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings = []
     monkeypatch.setattr(ctranslate2_engine.logger, "warning", lambda text, *parts: warnings.append(text % parts))
     model = uneven_model()
@@ -54,7 +57,7 @@ def test_saved_settings_that_the_engine_lacks_are_named(tmp_path, monkeypatch):
     ]
 
 
-def test_default_limit_is_fifty_tokens_more_than_the_source(tmp_path):
+def test_default_limit_is_fifty_tokens_more_than_the_source(tmp_path: Path) -> None:
     folder = to_ctranslate2(uneven_model(), None, tmp_path / "converted")
     assert CTranslate2Engine(folder).limit(7) == 57
     with pytest.raises(ValueError, match="converted without its tokenizer"):
@@ -71,12 +74,12 @@ def test_default_limit_is_fifty_tokens_more_than_the_source(tmp_path):
         ({"max_new_tokens": 2000}, r"max_new_tokens \(2000\) is not from 1 to the table of 1024 positions"),
     ],
 )
-def test_setting_out_of_range_is_an_error(settings, message, tmp_path):
+def test_setting_out_of_range_is_an_error(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = to_ctranslate2(tiny_model(), None, tmp_path / "converted")
     with pytest.raises(ValueError, match=message):
         CTranslate2Engine(folder, **settings)
 
 
-def test_folder_without_a_converted_model_is_an_error(tmp_path):
+def test_folder_without_a_converted_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'no model that "vaswani-convert ctranslate2" wrote'):
         CTranslate2Engine(tmp_path)

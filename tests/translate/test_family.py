@@ -1,23 +1,29 @@
 """vaswani-translate with NAT and CMLM: their options, their scores, and one line for the options of another family."""
 
+import argparse
 import io
 import json
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.helpers import PAIRS, model_of_pairs
+from tests.helpers import PAIRS, Run, model_of_pairs
 from tests.parallel_models import FAMILY
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translate import command, loading
 
+Models = tuple[Path, dict[str, Any], VaswaniTransformerTokenizer]
+
 SOURCES = list(PAIRS)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Save a NAT, a CMLM and an autoregressive model; return folders, the first two models, and their tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
@@ -33,10 +39,10 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def run(models, monkeypatch, capsysbinary):
+def run(models: Models, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command with a model of a family and returns output, errors and status."""
 
-    def run(family, *arguments, texts=SOURCES):
+    def run(family: str, *arguments: str, texts: Iterable[str] = SOURCES) -> tuple[str, str, str | int | None]:
         stdin = "".join(f"{text}\n" for text in texts).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         status = 0
@@ -50,7 +56,7 @@ def run(models, monkeypatch, capsysbinary):
     return run
 
 
-def generated(models, family, **settings):
+def generated(models: Models, family: str, **settings: Any) -> list[tuple[str, float]]:
     """Return texts and scores of `generate()`, sentence by sentence."""
     _, folders, tokenizer = models
     lines = []
@@ -73,7 +79,9 @@ def generated(models, family, **settings):
     ],
     ids=str,
 )
-def test_family_translates_by_its_options_and_scores_by_its_own_scores(run, models, family, options, settings):
+def test_family_translates_by_its_options_and_scores_by_its_own_scores(
+    run: Run, models: Models, family: str, options: list[str], settings: dict[str, int]
+) -> None:
     output, errors, status = run(family, *options, "--scores", "--format=jsonl", texts=map(as_json, SOURCES))
     assert (errors, status) == ("", 0)
     rows = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
@@ -82,15 +90,15 @@ def test_family_translates_by_its_options_and_scores_by_its_own_scores(run, mode
     assert [row["score"] for row in rows] == pytest.approx([score for _, score in expected], abs=2e-3)
 
 
-def as_json(text):
+def as_json(text: str) -> str:
     return json.dumps({"text": text})
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_family_on_a_cpu_is_prepared_too(run, family, monkeypatch):
+def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, load = [], loading.load
 
-    def watched(options):
+    def watched(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         prepared.append(load(options))
         return prepared[-1]
 
@@ -112,13 +120,15 @@ def test_family_on_a_cpu_is_prepared_too(run, family, monkeypatch):
     ],
     ids=str,
 )
-def test_option_of_another_family_ends_the_command_with_one_line(run, models, family, options, message):
+def test_option_of_another_family_ends_the_command_with_one_line(
+    run: Run, models: Models, family: str, options: list[str], message: str
+) -> None:
     output, errors, status = run(family, *options)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert errors.startswith(message.format(models[0] / family))
 
 
-def test_saved_beams_of_a_family_end_the_command_with_one_line(run, models, tmp_path):
+def test_saved_beams_of_a_family_end_the_command_with_one_line(run: Run, models: Models, tmp_path: Path) -> None:
     model = FAMILY["nat"](vocab_size=len(models[2]))
     model.generation_config = GenerationConfig(num_beams=4)
     for part in (model, models[2]):

@@ -8,19 +8,19 @@ from vaswani_transformer.errors import UserError
 from vaswani_transformer.translate.readers import json_texts, text_lines
 
 
-def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text():
+def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> None:
     stream = io.BytesIO("\ufeffone\r\n\n  two\rthree \u2028four\n\ufefffive".encode())
     assert list(text_lines(stream, "f")) == ["one", "", "two\rthree \u2028four", "\ufefffive"]
 
 
-def test_line_that_is_not_utf8_is_an_error_that_names_it():
+def test_line_that_is_not_utf8_is_an_error_that_names_it() -> None:
     lines = text_lines(io.BytesIO(b"one\ntw\xff\n"), "some.txt")
     assert next(lines) == "one"
     with pytest.raises(UserError, match=r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); correct"):
         next(lines)
 
 
-def test_texts_are_fields_of_json_lines():
+def test_texts_are_fields_of_json_lines() -> None:
     stream = io.BytesIO(b'{"text": " a ", "id": 1}\n\n{"text": "b\\nc"}')
     assert list(json_texts(stream, "f", "text")) == ["a", "", "b\nc"]
     stream = io.BytesIO(b'{"translation": {"en": "a", "de": "b"}}\n')
@@ -46,7 +46,7 @@ def test_texts_are_fields_of_json_lines():
         ('{"translation": {"en": null}}', "en", r"f, line 2: got null in the field en, expected"),
     ],
 )
-def test_line_without_a_text_is_an_error_that_names_it(line, language, message):
+def test_line_without_a_text_is_an_error_that_names_it(line: str, language: str | None, message: str) -> None:
     texts = json_texts(
         io.BytesIO(b'{"text": "a", "translation": {"en": "a"}}\n' + line.encode()), "f", "text", language
     )

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.translate.engine import TransformersEngine, log_probabilities
 from vaswani_transformer.translate.translator import Hypothesis, TooLongError, Translator, batches_by_length, translate
@@ -19,7 +20,7 @@ TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer():
+def model_and_tokenizer() -> ModelAndTokenizer:
     """Return a model with the paper's search, and its tokenizer."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
@@ -28,7 +29,7 @@ def model_and_tokenizer():
     return model, tokenizer
 
 
-def generate_single(model_and_tokenizer, text, **settings):
+def generate_single(model_and_tokenizer: ModelAndTokenizer, text: str, **settings: Any) -> list[str]:
     """Return the translations of a single text by `generate()`, without special tokens, or empty texts."""
     model, tokenizer = model_and_tokenizer
     if not text.strip():
@@ -37,7 +38,7 @@ def generate_single(model_and_tokenizer, text, **settings):
     return tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
-def tagged(tokenizer):
+def tagged(tokenizer: VaswaniTransformerTokenizer) -> VaswaniTransformerTokenizer:
     """Return a copy with a language tag as a special token."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
@@ -49,16 +50,16 @@ class Echo:
 
     num_translations, scores = 1, False
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.batches = []
 
-    def __call__(self, sources):
+    def __call__(self, sources: list[list[int]]) -> list[list[tuple[list[int], None]]]:
         self.batches.append(sources)
         return [[(source, None)] for source in sources]
 
 
 @pytest.fixture(scope="module")
-def bytes_tokenizer():
+def bytes_tokenizer() -> VaswaniTransformerTokenizer:
     """Return a tokenizer of one token a byte and one for the end."""
     return VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
 
@@ -67,7 +68,7 @@ lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
 
 
 @given(lengths=lengths_of_texts, budget=st.integers(1, 300))
-def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths, budget):
+def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
     batches = batches_by_length(dict(enumerate(lengths)), budget)
     assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
     for batch in batches:
@@ -80,7 +81,9 @@ texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
 
 
 @given(texts=texts_of_letters, budget=st.integers(1, 200), window=st.integers(1, 12), skip=st.integers(0, 30))
-def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer, texts, budget, window, skip):
+def test_texts_come_back_in_order_and_skipping_changes_no_batch(
+    bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
+) -> None:
     complete, remainder = Echo(), Echo()
     settings = {"tokenizer": bytes_tokenizer, "max_source_tokens": 100, "batch_tokens": budget, "window": window}
     translations = list(Translator(complete, **settings)(iter(texts)))
@@ -94,7 +97,7 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(bytes_tokenizer,
     assert sum(counted) == len(translations[skip:])
 
 
-def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer):
+def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
     expected = [generate_single(model_and_tokenizer, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
@@ -103,13 +106,13 @@ def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer):
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
-def test_arguments_of_generate_are_passed_on(model_and_tokenizer, settings):
+def test_arguments_of_generate_are_passed_on(model_and_tokenizer: ModelAndTokenizer, settings: dict[str, int]) -> None:
     translations = translate(*model_and_tokenizer, TEXTS[4:9], **settings)
     expected = [generate_single(model_and_tokenizer, text, **settings) for text in TEXTS[4:9]]
     assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
 
 
-def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer):
+def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer: ModelAndTokenizer) -> None:
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
     config.decoder_start_token_id = 0
     (translation,) = translate(*model_and_tokenizer, ["the cat"], generation_config=config)
@@ -129,7 +132,9 @@ def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer):
         {"max_new_tokens": 3},
     ],
 )
-def test_scores_are_those_that_beam_search_ranks_by(model_and_tokenizer, settings):
+def test_scores_are_those_that_beam_search_ranks_by(
+    model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any]
+) -> None:
     model, tokenizer = model_and_tokenizer
     every = list(translate(*model_and_tokenizer, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
     for text, translation in zip(TEXTS[:6], every, strict=True):
@@ -140,7 +145,7 @@ def test_scores_are_those_that_beam_search_ranks_by(model_and_tokenizer, setting
         torch.testing.assert_close(scores, expected, **FLOAT32)
 
 
-def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_tokenizer):
+def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_tokenizer: ModelAndTokenizer) -> None:
     model, tokenizer = model_and_tokenizer
     (actual,) = translate(*model_and_tokenizer, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
     batch = tokenizer(["the cat is"], return_tensors="pt")
@@ -151,18 +156,18 @@ def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_token
     assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
 
 
-def test_scores_are_none_unless_requested(model_and_tokenizer):
+def test_scores_are_none_unless_requested(model_and_tokenizer: ModelAndTokenizer) -> None:
     translations = list(translate(*model_and_tokenizer, ["", "hello world"]))
     assert [translation.hypotheses[0].score for translation in translations] == [None, None]
 
 
-def test_empty_text_has_n_empty_translations(model_and_tokenizer):
+def test_empty_text_has_n_empty_translations(model_and_tokenizer: ModelAndTokenizer) -> None:
     (translation,) = translate(*model_and_tokenizer, ["\t "], scores=True, num_return_sequences=2)
     assert translation.hypotheses == [Hypothesis("", 0, 0.0)] * 2
     assert translation.source_tokens == 0
 
 
-def test_texts_may_be_endless(model_and_tokenizer):
+def test_texts_may_be_endless(model_and_tokenizer: ModelAndTokenizer) -> None:
     taken = []
     texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
     translations = translate(*model_and_tokenizer, texts, window=6)
@@ -173,7 +178,7 @@ def test_texts_may_be_endless(model_and_tokenizer):
 LONG = "the cat is black i love you this is a book"
 
 
-def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_tokenizer):
+def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_tokenizer: ModelAndTokenizer) -> None:
     model, tokenizer = model_and_tokenizer
     tokens = tokenizer(LONG)["input_ids"]
     short, long = translate(*model_and_tokenizer, ["cat", LONG], max_source_tokens=8)
@@ -182,12 +187,14 @@ def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_t
     assert long.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
 
 
-def test_text_that_is_too_long_is_kept_on_request(model_and_tokenizer):
+def test_text_that_is_too_long_is_kept_on_request(model_and_tokenizer: ModelAndTokenizer) -> None:
     (translation,) = translate(*model_and_tokenizer, [LONG], max_source_tokens=8, too_long="keep")
     assert (translation.text, translation.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
 
 
-def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(bytes_tokenizer):
+def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(
+    bytes_tokenizer: VaswaniTransformerTokenizer,
+) -> None:
     search = Echo()
     translations = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
     assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
@@ -196,7 +203,7 @@ def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated
     assert (refusal.value.index, len(search.batches)) == (3, 1)
 
 
-def test_learned_positions_bound_the_source_and_its_translation():
+def test_learned_positions_bound_the_source_and_its_translation() -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
     assert TransformersEngine(model, 1).max_source_tokens() == 30
@@ -210,7 +217,7 @@ def test_learned_positions_bound_the_source_and_its_translation():
 
 
 @pytest.mark.parametrize("pad", [1, 2, 0])
-def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
+def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) -> None:
     model = tiny_model(pad_token_id=pad)
     model.generation_config.eos_token_id = [2, 7]
     targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
@@ -219,7 +226,7 @@ def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad):
     assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
 
 
-def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer):
+def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
     model, tokenizer = model_and_tokenizer
     batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
     labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
@@ -229,7 +236,7 @@ def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer)
         torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
 
 
-def test_model_of_another_architecture_translates_too():
+def test_model_of_another_architecture_translates_too() -> None:
     _, tokenizer = model_of_pairs()
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -248,7 +255,9 @@ def test_model_of_another_architecture_translates_too():
     assert TransformersEngine(model, 1).max_source_tokens() == 40
 
 
-def test_model_in_training_translates_without_dropout_and_stays_in_training(model_and_tokenizer):
+def test_model_in_training_translates_without_dropout_and_stays_in_training(
+    model_and_tokenizer: ModelAndTokenizer,
+) -> None:
     model, tokenizer = model_and_tokenizer
     model.train()
     try:
@@ -267,12 +276,14 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(mode
         ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
     ],
 )
-def test_settings_out_of_range_are_an_error_at_once(model_and_tokenizer, settings, message):
+def test_settings_out_of_range_are_an_error_at_once(
+    model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         translate(*model_and_tokenizer, [], **settings)
 
 
-def test_tokenizer_without_padding_is_an_error(bytes_tokenizer):
+def test_tokenizer_without_padding_is_an_error(bytes_tokenizer: VaswaniTransformerTokenizer) -> None:
     class WithoutPadding:
         pad_token_id = None
 
@@ -280,13 +291,15 @@ def test_tokenizer_without_padding_is_an_error(bytes_tokenizer):
         translate(tiny_model(), WithoutPadding(), ["a"])
 
 
-def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer):
+def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
     with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
         translate(*model_and_tokenizer, "hello world")
 
 
 @pytest.mark.parametrize("max_source_tokens", [4, 99])
-def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(bytes_tokenizer, max_source_tokens):
+def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(
+    bytes_tokenizer: VaswaniTransformerTokenizer, max_source_tokens: int
+) -> None:
     tokenizer, search = tagged(bytes_tokenizer), Echo()
     list(Translator(search, tokenizer, max_source_tokens)(["<2es> a</s>", "a <pad> b <s>"]))
     for tokens in search.batches[0]:

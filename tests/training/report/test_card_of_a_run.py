@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import jinja2
 import jinja2.meta
@@ -80,7 +81,7 @@ def test_card_has_languages_data_license_size_time_hardware_and_code():
     assert "--data.path" not in hub.text
 
 
-PARALLEL_CARDS = {
+PARALLEL_CARDS: dict[str, tuple[dict[str, Any], str, set[str], str]] = {
     "nat": ({}, "A non-autoregressive Transformer (NAT, ", {"vaswani_nat", "nat"}, "1 pass over the predicted length"),
     "glat": ({"glancing": [0.5, 0.3]}, "A Glancing Transformer (GLAT, ", {"vaswani_nat", "glat"}, "1 pass over the "),
     "cmlm": ({}, "A conditional masked language model (CMLM, ", {"vaswani_cmlm", "cmlm"}, "10 passes over the predict"),
