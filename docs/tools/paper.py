@@ -19,7 +19,6 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", fla
 PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/[\w-]+\.svg)\)\n")
 SOURCE = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PIECES = re.compile(r"(^```(?:python|source)\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE)
-ANCHOR = re.compile(r" \{ #[\w-]+ \}$", flags=re.MULTILINE)
 LINK = re.compile(r"\]\((\w[\w-]*)\.md")
 OF_THE_PAGE = re.compile(r"^The same steps are a \[notebook\].*?\n\n", flags=re.DOTALL | re.MULTILINE)
 OF_THE_NOTEBOOK = """Run the cells from top to bottom, which takes about a minute on a CPU. The first one installs the
@@ -110,7 +109,7 @@ def notebook_cells(page: str) -> list[dict[str, Any]]:
         elif match := PYTHON.match(piece):
             if NEEDS_RUN not in match[1]:
                 cells.append(code_cell(match[1] + ("picture" if "picture = " in match[1] else "")))
-        elif text := ANCHOR.sub("", PICTURE.sub("\n", piece)).strip():
+        elif text := PICTURE.sub("\n", piece).strip():
             cells.append(text_cell(absolute_links(text)))
     return [cells[0], code_cell(INSTALL), code_cell(SHOW), *cells[1:]]
 
