@@ -112,14 +112,16 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"type": "user", "name": self.owner(), "orgs": []})
 
     def create(self, content: bytes) -> None:
-        asked, owner = json.loads(content), self.owner()
-        if (asked.get("organization") or owner) != owner:
-            raise RequestError(403, "Forbidden", f"You have no rights to create a model under {asked['organization']}")
-        name = f"{owner}/{asked['name']}"
+        request, owner = json.loads(content), self.owner()
+        if (request.get("organization") or owner) != owner:
+            raise RequestError(
+                403, "Forbidden", f"You have no rights to create a model under {request['organization']}"
+            )
+        name = f"{owner}/{request['name']}"
         answer = {"url": f"{self.server.url}/{name}", "name": name}
         if name in self.hub.repositories:
             return self.answer(409, answer | {"error": "You already created this model repo"})
-        is_private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        is_private = request.get("visibility") == "private" or bool(request.get("private"))
         self.hub.repositories[name] = Repository(is_private)
         return self.answer(200, answer)
 
@@ -146,8 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.repository(name, writes=True)
         if branch in repository.branches:
             raise RequestError(409, "Conflict", f"Reference already exists: {branch}")
-        asked = json.loads(content or b"{}") or {}
-        repository.branches[branch] = repository.at(asked.get("startingPoint", "main"))[0]
+        request = json.loads(content or b"{}") or {}
+        repository.branches[branch] = repository.at(request.get("startingPoint", "main"))[0]
         self.answer(200, {})
 
     def tree(self, _: bytes, name: str, revision: str, folder: str | None = None) -> None:
@@ -166,8 +168,8 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, content: bytes, name: str, revision: str) -> None:
         _, commit = self.repository(name, writes=True).at(revision)
         files = []
-        for asked in json.loads(content)["files"]:
-            path, known = asked["path"], commit.files.get(asked["path"])
+        for request in json.loads(content)["files"]:
+            path, known = request["path"], commit.files.get(request["path"])
             mode = "lfs" if path.endswith(LFS_SUFFIXES) else "regular"
             files.append(
                 {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": None if known is None else known.oid}
@@ -176,11 +178,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def batch(self, content: bytes, name: str) -> None:
         repository, objects = self.repository(name, writes=True), []
-        for asked in json.loads(content)["objects"]:
-            entry = {"oid": asked["oid"], "size": asked["size"]}
-            if asked["oid"] not in repository.objects:
+        for request in json.loads(content)["objects"]:
+            entry = {"oid": request["oid"], "size": request["size"]}
+            if request["oid"] not in repository.objects:
                 entry["actions"] = {
-                    action: {"href": f"{self.server.url}/lfs{verb}/{name}/{asked['oid']}"}
+                    action: {"href": f"{self.server.url}/lfs{verb}/{name}/{request['oid']}"}
                     for action, verb in (("upload", ""), ("verify", "-verify"))
                 }
             objects.append(entry)
@@ -195,9 +197,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def verify(self, content: bytes, name: str, oid: str) -> None:
-        asked = json.loads(content)
+        request = json.loads(content)
         known = self.repository(name, writes=True).objects.get(oid)
-        if known is None or (asked["oid"], asked["size"]) != (oid, len(known)):
+        if known is None or (request["oid"], request["size"]) != (oid, len(known)):
             raise RequestError(404, "NotFound", f"There is no such object: {oid}")
         self.answer(200, {})
 

@@ -356,9 +356,9 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         progress = raise_together(lambda: Progress(distillation, numbers))
         missing = [number for number in numbers if distillation.counts(number) is None]
         (missing,) = broadcast_object_list([missing])
-        own_parts = missing[state.process_index :: state.num_processes]
+        rank_parts = missing[state.process_index :: state.num_processes]
         with contextlib.closing(progress.bar):
-            write_parts(translator, recipe, distillation, own_parts, progress)
+            write_parts(translator, recipe, distillation, rank_parts, progress)
         state.wait_for_everyone()
     return {"output_dir": str(folder), **distillation.totals(), "missing_parts": len(distillation.missing_parts())}
 

@@ -44,8 +44,8 @@ def check_entry_points(search: type) -> None:
         RuntimeError: a method of Transformers is missing or takes other arguments.
     """
     for name in ENTRY_POINTS:
-        own, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
-        if missing := sorted(arguments_of(own) - arguments_of(theirs) - {"model_kwargs"}):
+        overridden, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
+        if missing := sorted(arguments_of(overridden) - arguments_of(theirs) - {"model_kwargs"}):
             raise RuntimeError(
                 f"generate(): GenerationMixin.{name} of this Transformers does not take {', '.join(missing)}, so that "
                 f"the search cannot enter it; install Transformers {KNOWN_VERSIONS}."

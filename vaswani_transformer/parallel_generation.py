@@ -248,8 +248,8 @@ class ParallelGeneration(GenerationMixin):
         values = saved | given
         self.check_search(values)
         for name in TOKEN_IDS:
-            if name in given and given[name] != (own := getattr(self.config, name)):
-                fail(name, f"got {given[name]!r}, the model's configuration has {own!r}", "Set it there.")
+            if name in given and given[name] != (expected := getattr(self.config, name)):
+                fail(name, f"got {given[name]!r}, the model's configuration has {expected!r}", "Set it there.")
         settings = ParallelSettings(
             num_iterations=values.get("num_iterations", 1),
             length_beam_size=values.get("length_beam_size", 1),

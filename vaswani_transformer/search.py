@@ -260,11 +260,11 @@ def add_hypotheses(
     sources, k = state.active[having], is_end.shape[1]
     scores = (log_probs[having] / penalty).masked_fill(~is_end[having], -torch.inf)  # (S, k)
     targets = extend(state, rows[having].flatten(), tokens[having].flatten()).unflatten(1, (-1, k))  # (2, S, k, T + 1)
-    former = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
-    merged = torch.cat((former[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
+    hypotheses = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
+    merged = torch.cat((hypotheses[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
     best, order = torch.cat((state.hypothesis_scores[sources], scores), dim=1).topk(k, dim=1)
-    former[:, sources] = merged[:, torch.arange(len(order), device=order.device)[:, None], order]
-    state.hypothesis_scores[sources], state.hypotheses = best, former
+    hypotheses[:, sources] = merged[:, torch.arange(len(order), device=order.device)[:, None], order]
+    state.hypothesis_scores[sources], state.hypotheses = best, hypotheses
 
 
 def drop_finished(state: SearchState, decoder: Decoder) -> None:

@@ -48,8 +48,8 @@ def main(kind: str, device_type: str, rank: int, count: int, file: str) -> None:
     torch.manual_seed(0)
     batch = random_batch(batch=2 * count)
     batch = {"input_ids": batch["input_ids"].to(device), "labels": batch["decoder_input_ids"].to(device)}
-    own = {name: tensor[rank::count] for name, tensor in batch.items()}
-    loss = shared(**own).loss
+    rank_batch = {name: tensor[rank::count] for name, tensor in batch.items()}
+    loss = shared(**rank_batch).loss
     loss.backward()
     plain_loss = plain(**batch).loss
     plain_loss.backward()

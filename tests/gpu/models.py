@@ -56,9 +56,9 @@ def make_model(name: str, setting: Setting, **overrides: Any) -> VaswaniTransfor
 def make_parallel(name: str, setting: Setting, **overrides: Any) -> Any:
     """Return a model that predicts all words at once, of the base model's shape, on the CPU; NAT trains by glancing."""
     kind = PARALLEL[name]
-    own = {"mask_token_id": MASK} if name == "CMLM" else {}
+    mask = {"mask_token_id": MASK} if name == "CMLM" else {}
     torch.manual_seed(1)
-    model = kind(kind.config_class(**{**(TINY if setting.is_tiny else {}), **own, **overrides}))
+    model = kind(kind.config_class(**{**(TINY if setting.is_tiny else {}), **mask, **overrides}))
     if name == "NAT":
         model.glancing_ratio = 0.5
     return model

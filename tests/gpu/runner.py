@@ -114,14 +114,14 @@ def is_missing_here(error: Exception) -> bool:
     return isinstance(error, SkipPart | ImportError) and not is_own
 
 
-def perform(part: Part, setting: Setting, tell: Callable[[Row], None]) -> tuple[str, str | None]:
+def perform(part: Part, setting: Setting, send: Callable[[Row], None]) -> tuple[str, str | None]:
     """Run a part in this process; return its status and the reason for it."""
     try:
         if (reason := part.needs(setting)) is not None:
             return SKIPPED, reason
         outside = []
         for row in part.run(setting):
-            tell(row)
+            send(row)
             if not is_within(row):
                 outside.append(row)
     except torch.OutOfMemoryError as error:
@@ -177,7 +177,7 @@ class Worker:
         """
         return self.events.get(timeout=max(0.0, deadline - time.monotonic()))
 
-    def run(self, part: Part, limit: float, tell: Callable[[Row], None]) -> tuple[str, str | None]:
+    def run(self, part: Part, limit: float, send: Callable[[Row], None]) -> tuple[str, str | None]:
         """Run a part; return its status and the reason for it."""
         assert self.process.stdin is not None
         deadline = time.monotonic() + limit
@@ -187,7 +187,7 @@ class Worker:
             while (event := self.next_event(deadline)) is not None:
                 if "row" not in event:
                     return event["status"], event["reason"]
-                tell(event["row"])
+                send(event["row"])
         except queue.Empty:
             self.log_stack()
             return TOO_SLOW, f"not done after {limit:.0f} s; {self.log.name} shows where"
@@ -336,7 +336,7 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
                 result.reason = NO_TIME
                 continue
 
-            def tell(row: Row, result: Result = result) -> None:
+            def send(row: Row, result: Result = result) -> None:
                 result.rows.append(row)
                 report.write()
 
@@ -346,7 +346,7 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
             limit = part.limit * (CPU_PATIENCE if device == "cpu" else 1)
             result.status, result.reason = FAILED, f"its process did not start; {report.folder / LOG} says why"
             if worker.is_ready:
-                result.status, result.reason = worker.run(part, min(limit, left), tell)
+                result.status, result.reason = worker.run(part, min(limit, left), send)
             result.seconds = round(time.monotonic() - start, 2)
             if result.status == TOO_SLOW and left < limit:
                 result.status, result.reason = NOT_RUN, NO_TIME

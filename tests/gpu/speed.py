@@ -226,15 +226,15 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
     searches = {"greedy": 1, "beam 4": 4}
     with contextlib.ExitStack() as stack:
         device = setting.device if setting.is_cuda else stack.enter_context(pretended_device())
-        place = (lambda model: model.to(device)) if setting.is_cuda else move
+        to_device = (lambda model: model.to(device)) if setting.is_cuda else move
         for name in ("base", *PARALLEL):
             model = make_model(name, setting) if name == "base" else make_parallel(name, setting)
             batch = collate_for_parallel(name, make_pairs(8, model.config.vocab_size))
             batch = {key: tensor.to(device) for key, tensor in batch.items()}
-            model = place(model).train()
+            model = to_device(model).train()
             waits = count_waits(setting, lambda model=model, batch=batch: model(**batch).loss.backward())
             yield from ({"operation": f"{name}, step: {line}", "calls a step": waits[line]} for line in waits)
-        model = place(make_model("base", setting)).eval()
+        model = to_device(make_model("base", setting)).eval()
         batch = {name: tensor.to(device) for name, tensor in sources(4, model.config.vocab_size).items()}
         for name, beams in searches.items():
             search = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": beams}

@@ -81,11 +81,11 @@ class FakeWorker:
         type(self).made += 1
         self.is_ready = self.starts
 
-    def run(self, part: Part, limit: float, tell: Any) -> tuple[str, str | None]:
+    def run(self, part: Part, limit: float, send: Any) -> tuple[str, str | None]:
         if part.name == "hanging":
-            tell({"ms": 1.5})
+            send({"ms": 1.5})
             return TOO_SLOW, f"not done after {limit:.0f} s"
-        return perform(part, Setting(torch.device("cpu"), True, Path()), tell)
+        return perform(part, Setting(torch.device("cpu"), True, Path()), send)
 
     def close(self) -> None:
         pass

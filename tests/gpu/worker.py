@@ -27,20 +27,20 @@ def main(catalog: str, device: str) -> None:
     faulthandler.enable(all_threads=True)
     faulthandler.register(STACK_SIGNAL, all_threads=True)
 
-    def tell(event: dict[str, Any]) -> None:
+    def send(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=channel, flush=True)
 
     logging.set_verbosity_error()
     parts = {part.name: part for part in importlib.import_module(catalog).parts()}
-    tell({"ready": True})
+    send({"ready": True})
     for line in sys.stdin:
         torch.manual_seed(0)
         torch.compiler.reset()
         torch._dynamo.config.recompile_limit = GRAPHS
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(torch.device(device), device == "cpu", Path(folder))
-            status, reason = perform(parts[line.strip()], setting, lambda row: tell({"row": row}))
-        tell({"status": status, "reason": reason})
+            status, reason = perform(parts[line.strip()], setting, lambda row: send({"row": row}))
+        send({"status": status, "reason": reason})
         gc.collect()  # a Trainer is part of a cycle, and holds its model and optimizer
         if setting.is_cuda:
             torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from training.checkpoints import all_checkpoints, complete_checkpoints, last_che
 
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
-    f"{number} {thing}" for number in ("one", "two", "three", "four") for thing in ("tree", "dog", "house", "sea")
+    f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")
 ]
 TINY = [
     "--tokenizer.vocab_size=280",

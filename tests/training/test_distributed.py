@@ -159,11 +159,11 @@ def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_pat
     trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={recipe}")
     precisions = set()
 
-    def look(*_):
+    def record_precision(*_):
         if trainer.model.training:
             precisions.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
 
-    trainer.model.model.encoder.register_forward_hook(look)
+    trainer.model.model.encoder.register_forward_hook(record_precision)
     trainer.train()
     assert precisions == {torch.bfloat16 if recipe == "bf16" else torch.float32}
     assert trainer.accelerator.state.dynamo_plugin.backend.value == "NO"

@@ -89,8 +89,8 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, 
     capsys.readouterr()  # the progress bar of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
-    said = "cannot be written: Not a directory; make room, or give another folder.\n"
-    assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {said}"
+    message = "cannot be written: Not a directory; make room, or give another folder.\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {message}"
 
 
 def without_token(command, home):

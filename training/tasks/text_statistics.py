@@ -13,9 +13,9 @@ STATISTICS = {
 """The definition of each statistic. Distinct-n is over the corpus; Li et al. 2016 divide by the number of words."""
 
 
-def share(part: int, whole: int) -> float:
-    """Return part / whole, or 0 if the whole is 0."""
-    return part / whole if whole else 0.0
+def share(count: int, total: int) -> float:
+    """Return count / total, or 0 if the total is 0."""
+    return count / total if total else 0.0
 
 
 def distinct(texts: Iterable[str], order: int) -> float:

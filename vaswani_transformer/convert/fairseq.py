@@ -81,6 +81,22 @@ def count_layers(state: dict[str, Tensor], stack: str) -> int:
     return 1 + max(int(key.split(".")[2]) for key in state if key.startswith(f"{stack}.layers."))
 
 
+def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str) -> None:
+    """Check that a checkpoint has both stacks, and settings that tell their heads.
+
+    Raises:
+        UserError: a stack or a setting is missing.
+    """
+    if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
+        raise UserError(
+            f"{name}: has no number of heads; give a JSON file with encoder_attention_heads, decoder_attention_heads "
+            "and every other setting that was not fairseq's default, as --config."
+        )
+    weights = ("decoder.embed_tokens.weight", "encoder.layers.0.fc1.weight", "decoder.layers.0.fc1.weight")
+    if not state.keys() >= set(weights):
+        raise UserError(f"{name}: has no encoder and decoder of fairseq's Transformer.")
+
+
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     """Return the weights and settings of a fairseq checkpoint as a model.
 
@@ -91,18 +107,8 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     settings |= {} if config is None else read_settings(config)
     name = str(path)
     check_supported(settings, name)
-    if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
-        raise UserError(
-            f"{path}: has no number of heads; give a JSON file with encoder_attention_heads, decoder_attention_heads "
-            "and every other setting that was not fairseq's default, as --config."
-        )
     state = split_fused(state)
-    if not state.keys() >= {
-        "decoder.embed_tokens.weight",
-        "encoder.layers.0.fc1.weight",
-        "decoder.layers.0.fc1.weight",
-    }:
-        raise UserError(f"{path}: has no encoder and decoder of fairseq's Transformer.")
+    check_complete(state, settings, name)
     d_model = state["decoder.embed_tokens.weight"].shape[1]
     padding_idx = SPECIAL_TOKENS.index("<pad>")
     longest = max(settings.get("max_source_positions", 1024), settings.get("max_target_positions", 1024))
