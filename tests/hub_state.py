@@ -1,4 +1,4 @@
-"""What the small Hub of the tests stores: repositories, branches, commits and LFS objects, all in memory."""
+"""The content of the small Hub of the tests: repositories, branches, commits and LFS objects, all in memory."""
 
 import hashlib
 import json

@@ -7,9 +7,8 @@ vocabulary and never wins, so that neither runs a logits processor. With `--leng
 number of tokens to write, mean 25, at which a stopping criterion ends it on both sides.
 
 The arms: ours as it is trained; ours prepared for the CPU in "float32", "bfloat16" or "int8"; the same weights in
-CTranslate2 ("ct2_float32", "ct2_int8"), which can only write equal lengths and is told to; Marian, which every run has,
-since the ratios are to it. On one thread the seconds are those of the CPU, which other work on the same core changes
-least.
+CTranslate2 ("ct2_float32", "ct2_int8"), which can only write equal lengths; Marian, which every run has, since the
+ratios are to it. On one thread the seconds are those of the CPU, which other work on the same core changes least.
 """
 
 import argparse
@@ -39,7 +38,7 @@ ARMS = ("ours", "float32", "bfloat16", "int8", "ct2_float32", "ct2_int8", "maria
 
 
 def sources(count: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Random sources of 22 to 28 tokens, padded (B, S), and their mask."""
+    """Return random sources of 22 to 28 tokens, padded (B, S), and their mask."""
     generator = random.Random(count)
     lengths = [generator.randint(SOURCE_LENGTH - 3, SOURCE_LENGTH + 3) for _ in range(count)]
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -59,7 +58,7 @@ class OwnLengths(StoppingCriteria):
 
 
 def target_lengths(count: int, mix: str) -> Tensor:
-    """How many tokens each of `count` targets has."""
+    """Return the number of tokens of each of `count` targets."""
     if mix == "equal":
         return torch.full((count,), TARGET_LENGTH)
     generator, sigma = random.Random(count), 0.6
@@ -68,7 +67,7 @@ def target_lengths(count: int, mix: str) -> Tensor:
 
 
 def search(beams: int, vocab_size: int, longest: int) -> GenerationConfig:
-    """Beam search, or greedy search, up to `longest` new tokens."""
+    """Return the settings of beam search, or greedy search, up to `longest` new tokens."""
     return GenerationConfig(
         max_new_tokens=longest,
         num_beams=beams,
@@ -80,7 +79,7 @@ def search(beams: int, vocab_size: int, longest: int) -> GenerationConfig:
 
 
 def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[], int]:
-    """The same by CTranslate2, with the model's weights."""
+    """Return the function of `arm_of` for CTranslate2, with the model's weights."""
     with tempfile.TemporaryDirectory() as folder:
         to_ctranslate2(model, None, folder, force=True)
         translator = import_ctranslate2().Translator(
@@ -90,11 +89,11 @@ def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[]
     texts = [[str(token) for token in row[is_token.bool()].tolist()] for row, is_token in zip(ids, mask, strict=True)]
     longest = int(lengths.max())
     options = {"beam_size": beams, "max_decoding_length": longest, "min_decoding_length": longest}
-    return lambda: min(len(found.hypotheses[0]) for found in translator.translate_batch(texts, **options))
+    return lambda: min(len(result.hypotheses[0]) for result in translator.translate_batch(texts, **options))
 
 
 def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], int]:
-    """A call that searches so many tokens for each of as many sources, and says how many the longest target has."""
+    """Return a function that decodes a target of each length, and returns the length of the longest."""
     torch.manual_seed(0)
     model = make_model("marian" if name == "marian" else "ours", shape).eval()
     if name.startswith(ENGINE):
@@ -121,7 +120,7 @@ def seconds(call: Callable[[], int], longest: int) -> float:
 
 
 def arms_to_run(arms: list[str], lengths: str) -> list[str]:
-    """The arms, each once, without those of CTranslate2 where they cannot run, and with Marian in any case."""
+    """Return each arm once, without those of CTranslate2 where they cannot run, and always with Marian."""
     reason = None
     if lengths != "equal":
         reason = f"CTranslate2 has no lengths of each target's own, as --lengths={lengths} wants them"
@@ -137,15 +136,17 @@ def arms_to_run(arms: list[str], lengths: str) -> list[str]:
 
 
 def compare(shape: dict[str, int], beams: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Output tokens a second of each arm, and the medians of the ratios to Marian's, round by round."""
+    """Return the output tokens a second of each arm, and the medians of the ratios to Marian's, round by round."""
     lengths = target_lengths(count, options.lengths)
     calls = {arm: arm_of(arm, shape, beams, lengths) for arm in options.arms}
     for call in calls.values():
         call()
     longest, tokens = int(lengths.max()), int(lengths.sum())
     rounds = [{arm: seconds(call, longest) for arm, call in calls.items()} for _ in range(options.rounds)]
-    speeds = {arm: tokens / statistics.median(one[arm] for one in rounds) for arm in calls}
-    ratios = {arm: statistics.median(one["marian"] / one[arm] for one in rounds) for arm in calls if arm != "marian"}
+    speeds = {arm: tokens / statistics.median(times[arm] for times in rounds) for arm in calls}
+    ratios = {
+        arm: statistics.median(times["marian"] / times[arm] for times in rounds) for arm in calls if arm != "marian"
+    }
     return {"batch": count, "beams": beams, "tokens_per_second": speeds, "ratios_to_marian": ratios}
 
 
@@ -164,8 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.set_verbosity_error()
     shape = SHAPES[options.shape]
     with torch.inference_mode():
-        found = [compare(shape, beams, count, options) for beams in options.beams for count in options.batches]
-    print(json.dumps({"options": vars(options), "torch": torch.__version__, "found": found}, indent=2))
+        measured = [compare(shape, beams, count, options) for beams in options.beams for count in options.batches]
+    print(json.dumps({"options": vars(options), "torch": torch.__version__, "measured": measured}, indent=2))
 
 
 if __name__ == "__main__":

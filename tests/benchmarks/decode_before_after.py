@@ -68,18 +68,18 @@ def calls(
 
 
 def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of both, round by round, and the median of their ratios."""
+    """Return the seconds of both checkouts, round by round, and the median of their ratios."""
     lengths = target_lengths(count, options.lengths)
     longest = int(lengths.max())
-    both = calls(SHAPES[options.shape], arm, beams, lengths, before)
-    former, present = (call() for call in both)
-    if arm != "int8" and not torch.equal(former, present):
+    searches = calls(SHAPES[options.shape], arm, beams, lengths, before)
+    tokens_before, tokens_after = (call() for call in searches)
+    if arm != "int8" and not torch.equal(tokens_before, tokens_after):
         raise RuntimeError(f"{arm}, beam {beams}, batch {count}: the checkouts find different tokens.")
     rounds = []
     for number in range(options.rounds):
         order = (0, 1) if number % 2 else (1, 0)
         taken = {
-            arm_index: seconds(lambda arm_index=arm_index: both[arm_index]().shape[1] - 1, longest)
+            arm_index: seconds(lambda arm_index=arm_index: searches[arm_index]().shape[1] - 1, longest)
             for arm_index in order
         }
         rounds.append((taken[0], taken[1]))
@@ -88,7 +88,7 @@ def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: 
         "arm": arm,
         "beams": beams,
         "batch": count,
-        "same_tokens": torch.equal(former, present),
+        "same_tokens": torch.equal(tokens_before, tokens_after),
         "milliseconds": [round(1000 * statistics.median(side), 2) for side in zip(*rounds, strict=True)],
         "ratio": round(statistics.median(ratios), 3),
         "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[-1 - len(ratios) // 4], 3)],

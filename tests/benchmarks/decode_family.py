@@ -54,7 +54,7 @@ def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return pairs["source"][:], pairs["target"][:]
 
 
-def in_turn(
+def interleaved(
     arms: list[Arm], batches: list[list[list[int]]], clock: Callable[[], float]
 ) -> Iterator[tuple[Arm, int, float, Tensor]]:
     """Yield each arm, a batch number, and the seconds and tokens of the translation; the first arm alternates."""
@@ -73,13 +73,13 @@ def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argpa
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     singles = [[rows[index]] for index in range(min(len(rows), options.warmup + options.sentences))]
-    for arm, number, seconds, _ in in_turn(arms, singles, clock):
+    for arm, number, seconds, _ in interleaved(arms, singles, clock):
         if number >= options.warmup:
             arm.single.setdefault(threads, []).append(seconds)
     batches = [[rows[index] for index in group] for group in groups]
-    for _ in in_turn(arms, batches[:1], clock):
+    for _ in interleaved(arms, batches[:1], clock):
         pass  # a warm-up
-    for arm, number, seconds, tokens in in_turn(arms, batches, clock):
+    for arm, number, seconds, tokens in interleaved(arms, batches, clock):
         arm.batched.setdefault(threads, []).append(seconds)
         arm.texts = arm.texts or [""] * len(rows)
         for index, text in zip(groups[number], arm.decode(tokens), strict=True):

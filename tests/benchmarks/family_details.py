@@ -1,4 +1,4 @@
-"""What the models of a family do inside one translation: the outputs of each iteration, and where the time goes."""
+"""The inside of one translation by the models of a family: the outputs of each iteration, and where the time goes."""
 
 import argparse
 import time

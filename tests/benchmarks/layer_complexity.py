@@ -55,7 +55,7 @@ Layer = Callable[[Tensor], Tensor]
 
 
 def make_attention(d: int, implementation: str, reach: int | None, device: torch.device) -> Layer:
-    """Self-attention from text (1, n, d) to the same shape, its mask included."""
+    """Return self-attention from a text (1, n, d) to the same shape, its mask included."""
     config = VaswaniTransformerConfig(
         vocab_size=8,
         d_model=d,
@@ -73,7 +73,7 @@ def make_attention(d: int, implementation: str, reach: int | None, device: torch
 
 
 def make_layer(name: str, d: int, options: argparse.Namespace) -> Layer:
-    """A layer of width d, as a function of a text (1, n, d)."""
+    """Return a layer of width d, as a function of a text (1, n, d)."""
     device = torch.device(options.device)
     if name == "restricted":
         return make_attention(d, "sdpa" if device.type == "cpu" else "flex_attention", options.reach, device)
@@ -87,7 +87,7 @@ def make_layer(name: str, d: int, options: argparse.Namespace) -> Layer:
 
 
 def operations(name: str, n: int, d: int, options: argparse.Namespace) -> int:
-    """Two for each multiplication and its addition."""
+    """Return the operations of a layer, two for each multiplication and its addition."""
     if name == "recurrent":
         return 2 * GATES[options.cell] * n * 2 * d * d  # from the input and from the state
     if name == "convolutional":
@@ -104,7 +104,7 @@ def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> floa
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call; short ones are repeated until they take five milliseconds."""
+    """Return the seconds of one call; a short one is repeated until all take five milliseconds."""
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     repeats = 1
     while True:
@@ -119,7 +119,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def resident(field: str) -> float:
-    """MiB of this process now ("VmRSS") or at its peak ("VmHWM")."""
+    """Return the MiB of this process now ("VmRSS") or at its peak ("VmHWM")."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
@@ -173,7 +173,7 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def growth(rows: list[dict[str, Any]], field: str) -> str:
-    """The exponent of n between the two longest texts."""
+    """Return the exponent of n between the two longest texts."""
     known = [row for row in rows if row.get(field)]
     if len(known) < 2:
         return "-"
@@ -189,7 +189,7 @@ def cell(row: dict[str, Any], field: str, form: Callable[[float], str]) -> str:
 
 
 def table(rows: list[dict[str, Any]], field: str, form: Callable[[float], str]) -> list[str]:
-    """One line a length, one column a layer, and the growth below."""
+    """Return a table with one line a length, one column a layer, and the growth below."""
     lengths = sorted({row["n"] for row in rows})
     cells = {(row["layer"], row["n"]): row for row in rows}
     lines = [f"| n | {' | '.join(LAYERS)} |", "| ---: |" + " ---: |" * len(LAYERS)]
@@ -199,7 +199,7 @@ def table(rows: list[dict[str, Any]], field: str, form: Callable[[float], str]) 
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The paper's Table 1, and a table of time, memory and operations for each width."""
+    """Return the paper's Table 1, and a table of time, memory and operations for each width."""
     settings = results["settings"]
     lines = ["| layer | complexity | sequential operations | longest path |", "| --- | --- | --- | --- |"]
     lines += [f"| {name} | {' | '.join(columns)} |" for name, columns in PAPER.items()]
@@ -221,7 +221,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command's options."""
+    """Return the command's options."""
     parser = ArgumentParser(
         prog="python -m tests.benchmarks.layer_complexity",
         description=__doc__,

@@ -31,13 +31,13 @@ class PartTimes:
             for part, pattern in PARTS.items():
                 if re.fullmatch(pattern, name):
                     self.hooks.enter_context(module.register_forward_pre_hook(self.enter))
-                    self.hooks.enter_context(module.register_forward_hook(self.leave(part)))
+                    self.hooks.enter_context(module.register_forward_hook(self.exit(part)))
 
     def enter(self, *_: Any) -> None:
         self.inner.append(0.0)
         self.starts.append(self.clock())
 
-    def leave(self, part: str) -> Callable[..., None]:
+    def exit(self, part: str) -> Callable[..., None]:
         def add(*_: Any) -> None:
             seconds = self.clock() - self.starts.pop()
             self.seconds[part] += seconds - self.inner.pop()

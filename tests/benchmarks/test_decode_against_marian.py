@@ -10,28 +10,28 @@ from tests.benchmarks.decode_against_marian import main
 
 
 @pytest.fixture
-def found(capsys, monkeypatch):
-    """What the command reports of two sources and a greedy search with some arms, in one round."""
+def run_command(capsys, monkeypatch):
+    """Return a function that runs the command, with two sources and greedy search, and returns its report."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
     verbosity = logging.get_verbosity()
 
-    def found(*options):
+    def run_command(*options):
         main(["--shape=tiny", "--beams=1", "--batches=2", "--rounds=1", *options])
         return json.loads(capsys.readouterr().out)
 
-    yield found
+    yield run_command
     logging.set_verbosity(verbosity)
 
 
 @pytest.mark.parametrize("arms", [["float32", "int8"], ["marian", "ours"], ["marian"]], ids=" ".join)
-def test_every_run_measures_marian_and_the_ratios_to_it(found, arms):
-    report = found("--arms", *arms)
-    (searched,) = report["found"]
+def test_every_run_measures_marian_and_the_ratios_to_it(run_command, arms):
+    report = run_command("--arms", *arms)
+    (searched,) = report["measured"]
     assert set(report["options"]["arms"]) == searched["tokens_per_second"].keys() == {*arms, "marian"}
     assert searched["ratios_to_marian"].keys() == {*arms} - {"marian"}
     assert all(number > 0 for name in ("tokens_per_second", "ratios_to_marian") for number in searched[name].values())
 
 
-def test_arms_that_cannot_write_each_targets_length_are_left_out(found):
-    (searched,) = found("--lengths=mixed", "--arms", "ours", "ct2_int8")["found"]
+def test_arms_that_cannot_write_each_targets_length_are_left_out(run_command):
+    (searched,) = run_command("--lengths=mixed", "--arms", "ours", "ct2_int8")["measured"]
     assert searched["tokens_per_second"].keys() == {"ours", "marian"}

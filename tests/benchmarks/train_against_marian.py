@@ -58,7 +58,7 @@ MEAN_LENGTH = 25
 
 
 def sentences(count: int, vocab_size: int) -> datasets.Dataset:
-    """Pairs of random token ids; lengths are log-normal with mean 25, and so is a target's ratio to its source.
+    """Return pairs of random token ids; lengths are log-normal with mean 25, and so is a target's ratio to its source.
 
     The ratio's logarithm varies by 0.2; on Tatoeba, Multi30k and Canada's laws it is 0.15 to 0.21.
     """
@@ -202,7 +202,7 @@ def make_trainer(
 def one_round(
     arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, phase: float
 ) -> dict[str, float]:
-    """Speed and padding of one arm over `steps` batches."""
+    """Return speed and padding of one arm over `steps` batches."""
     trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []
     loader = trainer.get_train_dataloader()
     trainer.get_train_dataloader = lambda: sampled(loader, data["length"][:], options.steps, phase)
@@ -243,7 +243,7 @@ def memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def resident(field: str) -> float:
-    """MiB of this process now ("VmRSS") or at its peak ("VmHWM", which unlike getrusage forgets the parent's)."""
+    """Return the MiB of this process now ("VmRSS") or at its peak ("VmHWM", without the parent's)."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
 

@@ -40,7 +40,7 @@ class SkipPart(Exception):  # noqa: N818 - it is no error
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large parts run.
+    """The device, size and folder that parts run with.
 
     Attributes:
         device: the device under test.

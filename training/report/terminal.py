@@ -1,4 +1,4 @@
-"""What a run prints: its plan and its targets before training, its scores and what to type next after it."""
+"""The lines that a run prints: its plan and its targets before training, its scores and what to type next after it."""
 
 import logging
 import shlex
