@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.builders import KINDS, random_model
 from tests.helpers import padded_batch
@@ -83,6 +83,7 @@ def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, le
         ({"num_beams": 2}, 5),
         ({"return_dict_in_generate": True}, 0),
         ({"use_cache": False}, 0),
+        ({"num_beams": 2, "cache_implementation": "static"}, 0),
         ({"decoder_attention_mask": torch.ones(2, 1)}, 0),
         ({"output_attentions": True}, 0),
     ],
@@ -97,3 +98,18 @@ def test_fast_path_is_taken_unless_the_call_needs_more(options, steps, monkeypat
     generated, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_prepared_model_fills_the_cache_of_its_caller(beams):
+    """The caller gets the keys and values of each beam, which the fast path does not have."""
+    model = random_model()
+    ids, mask = padded_batch([5, 3])
+    generated, lengths = [], []
+    for side in (model, prepare_for_inference(model)):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": beams}
+        generated.append(side.generate(ids, past_key_values=cache, **options))
+        lengths.append(cache.get_seq_length())
+    assert torch.equal(*generated)
+    assert lengths == [5, 5]

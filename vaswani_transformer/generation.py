@@ -7,6 +7,7 @@ that depend on the source are ordinary arguments by then, and hold in every way 
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ from .config import VaswaniTransformerConfig
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
 from .pretrained import KNOWN_VERSIONS
 from .search import Decoder, beam_search, greedy_search
-from .window import window_cache
 
-SOURCE_INPUTS = ("encoder_outputs", "attention_mask", "position_ids")
+SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
 ENTRY_POINTS = ("_beam_search", "_sample")
 
@@ -53,7 +53,7 @@ def check_entry_points(search: type) -> None:
 
 
 class ModelDecoder:
-    """The decoder step of any model of the package: its `forward` and a cache.
+    """A `Decoder` of any model of the package: its `forward` and a cache.
 
     Args:
         model: the model.
@@ -68,8 +68,7 @@ class ModelDecoder:
     ) -> None:
         self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
         self.records: list[Any] | None = [] if records else None
-        self.is_first = True
-        self.last_inputs: dict[str, Any] = {}
+        self.last_inputs: dict[str, Any] = {}  # empty before the first step
 
     @property
     def cache(self) -> Cache | None:
@@ -78,7 +77,7 @@ class ModelDecoder:
 
     def next_length(self, tokens: Tensor) -> int | None:
         """Return how many of `tokens` (k A, T) `forward` has not had yet; None for all of them."""
-        if not self.is_first:
+        if self.last_inputs:
             return 1 if self.inputs.get("use_cache") else None
         mask = self.inputs.get("decoder_attention_mask")
         if self.cache is None or mask is None or mask.shape[1] != tokens.shape[1]:
@@ -86,17 +85,13 @@ class ModelDecoder:
         return tokens.shape[1] - self.cache.get_seq_length()
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits (k A, V) of the token after `tokens` (k A, T)."""
-        self.last_inputs = self.model.prepare_inputs_for_generation(
-            tokens,
-            next_sequence_length=self.next_length(tokens),
-            is_first_iteration=self.is_first,
-            **self.inputs,
-        )
-        if not self.is_first and self.synced:
+        is_first = not self.last_inputs
+        if self.synced and not is_first:
             self.any_peer(True)
+        self.last_inputs = self.model.prepare_inputs_for_generation(
+            tokens, next_sequence_length=self.next_length(tokens), is_first_iteration=is_first, **self.inputs
+        )
         outputs = self.model(**self.last_inputs, return_dict=True)
-        self.is_first = False
         if outputs.get("past_key_values") is not None:
             self.inputs["past_key_values"] = outputs.past_key_values
         if (mask := self.inputs.get("decoder_attention_mask")) is not None:
@@ -121,18 +116,20 @@ class ModelDecoder:
                     states.copy_(states.index_select(0, beams.to(states.device)))
 
     def keep(self, sources: Tensor) -> None:
-        """Decode only these sources."""
-        rows = (sources[:, None] * self.beams_per_source + torch.arange(self.beams_per_source).to(sources)).flatten()
-        for names, index in ((SOURCE_INPUTS, sources), (TARGET_INPUTS, rows)):
-            for name in names:
-                if isinstance(value := self.inputs.get(name), Tensor):
-                    self.inputs[name] = value[index.to(value.device)] if len(value) > 1 else value
-        memory = self.inputs["encoder_outputs"][0]
-        self.inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory[sources.to(memory.device)])
+        beams = torch.arange(self.beams_per_source, device=sources.device)
+        rows = (sources[:, None] * self.beams_per_source + beams).flatten()
+
+        def select(values: Tensor, index: Tensor = sources) -> Tensor:
+            return values[index.to(values.device)] if len(values) > 1 else values
+
+        self.inputs = with_sources(self.inputs, select)
+        for name in TARGET_INPUTS:
+            if self.inputs.get(name) is not None:
+                self.inputs[name] = select(self.inputs[name], rows)
         if not isinstance(self.cache, EncoderDecoderCache):
             return
         for part, index in ((self.cache.self_attention_cache, rows), (self.cache.cross_attention_cache, sources)):
-            for layer in part.layers:  # there may be more than the decoder has, without keys
+            for layer in part.layers:
                 if isinstance(layer, DynamicLayer) and layer.keys is not None:
                     layer.batch_select_indices(index.to(layer.keys.device))
 
@@ -152,52 +149,30 @@ class ModelDecoder:
         return tuple(getattr(outputs, name) for outputs in self.records or [])
 
 
-def is_plain(cache: Cache | None) -> bool:
-    """Return whether a cache is the one that `generate()` makes by default."""
-    if not isinstance(cache, EncoderDecoderCache):
+def has_new_cache(inputs: dict[str, Any], config: GenerationConfig) -> bool:
+    """Return whether the cache is the empty one that `generate()` makes by default, so that `forward` can make it."""
+    cache = inputs.get("past_key_values")
+    if config.caller_has_cache or not isinstance(cache, EncoderDecoderCache):
         return cache is None
-    return all(
-        type(part) is DynamicCache and not part.offloading
-        for part in (cache.self_attention_cache, cache.cross_attention_cache)
-    )
+    parts = (cache.self_attention_cache, cache.cross_attention_cache)
+    return all(type(part) is DynamicCache and not part.offloading for part in parts)
 
 
-def with_window_cache(inputs: dict[str, Any], config: VaswaniTransformerConfig, settings: Any) -> dict[str, Any]:
-    """Return inputs of `forward` whose cache, if it is plain and empty, keeps the keys within `attention_window`.
-
-    An assistant's cache is cut back to earlier tokens, whose keys it must still have.
-    """
-    cache, mask = inputs.get("past_key_values"), inputs.get("decoder_attention_mask")
-    is_new = isinstance(cache, EncoderDecoderCache) and is_plain(cache) and not settings.caller_has_cache
-    if config.attention_window is None or not is_new or settings.is_assistant:
-        return inputs
-    return inputs | {"past_key_values": EncoderDecoderCache(window_cache(config, mask), cache.cross_attention_cache)}
+def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return inputs of `forward` with those rows of the sources' inputs that `select` returns."""
+    memory = select(inputs["encoder_outputs"][0]).contiguous()
+    selected = {name: select(inputs[name]) for name in SOURCE_INPUTS if inputs.get(name) is not None}
+    return inputs | selected | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
 
 
-def expand_cross_cache(cache: Cache | None, rows: int) -> Cache | None:
-    """Return the cache with a row a target (`rows`) also for the source, as a caller expects it."""
-    if isinstance(cache, EncoderDecoderCache):
-        for layer in cache.cross_attention_cache.layers:
-            if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-                continue
-            if len(layer.keys) not in (0, rows):
-                layer.values = layer.values.repeat_interleave(rows // len(layer.keys), dim=0)
-                layer.keys = layer.keys.repeat_interleave(rows // len(layer.keys), dim=0)
-    return cache
+def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return inputs of `forward` with one row a source for its `rows` beams; `forward` makes a cache for them."""
+    return with_sources(inputs, lambda values: values[::rows]) | {"past_key_values": None}
 
 
-def one_row_per_source(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return inputs of `forward` with the first of each source's `rows` equal rows: its beams share it."""
-    if rows == 1:
-        return inputs
-    source = {name: inputs[name][::rows] for name in SOURCE_INPUTS[1:] if isinstance(inputs.get(name), Tensor)}
-    memory = inputs["encoder_outputs"][0][::rows].contiguous()
-    return inputs | source | {"encoder_outputs": BaseModelOutput(last_hidden_state=memory)}
-
-
-def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig, rows: int) -> dict[str, Any]:
+def step_outputs(decoder: ModelDecoder, encoder_outputs: Any, config: GenerationConfig) -> dict[str, Any]:
     """Return the outputs of a search by step that `return_dict_in_generate` and its companions ask for."""
-    outputs: dict[str, Any] = {"past_key_values": expand_cross_cache(decoder.cache, rows)}
+    outputs: dict[str, Any] = {"past_key_values": decoder.cache}
     if config.output_logits:
         outputs["logits"] = tuple(logits[:, -1].float() for logits in decoder.recorded("logits"))
     if config.output_attentions:
@@ -280,20 +255,16 @@ class PaperBeamSearch(GenerationMixin):
     ) -> Any:
         """Beam search for `generate()`, over the k rows of each source (k B, T)."""
         config, k = generation_config, generation_config.num_beams
-        model_kwargs = with_window_cache(model_kwargs, self.config, config)
         if config.prefill_chunk_size is not None or config.low_memory:
             if config.length_penalty_type == "gnmt":
                 raise ValueError(
                     'generate(): length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory; leave '
                     'these out, or set length_penalty_type="power".'
                 )
-            return super()._beam_search(
-                input_ids, logits_processor, stopping_criteria, config, synced_gpus=synced_gpus, **model_kwargs
-            )
-        is_shared = is_plain(model_kwargs.get("past_key_values")) and not config.caller_has_cache
-        encoder_outputs = model_kwargs["encoder_outputs"]
-        inputs = one_row_per_source(model_kwargs, k) if is_shared else model_kwargs
-        records = bool(config.return_dict_in_generate)
+            given = (input_ids, logits_processor, stopping_criteria, config)
+            return super()._beam_search(*given, synced_gpus=synced_gpus, **model_kwargs)
+        is_shared, records = has_new_cache(model_kwargs, config), bool(config.return_dict_in_generate)
+        inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
         decoder = self.make_decoder(inputs, k, records=records, synced=synced_gpus)
         compacts = is_shared and not records and not synced_gpus
         settings, scores = search_settings(input_ids, logits_processor, stopping_criteria, config, compacts)
@@ -302,12 +273,14 @@ class PaperBeamSearch(GenerationMixin):
             decoder.finish()
         if not records:
             return hypotheses.tokens
+        if is_shared and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
+            decoder.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
             sequences=hypotheses.tokens,
             sequences_scores=hypotheses.scores if config.output_scores else None,
             beam_indices=hypotheses.beam_indices,
             scores=tuple(scores) if config.output_scores else None,
-            **step_outputs(decoder, encoder_outputs, config, len(input_ids)),
+            **step_outputs(decoder, model_kwargs["encoder_outputs"], config),
         )
 
     def _sample(
@@ -321,17 +294,15 @@ class PaperBeamSearch(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
-        config = generation_config
-        model_kwargs = with_window_cache(model_kwargs, self.config, config)
-        cache = model_kwargs.get("past_key_values")
-        shows_more = config.return_dict_in_generate or streamer is not None or config.caller_has_cache
-        is_special = synced_gpus or config.is_assistant or config.prefill_chunk_size is not None
-        if shows_more or is_special or not is_plain(cache):
-            inputs = (input_ids, logits_processor, stopping_criteria, config)
-            return super()._sample(*inputs, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-        rows = config.num_return_sequences
+        config, rows = generation_config, generation_config.num_return_sequences
+        is_special = config.is_assistant or config.prefill_chunk_size is not None
+        is_shared = has_new_cache(model_kwargs, config) and not is_special
+        if not is_shared or config.return_dict_in_generate or streamer is not None or synced_gpus:
+            inputs = model_kwargs | {"past_key_values": None} if is_shared else model_kwargs
+            given = (input_ids, logits_processor, stopping_criteria, config)
+            return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **inputs)
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
-        return greedy_search(self.make_decoder(one_row_per_source(model_kwargs, rows), rows), input_ids, settings)
+        return greedy_search(self.make_decoder(share_sources(model_kwargs, rows), rows), input_ids, settings)
 
 
 __all__ = ["ModelDecoder", "PaperBeamSearch"]

@@ -61,17 +61,15 @@ class CallSettings:
         self.saved, self.kwargs = saved, dict(kwargs)
         self.config = GenerationConfig() if generation_config is None else copy.copy(generation_config)
         self.given = {name: value for name, value in vars(self.config).items() if value is not None}
-        for name in list(self.kwargs):
+        for name, value in kwargs.items():
             if name in ("length_penalty_type", "max_source_relative_length"):
                 self.given[name] = self.kwargs.pop(name)
-            elif hasattr(self.config, name) and not (name == "cache_implementation" and kwargs[name] == "paged"):
-                self.given[name] = self.kwargs[name]
-                if self.kwargs[name] is not None or getattr(saved, name, None) is None:
-                    setattr(self.config, name, self.kwargs.pop(name))
-        for name, default in (("num_beams", 1), ("length_penalty", 1.0)):
-            if name in self.kwargs:  # None against a saved one
-                setattr(self.config, name, default)
-                del self.kwargs[name]
+            elif hasattr(self.config, name) and (name, value) != ("cache_implementation", "paged"):
+                self.given[name] = value
+                chosen = {"num_beams": 1, "length_penalty": 1.0}.get(name) if value is None else value
+                if chosen is not None or getattr(saved, name, None) is None:
+                    setattr(self.config, name, chosen)
+                    del self.kwargs[name]
         if hasattr(self.config, "max_source_relative_length"):
             self.given.setdefault("max_source_relative_length", None)
         if self.get("num_beams", 1) == 1:  # they mean nothing then, and Transformers would warn of saved ones
@@ -104,15 +102,13 @@ class CallSettings:
         penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
         if penalty_type not in LENGTH_PENALTY_TYPES:
             raise ValueError(f"length_penalty_type is {penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
-        if isinstance(beams, bool) or not isinstance(beams, Integral) or beams < 1:
-            raise ValueError(f"num_beams: not a number of beams; got {beams!r}, expected a whole number of at least 1.")
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
             raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
-        if relative is not None and (isinstance(relative, bool) or not isinstance(relative, Integral) or relative < 0):
-            raise ValueError(
-                f"max_source_relative_length: not a number of tokens; got {relative!r}, expected a whole number of at "
-                "least 0, such as 50, or None."
-            )
+        counts = (("num_beams", beams, 1), ("max_source_relative_length", 0 if relative is None else relative, 0))
+        for name, count, least in counts:
+            if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
+                expected = f"expected a whole number of at least {least}, or None"
+                raise ValueError(f"{name}: not a number of beams or tokens; got {count!r}, {expected}.")
 
     def prompt_length(self) -> int:
         """Return the number of tokens that each target begins with, the start token included."""

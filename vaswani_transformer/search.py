@@ -78,9 +78,10 @@ class SearchSettings:
         """True if nothing reads the rows of all sources by number or draws a random number for each."""
         return self.process is None and not self.do_sample
 
-    def is_end(self, tokens: Tensor) -> Tensor:
-        """Return whether each of `tokens` is an end token."""
-        return tokens == self.end_tokens if self.end_tokens.numel() == 1 else torch.isin(tokens, self.end_tokens)
+    def is_last(self, tokens: Tensor, limits: Tensor, new_tokens: int) -> Tensor:
+        """Return whether each of `tokens`, the newest ones, is an end token or the last within its limit."""
+        is_end = tokens == self.end_tokens if self.end_tokens.numel() == 1 else torch.isin(tokens, self.end_tokens)
+        return is_end | (limits <= new_tokens) if new_tokens >= self.shortest else is_end
 
 
 @dataclass
@@ -191,8 +192,7 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     """
     k, vocabulary = scores.shape[1], logits.shape[1]
 
-    def best(logits: Tensor, scores: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        out = None if workspace is None else workspace[: logits.shape[0]]
+    def best(logits: Tensor, scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         log_probs = torch.log_softmax(logits.float(), 1, out=out).add_(scores.reshape(-1, 1))
         return grouped_topk(log_probs.view(-1, k * vocabulary), count)
 
@@ -201,7 +201,7 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
     workspace = scores.new_empty(at_once * k, vocabulary)
     chunks = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
-    values, indices = zip(*(best(*chunk, workspace) for chunk in chunks), strict=True)
+    values, indices = zip(*(best(*chunk, workspace[: chunk[0].shape[0]]) for chunk in chunks), strict=True)
     return torch.cat(values), torch.cat(indices)
 
 
@@ -237,9 +237,7 @@ def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
 
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether each candidate (A, C) ends its target."""
-    is_end = settings.is_end(tokens)
-    if new_tokens >= settings.shortest:
-        is_end = is_end | (state.limits <= new_tokens)
+    is_end = settings.is_last(tokens, state.limits, new_tokens)
     if settings.ends is not None:  # it sees candidates of all B sources, those that have left as zeros
         sequences = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
         everyone = sequences.new_zeros(state.hypotheses.shape[1], *sequences.shape[1:])
@@ -248,9 +246,7 @@ def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, set
     return is_end
 
 
-def add_hypotheses(
-    state: SearchState, log_probs: Tensor, rows: Tensor, tokens: Tensor, is_end: Tensor, penalty: Tensor | float
-) -> None:
+def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Tensor, is_end: Tensor) -> None:
     """Merge those of the k best candidates of each active source that end (A, k) into its k best hypotheses."""
     is_end = is_end & state.is_active[:, None]
     having = is_end.any(1).nonzero()[:, 0]  # (S,) the sources that have one
@@ -258,7 +254,7 @@ def add_hypotheses(
         return
     state.has_hypotheses = True
     sources, k = state.active[having], is_end.shape[1]
-    scores = (log_probs[having] / penalty).masked_fill(~is_end[having], -torch.inf)  # (S, k)
+    scores = scores[having].masked_fill(~is_end[having], -torch.inf)  # (S, k)
     targets = extend(state, rows[having].flatten(), tokens[having].flatten()).unflatten(1, (-1, k))  # (2, S, k, T + 1)
     hypotheses = pad(state.hypotheses, (0, targets.shape[3] - state.hypotheses.shape[3]), value=-1)
     merged = torch.cat((hypotheses[:, sources], targets), dim=2)  # (2, S, 2 k, T + 1)
@@ -292,13 +288,7 @@ class Hypotheses:
 
 
 def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Hypotheses:
-    """Search the n best targets of each source.
-
-    Args:
-        decoder: a model with its sources.
-        prompt: (k B, T) what every target begins with, k equal rows a source.
-        settings: how to search.
-    """
+    """Search the n best targets of each source, which begin with `prompt` (k B, T), k equal rows a source."""
     state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
     while True:
         new_tokens += 1
@@ -306,8 +296,8 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         is_end = ended(state, rows, tokens, new_tokens, settings)
         has_ends = bool(is_end.any())
         if has_ends:
-            penalty = length_penalty(new_tokens, settings.alpha, settings.length_penalty_type)
-            add_hypotheses(state, log_probs[:, :k], rows[:, :k], tokens[:, :k], is_end[:, :k], penalty)
+            scores = log_probs[:, :k] / length_penalty(new_tokens, settings.alpha, settings.length_penalty_type)
+            add_hypotheses(state, scores, rows[:, :k], tokens[:, :k], is_end[:, :k])
             state.is_active &= ~is_end.all(1)
         if has_ends or settings.do_sample:  # else the k best of the C candidates are simply the first
             log_probs, order = (log_probs + is_end * NOT_FINISHED).topk(k, dim=1)
@@ -348,15 +338,9 @@ def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSe
 
 
 def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> Tensor:
-    """Take the likeliest token each time, or draw one.
+    """Return the targets (n B, T) that begin with `prompt` (n B, T), padded after their end.
 
-    Args:
-        decoder: a model with its sources.
-        prompt: (n B, T) what every target begins with, n rows a source.
-        settings: how to search; without end tokens rows continue after their limits, as in Transformers.
-
-    Returns:
-        (n B, T) the targets, prompts included, padded after their end.
+    The next token is the likeliest, or drawn. Without end tokens rows continue after their limits, as in Transformers.
     """
     tokens, new_tokens, num_sources = prompt, 0, len(settings.limits)
     every_row = torch.arange(len(prompt), device=prompt.device).view(num_sources, -1)  # (B, n)
@@ -369,9 +353,7 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
         if settings.end_tokens.numel():
             chosen = chosen.masked_fill(is_over, settings.pad_token)
         tokens = torch.cat((tokens, chosen[:, None]), dim=1)
-        is_end = settings.is_end(chosen)
-        if new_tokens >= settings.shortest:
-            is_end = is_end | (limits <= new_tokens)
+        is_end = settings.is_last(chosen, limits, new_tokens)
         if settings.ends is not None:
             is_end = is_end | settings.ends(tokens)
         if not bool(is_end.any()):

@@ -91,11 +91,10 @@ class BeamCache:
         self.values = self.key_values.as_strided(values, (each_layer, each_head, width, 1), self.key_width).unbind()
 
     def write(self, layer: int, key_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the newest token's keys and values, and return all of a layer: (B H, d_k, T k) and (B H, T k, d_v).
+        """Write the newest token's `key_values` (B, H, k, d_k + d_v), where B may lack if it is 1.
 
-        Args:
-            layer: its index.
-            key_values: (B, H, k, d_k + d_v); B may lack where it is 1.
+        Returns:
+            All keys (B H, d_k, T k) and values (B H, T k, d_v) of the layer.
         """
         self.write_slots[layer].copy_(key_values)
         return self.keys[layer], self.values[layer]
@@ -129,13 +128,7 @@ class CachedCrossAttention:
         )
 
     def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
-        """Return the function of hidden states (k B, d_model) that attends to these sources.
-
-        Args:
-            key_values: of the sources.
-            mask: (B, 1, 1, S) added to the scores.
-            num_beams: k.
-        """
+        """Return the function of hidden states (k B, d_model) that attends to sources; `mask` is (B, 1, 1, S)."""
         keys, values = key_values
         sources, heads, tokens, _ = keys.shape
         if self.weights and sources * heads * tokens <= self.weights[0].shape[2]:
@@ -217,7 +210,7 @@ class DecoderStep:
 
 
 class PreparedDecoder:
-    """The decoder that a search drives, over the sources of one call.
+    """The `Decoder` of a search, over the sources of one call.
 
     Args:
         decoder_step: of the prepared model.
@@ -244,18 +237,15 @@ class PreparedDecoder:
         return [layer.cross_attention.over(pair, self.mask, self.num_beams) for layer, pair in pairs]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits (k B, V) of the token after `tokens` (k B, T)."""
         hidden_states = tokens
         for position in range(self.cache.length, tokens.shape[1]):
             hidden_states = self.decoder_step(tokens[:, position], self.cache, self.cross_attention)
         return self.decoder_step.project(hidden_states)
 
     def reorder(self, beams: Tensor) -> None:
-        """Continue row i from what row `beams[i]` (k B,) has been."""
         self.cache.reorder(beams)
 
     def keep(self, sources: Tensor) -> None:
-        """Decode only these sources."""
         self.cache.keep(sources)
         self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
         self.mask = None if self.mask is None else self.mask[sources]

@@ -132,13 +132,4 @@ class UnwrappedLayer:
         return by_source.transpose(1, 2).reshape(num_sources * attended.shape[1], -1)
 
 
-__all__ = [
-    "GROWTH",
-    "UnwrappedLayer",
-    "attend",
-    "embed_fn",
-    "fuse_qkv",
-    "has_fused_qkv",
-    "raw_forward",
-    "replace",
-]
+__all__ = ["GROWTH", "UnwrappedLayer", "attend", "embed_fn", "fuse_qkv", "has_fused_qkv", "raw_forward", "replace"]

@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
-STEP_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "use_cache", "logits_to_keep"}
+STEP_INPUTS = {"attention_mask", "encoder_outputs", "use_cache", "logits_to_keep"}
 
 
 class Prepared(PreTrainedModel):
@@ -32,16 +32,14 @@ class Prepared(PreTrainedModel):
 
     Args:
         model: the model, which stays unchanged.
-        make_linear: makes a packed layer; None: the plain ones are copied.
+        make_linear: makes a layer with a copy of another one's weights.
     """
 
-    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
+    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
         PreTrainedModel.__init__(self, copy.deepcopy(model.config))
-        memo = {} if make_linear is None else deepcopy_memo(model)
-        vars(self).update(copy.deepcopy(vars(model), memo))
-        if make_linear is not None:
-            fuse_qkv(self)
-            replace(self, nn.Linear, make_linear)
+        vars(self).update(copy.deepcopy(vars(model), deepcopy_memo(model)))
+        fuse_qkv(self)
+        replace(self, nn.Linear, make_linear)
         replace(self, Dropout, lambda _: nn.Identity())
         # Without a window plain products are faster; with one "sdpa" computes long texts block by block.
         window = getattr(self.config, "attention_window", None)
@@ -87,7 +85,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
         fast_encoder, decoder_step: None where a stack has layers that cannot be packed.
     """
 
-    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module] | None) -> None:
+    def __init__(self, model: PreTrainedModel, make_linear: Callable[[nn.Linear], nn.Module]) -> None:
         super().__init__(model, make_linear)
         encoder, decoder = self.model.encoder, self.model.decoder
         self.fast_encoder = PreparedEncoder(encoder) if has_fused_qkv(encoder) else None
@@ -106,16 +104,14 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
     def is_plain_search(self, inputs: dict[str, Any]) -> bool:
         """Return whether a search needs only the next token's logits."""
-        config, mask = self.config, inputs.get("attention_mask")
+        mask = inputs.get("attention_mask")
         given = {name for name, value in inputs.items() if value is not None and value is not False}
         return (
             STEP_INPUTS.issuperset(given)
-            and inputs.get("past_key_values") is not None
             and bool(inputs.get("use_cache"))
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
-            and config._attn_implementation == "eager"
-            and config.attention_window is None
-            and not (config.output_attentions or config.output_hidden_states)
+            and self.config._attn_implementation == "eager"
+            and self.config.attention_window is None
             and (mask is None or mask.dim() == 2)
             and not torch.is_autocast_enabled("cpu")
         )
@@ -152,7 +148,7 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
     make_linear = linear_factory(dtype)
     if make_linear is None:
         logger.warning("torch %s cannot pack layers in %s here; the copy has plain ones.", torch.__version__, dtype)
-    return make_prepared_class(type(model))(model, make_linear)
+    return make_prepared_class(type(model))(model, make_linear or copy.deepcopy)
 
 
 def make_prepared_class(model_class: type) -> Any:
