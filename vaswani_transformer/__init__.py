@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
-from .cpu import prepare_for_inference
+from .cpu.model import prepare_for_inference
 from .iterative_vae import (
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,

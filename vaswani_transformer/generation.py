@@ -38,11 +38,7 @@ def arguments_of(method: Any) -> frozenset[str]:
 
 
 def check_entry_points(search: type) -> None:
-    """Check that `generate()` still calls what `search` overrides, with the same arguments.
-
-    Raises:
-        RuntimeError: a method of Transformers is missing or takes other arguments.
-    """
+    """Raise RuntimeError unless Transformers has the methods that `search` overrides, with the same arguments."""
     for name in ENTRY_POINTS:
         overridden, theirs = getattr(search, name), getattr(GenerationMixin, name, None)
         if missing := sorted(arguments_of(overridden) - arguments_of(theirs) - {"model_kwargs"}):

@@ -93,11 +93,7 @@ class CallSettings:
         return None if self.has_own_limit else getattr(self.saved, "max_source_relative_length", None)
 
     def check(self) -> None:
-        """Check the settings that the search reads.
-
-        Raises:
-            ValueError: one has a value that it cannot have.
-        """
+        """Raise ValueError for a setting of the search that has a value that it cannot have."""
         beams, alpha = self.get("num_beams", 1), self.get("length_penalty", 1.0)
         penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
         if penalty_type not in LENGTH_PENALTY_TYPES:
@@ -147,11 +143,7 @@ class CallSettings:
         self.config.max_length = in_all
 
     def check_positions(self, config: VaswaniTransformerConfig) -> None:
-        """Check that learned positions reach as far as a target may.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Raise ValueError where a target may go beyond learned positions."""
         table, max_length = config.max_position_embeddings, self.config.max_length or self.get("max_length")
         max_new_tokens = self.config.max_new_tokens or self.get("max_new_tokens")
         if max_new_tokens is not None:

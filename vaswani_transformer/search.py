@@ -24,15 +24,12 @@ class Decoder(Protocol):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
-        ...
 
     def reorder(self, beams: Tensor) -> None:
         """Continue row i from what row `beams[i]` of the same source has been so far; `beams` (k A,)."""
-        ...
 
     def keep(self, sources: Tensor) -> None:
         """Decode only these sources from now on, by their index among those decoded so far, in rising order."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -342,10 +339,10 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
 
     The next token is the likeliest, or drawn. Without end tokens rows continue after their limits, as in Transformers.
     """
-    tokens, new_tokens, num_sources = prompt, 0, len(settings.limits)
-    every_row = torch.arange(len(prompt), device=prompt.device).view(num_sources, -1)  # (B, n)
-    limits = settings.limits.repeat_interleave(every_row.shape[1], output_size=len(prompt))  # (n B,)
-    is_over, active, rows = torch.zeros_like(limits, dtype=torch.bool), every_row, every_row.flatten()
+    tokens, new_tokens = prompt, 0
+    active = torch.arange(len(prompt), device=prompt.device).view(len(settings.limits), -1)  # (B, n) rows to decode
+    limits = settings.limits.repeat_interleave(active.shape[1], output_size=len(prompt))  # (n B,)
+    is_over, rows = torch.zeros_like(limits, dtype=torch.bool), active.flatten()
     while True:
         new_tokens += 1
         decoded = tokens[rows] if rows.shape[0] < tokens.shape[0] else tokens

@@ -21,11 +21,7 @@ GROWTH = 32  # the least number of tokens by which a cache, or the encodings of 
 
 
 class FusedQKVAttention(CausalSelfAttention):
-    """Self-attention of either stack that makes queries, keys and values by one product.
-
-    Args:
-        attention: with three linear projections, whose weights are copied.
-    """
+    """Self-attention of either stack with one product for queries, keys and values; it copies `attention`'s weights."""
 
     qkv_proj: nn.Module
 

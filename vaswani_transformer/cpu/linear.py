@@ -27,7 +27,7 @@ def raw_op(operator: Any) -> Callable[..., Tensor]:
 
 
 class PreparedLinear(nn.Module):
-    """A layer without derivatives."""
+    """A layer without derivatives, with a copy of the weights of a plain one, `linear`."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the product in the dtype of `hidden_states` (..., in).
@@ -53,12 +53,7 @@ class PreparedLinear(nn.Module):
 
 
 class PackedLinear(PreparedLinear):
-    """x W^T + b, with W laid out once for the CPU's matrix library, oneDNN.
-
-    Args:
-        linear: the layer, whose weights are copied.
-        dtype: that of the products; inputs and outputs keep theirs.
-    """
+    """x W^T + b, with W laid out once for the CPU's matrix library, oneDNN; `dtype` is that of the products."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -82,9 +77,6 @@ class TransposedLinear(PreparedLinear):
     """x W^T + b in float32 with W stored as (in, out).
 
     A call of oneDNN takes as long as the product of a narrow layer with a few rows; torch's own is shorter.
-
-    Args:
-        linear: the layer, whose weights are copied.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

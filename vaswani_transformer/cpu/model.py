@@ -47,11 +47,7 @@ class Prepared(PreTrainedModel):
         self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """Stay in evaluation mode.
-
-        Raises:
-            RuntimeError: training mode is requested.
-        """
+        """Stay in evaluation mode; raise RuntimeError where training mode is requested."""
         if mode:
             raise RuntimeError("A model prepared for inference cannot be trained; train the one it was prepared from.")
         return super().train(False)

@@ -17,7 +17,7 @@ from ..checked_loading import (
     load_tokenizer,
 )
 from ..config import VaswaniTransformerConfig
-from ..cpu import prepare_for_inference
+from ..cpu.model import prepare_for_inference
 from ..errors import UserError, one_line
 from ..files import digest_of_model
 from .ctranslate2_engine import CTranslate2Engine
