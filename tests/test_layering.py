@@ -162,6 +162,11 @@ def test_training_imports_no_test_and_every_folder_of_it_has_its_layer() -> None
     assert {path.parent.name for path in TRAINING.glob("*/*.py")} == set(TRAINING_ROOMS)
 
 
+def test_folders_of_tests_mirror_those_of_the_code() -> None:
+    folders = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("*") if path.is_dir()}
+    assert ROOMS.keys() | {f"training/{room}" for room in TRAINING_ROOMS} <= folders
+
+
 def test_architecture_page_names_every_module_and_folder() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
