@@ -25,10 +25,9 @@ from accelerate.utils import broadcast_object_list, gather_object
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from training.command import INTERRUPTED, exit_interrupted
 from training.data.distilled import RECORD, Distillation, digest_sources, digest_teacher
 from training.data.pairs import sources_in_order
-from training.distributed import RunError, init_distributed
+from training.distributed import RunError, exit_together, init_distributed
 from training.recipe import DataRecipe, load_recipe
 from training.recipe_help import recipe_help
 from training.report.results import commit, versions
@@ -369,18 +368,8 @@ def main(arguments: list[str] | None = None) -> None:
     is_first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     disable_progress_bar()
-    try:
+    with exit_together("; the same command resumes the distillation", OSError, ValueError):
         totals = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
-    except (UserError, OSError, ValueError) as error:
-        if not isinstance(error, RunError) or PartialState().is_main_process:
-            print(one_line(error), file=sys.stderr, flush=True)
-        if isinstance(error, RunError):
-            PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
-        sys.exit(2)
-    except KeyboardInterrupt:
-        if not is_first:
-            sys.exit(INTERRUPTED)
-        exit_interrupted("; the same command resumes the distillation")
     if PartialState().is_main_process:
         print(json.dumps(totals))
     PartialState().destroy_process_group()

@@ -3,8 +3,11 @@
 The arguments of `accelerate launch`, or a file of `training/accelerate`, choose one; the recipe sets everything else.
 """
 
+import contextlib
 import logging
 import os
+import sys
+from collections.abc import Generator
 from datetime import timedelta
 
 import torch
@@ -14,9 +17,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
+from training.command import INTERRUPTED, exit_interrupted
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_finite, check_weights_fit
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,28 @@ TRUE = ("1", "true", "yes", "on")
 
 class RunError(UserError):
     """A run cannot continue; all processes of a launch raise it together, so that the main one prints it."""
+
+
+@contextlib.contextmanager
+def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[None]:
+    """End a command of one or several processes with one line: status 2 for a user's error, 130 for Ctrl-C.
+
+    Args:
+        what_now: the end of the line after Ctrl-C.
+        more_errors: further exceptions that end the command like a user's error.
+    """
+    try:
+        yield
+    except (UserError, *more_errors) as error:
+        if not isinstance(error, RunError) or PartialState().is_main_process:
+            print(one_line(error), file=sys.stderr, flush=True)
+        if isinstance(error, RunError):
+            PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
+        sys.exit(2)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") != "0":
+            sys.exit(INTERRUPTED)
+        exit_interrupted(what_now)
 
 
 def is_set(name: str) -> bool:

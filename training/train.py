@@ -52,13 +52,19 @@ from training.checks import (
     model_config,
     set_attention,
 )
-from training.command import INTERRUPTED, exit_interrupted
 from training.data.distilled import check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
-from training.distributed import RunError, check_weights, drop_tied_duplicates, init_distributed, load_weights, uses_cpu
+from training.distributed import (
+    check_weights,
+    drop_tied_duplicates,
+    exit_together,
+    init_distributed,
+    load_weights,
+    uses_cpu,
+)
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.energy import check_energy, check_energy_tokenizer, load_energy
 from training.energy_trainer import EnergyTrainer
@@ -361,19 +367,9 @@ def main(arguments: list[str] | None = None) -> None:
     disable_progress_bar()  # there is one for every saved file
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    try:
+    with exit_together("; the same command resumes the run from its last checkpoint"):
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
-    except UserError as error:
-        if not isinstance(error, RunError) or PartialState().is_main_process:
-            print(error, file=sys.stderr, flush=True)
-        if isinstance(error, RunError):
-            PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
-        sys.exit(2)
-    except KeyboardInterrupt:
-        if not is_first:
-            sys.exit(INTERRUPTED)
-        exit_interrupted("; the same command resumes the run from its last checkpoint")
     if PartialState().is_main_process:
         report(results, str(recipe.output_dir))
     PartialState().destroy_process_group()
