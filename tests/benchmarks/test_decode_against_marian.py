@@ -1,6 +1,8 @@
 """The benchmark of decoding runs on tiny models, and its ratios are to Marian whichever arms it is given."""
 
 import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +12,14 @@ from tests.benchmarks.decode_against_marian import main
 
 
 @pytest.fixture
-def run_command(capsys, monkeypatch):
+def run_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., dict[str, Any]]]:
     """Return a function that runs the command, with two sources and greedy search, and returns its report."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
     verbosity = logging.get_verbosity()
 
-    def run_command(*options):
+    def run_command(*options: str) -> dict[str, Any]:
         main(["--shape=tiny", "--beams=1", "--batches=2", "--rounds=1", *options])
         return json.loads(capsys.readouterr().out)
 
@@ -24,7 +28,9 @@ def run_command(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("arms", [["float32", "int8"], ["marian", "ours"], ["marian"]], ids=" ".join)
-def test_every_run_measures_marian_and_the_ratios_to_it(run_command, arms):
+def test_every_run_measures_marian_and_the_ratios_to_it(
+    run_command: Callable[..., dict[str, Any]], arms: list[str]
+) -> None:
     report = run_command("--arms", *arms)
     (searched,) = report["measured"]
     assert set(report["options"]["arms"]) == searched["tokens_per_second"].keys() == {*arms, "marian"}
@@ -32,6 +38,6 @@ def test_every_run_measures_marian_and_the_ratios_to_it(run_command, arms):
     assert all(number > 0 for name in ("tokens_per_second", "ratios_to_marian") for number in searched[name].values())
 
 
-def test_arms_that_cannot_write_each_targets_length_are_left_out(run_command):
+def test_arms_that_cannot_write_each_targets_length_are_left_out(run_command: Callable[..., dict[str, Any]]) -> None:
     (searched,) = run_command("--lengths=mixed", "--arms", "ours", "ct2_int8")["measured"]
     assert searched["tokens_per_second"].keys() == {"ours", "marian"}

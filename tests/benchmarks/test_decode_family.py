@@ -1,20 +1,21 @@
 """The benchmark of the families runs on tiny models, and its table holds what it measured."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.benchmarks.decode_family import main
-from tests.helpers import PAIRS, tiny_model
+from tests.helpers import PAIRS, Run, tiny_model
 from tests.parallel_models import FAMILY
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family and a model with another vocabulary, as folders, and twelve pairs."""
     root = tmp_path_factory.mktemp("family")
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
@@ -36,11 +37,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, capsys, monkeypatch):
+def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the command with some of the models; return its output, errors and status."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the tests have one
 
-    def run(names, *options):
+    def run(names: list[str], *options: str) -> tuple[str, str, str | int | None]:
         models = [f"--model={name.upper()}={folder / name}" for name in names]
         status = 0
         try:
@@ -52,7 +53,7 @@ def run(folder, capsys, monkeypatch):
     return run
 
 
-def test_table_has_a_row_for_each_search(run, tmp_path):
+def test_table_has_a_row_for_each_search(run: Run, tmp_path: Path) -> None:
     settings = ["--threads=1", "--iterations", "1", "3", "--history=2", f"--output={tmp_path / 'found'}"]
     output, errors, status = run(["ar", "nat", "cmlm"], *settings, "--distilled", "NAT")
     assert (errors, status) == ("", 0)
@@ -74,7 +75,7 @@ def test_table_has_a_row_for_each_search(run, tmp_path):
         assert any(line.startswith(f"| {arm['model']} |") and f"| {arm['bleu']:.2f} |" in line for line in rows)
 
 
-def test_quality_is_that_of_the_models_own_translations(run, folder, tmp_path):
+def test_quality_is_that_of_the_models_own_translations(run: Run, folder: Path, tmp_path: Path) -> None:
     run(["cmlm"], "--threads=1", "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
     (arm,) = json.loads((tmp_path / "found.json").read_text())["arms"]
     model, tokenizer = (part.from_pretrained(folder / "cmlm") for part in (AutoModelForSeq2SeqLM, AutoTokenizer))
@@ -89,14 +90,14 @@ def test_quality_is_that_of_the_models_own_translations(run, folder, tmp_path):
     assert arm["threads"]["1"]["speed_up"] == {}
 
 
-def test_sentences_are_shown_after_each_iteration(run):
+def test_sentences_are_shown_after_each_iteration(run: Run) -> None:
     output, _, _ = run(["ar", "cmlm"], "--threads=1", "--iterations", "1", "4", "--lengths=1", "--history=3")
     shown = output.split("## 3 sentences after each iteration")[1]
     assert shown.count("Source: ") == shown.count("| AR, beam 4 | m |") == 3
     assert [shown.count(f"| CMLM, l = 1 | {step} |") for step in range(1, 6)] == [3, 3, 3, 3, 0]
 
 
-def test_scores_after_the_last_iteration_are_those_of_the_table(run, tmp_path):
+def test_scores_after_the_last_iteration_are_those_of_the_table(run: Run, tmp_path: Path) -> None:
     settings = ["--threads=1", "--iterations=3", "--lengths=1", "--refinement", f"--output={tmp_path / 'found'}"]
     output, _, _ = run(["nat", "cmlm"], *settings)
     rows = [row.split(" | ") for row in output.split("## After each iteration")[1].splitlines() if "l = 1" in row]
@@ -108,7 +109,7 @@ def test_scores_after_the_last_iteration_are_those_of_the_table(run, tmp_path):
     assert all(0 <= float(row[4].strip(" |%")) <= 100 for row in rows[2:])
 
 
-def test_shares_of_the_parts_make_up_the_whole_time(run):
+def test_shares_of_the_parts_make_up_the_whole_time(run: Run) -> None:
     output, _, _ = run(["ar", "nat"], "--threads=1", "--lengths=1", "--parts")
     _, _, heading, _, row, *_ = output.split("## Share of each part")[1].split("\n")
     assert [cell.strip() for cell in heading.split("|")][2] == "encoder"
@@ -135,7 +136,9 @@ def test_shares_of_the_parts_make_up_the_whole_time(run):
     ],
     ids=str,
 )
-def test_models_that_cannot_be_compared_end_the_command_with_one_line(run, names, options, message):
+def test_models_that_cannot_be_compared_end_the_command_with_one_line(
+    run: Run, names: list[str], options: list[str], message: str
+) -> None:
     output, errors, status = run(names, "--threads=1", *options)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert message in errors

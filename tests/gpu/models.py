@@ -81,7 +81,7 @@ def compile_steps(model: Any, setting: Setting) -> None:
     The first step makes the tensors of the static cache. Made within a graph they have no fixed address, and then CUDA
     graphs are left out or fail. Transformers compiles no first step either.
     """
-    mode = {"mode": "reduce-overhead"} if setting.is_cuda else {}
+    mode: dict[str, Any] = {"mode": "reduce-overhead"} if setting.is_cuda else {}
     plain = model.forward
     compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend=setting.compiler, **mode)
 
@@ -102,7 +102,7 @@ STATIC: dict[str, Any] = {
 def make_marian(name: str, setting: Setting) -> nn.Module:
     """Return Transformers' MarianMTModel of the same shape."""
     config = config_of(name, setting)
-    sides = {
+    sides: dict[str, Any] = {
         f"{side}_{key}": value
         for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
         for key, value in (("attention_heads", config.num_heads), ("ffn_dim", config.d_ff), ("layers", layers))

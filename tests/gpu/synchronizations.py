@@ -52,7 +52,7 @@ class DeviceTensor(Tensor):
     host: Tensor
 
     @staticmethod
-    def __new__(cls, host: Tensor) -> "DeviceTensor":
+    def __new__(cls: type["DeviceTensor"], host: Tensor) -> "DeviceTensor":
         made = Tensor._make_wrapper_subclass(
             cls,
             host.size(),

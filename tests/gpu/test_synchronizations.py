@@ -103,7 +103,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
     with pretended_device() as device:
         model = move(tiny_model(dropout=0.0, **settings)).train()
         optimizer = paper_adam(model.parameters())
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
         with SynchronizationCounter() as counter:
             outputs = model(**inputs)
             outputs.loss.backward()
@@ -142,7 +142,7 @@ def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, m
     loss.backward()
     with pretended_device() as device:
         model = move(models[1])
-        inputs = {key: tensor.to(device) for key, tensor in inputs.items()}
+        inputs: dict[str, Any] = {key: tensor.to(device) for key, tensor in inputs.items()}
         with SynchronizationCounter() as counter:
             outputs = model(**inputs)
             outputs.loss.backward()
@@ -166,7 +166,7 @@ def test_parallel_decoding_waits_as_often_as_listed(name: str) -> None:
         expected = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings)
         with pretended_device() as device:
             moved = move(copy.deepcopy(model))
-            inputs = {key: batch[key].to(device) for key in ("input_ids", "attention_mask")}
+            inputs: dict[str, Any] = {key: batch[key].to(device) for key in ("input_ids", "attention_mask")}
             with SynchronizationCounter() as counter:
                 tokens = moved.generate(**inputs, **settings)
             assert torch.equal(tokens.cpu(), expected)
@@ -183,9 +183,9 @@ def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: in
     expected = model.generate(**inputs, min_new_tokens=8, max_new_tokens=8, num_beams=num_beams)
     with pretended_device() as device:
         move(model)
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
         for length in (4, 8):
-            lengths = {"min_new_tokens": length, "max_new_tokens": length}
+            lengths: dict[str, Any] = {"min_new_tokens": length, "max_new_tokens": length}
             with SynchronizationCounter() as counter:
                 tokens = model.generate(**inputs, **lengths, num_beams=num_beams)
             waits.append(counter)

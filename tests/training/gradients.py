@@ -24,6 +24,7 @@ class FirstGradient(TrainerCallback):
     ) -> None:
         gradients = {name: weight.grad for name, weight in model.named_parameters()}
         complete = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in gradients.items()}
+        assert args.output_dir is not None
         if state.global_step == 0 and state.is_world_process_zero:
             save_file(complete, Path(args.output_dir).parent / "gradient.safetensors")
 
@@ -35,7 +36,8 @@ def make_trainer(*arguments: Any, make: Any = train.make_trainer) -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    train.make_trainer, before = make_trainer, train.make_trainer
+    before = train.make_trainer
+    train.make_trainer = make_trainer  # ty: ignore[invalid-assignment] - passes its arguments on
     try:
         train.main(arguments)
     finally:

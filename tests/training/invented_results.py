@@ -12,14 +12,14 @@ CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 def results_of(
     kind: str = "json",
     path: str = "multi30k",
-    scores: tuple[float, float] = (30.123, 28.456),
+    scores: tuple[float | None, float | None] = (30.123, 28.456),
     evaluations: int = 3,
     commit: str | None = None,
 ) -> dict[str, Any]:
     """Return the `results.json` of an invented run; `scores` are those of validation and test."""
     tree = to_dict(Recipe(name="somebody's run"))
     tree["data"] |= {"kind": kind, "path": path}
-    results = {
+    results: dict[str, Any] = {
         "name": "somebody's run",
         "recipe": tree,
         "data": {split: {"pairs": 16, "sha256": "0" * 64} for split in ("train", "validation", "test")},
@@ -45,6 +45,12 @@ def results_of(
     if validation is not None:
         results["validation"] = {"loss": 1.0, "perplexity": 2.7, "bleu": validation, "signature": SIGNATURE}
     if test is not None:
-        results["test"] = {"bleu": test, "signature": SIGNATURE, "chrf": 50.0, "chrf_signature": CHRF_SIGNATURE}
-        results["test"] |= {"sentences": 16, "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}]}
+        results["test"] = {
+            "bleu": test,
+            "signature": SIGNATURE,
+            "chrf": 50.0,
+            "chrf_signature": CHRF_SIGNATURE,
+            "sentences": 16,
+            "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}],
+        }
     return results

@@ -97,7 +97,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path | None:
     """Kill a run after its checkpoint of this step; return its last checkpoint."""
-    while (last_checkpoint(folder) is None or step_of(last_checkpoint(folder)) < step) and process.poll() is None:
+    while ((last := last_checkpoint(folder)) is None or step_of(last) < step) and process.poll() is None:
         time.sleep(0.02)
     kill(process)
     assert not (folder / "results.json").exists()

@@ -1,6 +1,7 @@
 """The mean of the last checkpoints."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from vaswani_transformer.errors import UserError
 
 
 @pytest.fixture
-def run_folder(tmp_path):
+def run_folder(tmp_path: Path) -> Path:
     """Write a run with complete checkpoints at steps 2, 10 and 9, and an incomplete one at 11."""
     run = tmp_path / "run"
     for step in (2, 10, 9, 11):
@@ -29,7 +30,7 @@ def run_folder(tmp_path):
     return run
 
 
-def test_averaged_weight_is_the_mean_over_the_checkpoints(tmp_path):
+def test_averaged_weight_is_the_mean_over_the_checkpoints(tmp_path: Path) -> None:
     folders, models = [], []
     for seed in range(3):
         torch.manual_seed(seed)
@@ -42,7 +43,7 @@ def test_averaged_weight_is_the_mean_over_the_checkpoints(tmp_path):
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
 
 
-def test_average_takes_the_last_complete_checkpoints_by_step(run_folder, tmp_path):
+def test_average_takes_the_last_complete_checkpoints_by_step(run_folder: Path, tmp_path: Path) -> None:
     assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
     assert all((weight == 9.5).all() for weight in load_file(tmp_path / "mean" / "model.safetensors").values())
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
@@ -51,19 +52,19 @@ def test_average_takes_the_last_complete_checkpoints_by_step(run_folder, tmp_pat
     assert not (tmp_path / "mean" / "manifest.json").exists()
 
 
-def test_too_few_checkpoints_are_an_error(run_folder, tmp_path):
+def test_too_few_checkpoints_are_an_error(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has 3 complete checkpoints, expected 4"):
         average(run_folder, 4, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
 
 
-def test_output_folder_that_is_not_empty_is_an_error(run_folder, tmp_path):
+def test_output_folder_that_is_not_empty_is_an_error(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is not empty"):
         average(run_folder, 2, tmp_path)
 
 
-def test_checkpoints_of_two_models_are_an_error(run_folder, tmp_path):
+def test_checkpoints_of_two_models_are_an_error(run_folder: Path, tmp_path: Path) -> None:
     other = run_folder / "checkpoints" / "checkpoint-10"
     save_file({"x": torch.zeros(1)}, other / "model.safetensors")
     mark_complete(other)
@@ -71,7 +72,7 @@ def test_checkpoints_of_two_models_are_an_error(run_folder, tmp_path):
         average(run_folder, 2, tmp_path / "mean")
 
 
-def test_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
+def test_command_prints_what_it_averaged(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run_folder), "--last=3", f"--output_dir={tmp_path / 'mean'}"])
     assert json.loads(capsys.readouterr().out)["averaged_steps"] == [2, 9, 10]
     with pytest.raises(SystemExit) as end:
@@ -80,7 +81,7 @@ def test_command_prints_what_it_averaged(run_folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_averaged(run_folder, tmp_path, value):
+def test_weights_that_are_not_finite_are_not_averaged(run_folder: Path, tmp_path: Path, value: float) -> None:
     path = run_folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
     weights = load_file(path)
     weights["model.shared.weight"][0, 0] = value
@@ -90,7 +91,9 @@ def test_weights_that_are_not_finite_are_not_averaged(run_folder, tmp_path, valu
     assert not (tmp_path / "mean").exists()
 
 
-def test_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder, tmp_path, capsys):
+def test_folder_that_cannot_be_made_ends_the_command_with_one_line(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as end:
         main([str(run_folder), "--last=2", f"--output_dir={tmp_path / 'file' / 'mean'}"])
@@ -98,7 +101,7 @@ def test_folder_that_cannot_be_made_ends_the_command_with_one_line(run_folder, t
     assert capsys.readouterr().err.endswith("mean: cannot be written: Not a directory; give another --output_dir.\n")
 
 
-def test_wrong_argument_ends_the_command_with_one_line(capsys):
+def test_wrong_argument_ends_the_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["run", "--last=many"])
     assert end.value.code == 2

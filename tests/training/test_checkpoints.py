@@ -6,6 +6,8 @@ import resource
 import shutil
 import signal
 import time
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ from training.train import run
 from vaswani_transformer.errors import UserError
 
 
-def make_checkpoint(folder, step, *, finished=True):
+def make_checkpoint(folder: Path, step: int, *, finished: bool = True) -> Path:
     """Write a checkpoint of three small files."""
     checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
@@ -43,11 +45,11 @@ def make_checkpoint(folder, step, *, finished=True):
     return checkpoint
 
 
-def steps_of(checkpoints):
+def steps_of(checkpoints: list[Path]) -> list[int]:
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
-def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
+def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path: Path) -> None:
     for step, finished in ((100, True), (9, True), (20, False), (3, True)):
         make_checkpoint(tmp_path, step, finished=finished)
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
@@ -58,7 +60,7 @@ def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
-def test_damaged_checkpoint_is_not_complete(tmp_path, damage):
+def test_damaged_checkpoint_is_not_complete(tmp_path: Path, damage: str) -> None:
     checkpoint = make_checkpoint(tmp_path, 3)
     assert is_complete(checkpoint)
     file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
@@ -77,14 +79,14 @@ def test_damaged_checkpoint_is_not_complete(tmp_path, damage):
     assert last_checkpoint(tmp_path) is None
 
 
-def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path):
+def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path: Path) -> None:
     for step, finished in ((3, True), (6, False), (9, True), (12, False), (15, False)):
         make_checkpoint(tmp_path, step, finished=finished)
     assert step_of(resume_point(tmp_path)) == 9
     assert steps_of(all_checkpoints(tmp_path)) == [3, 6, 9]
 
 
-def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
+def test_run_without_a_complete_checkpoint_starts_over(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 3, finished=False)
     assert resume_point(tmp_path) is None
     assert all_checkpoints(tmp_path) == []
@@ -92,7 +94,9 @@ def test_run_without_a_complete_checkpoint_starts_over(tmp_path):
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
-def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course, keep):
+def test_best_and_newest_checkpoints_are_never_deleted(
+    tmp_path_factory: pytest.TempPathFactory, course: list[tuple[bool, bool]], keep: int
+) -> None:
     """Each example is a sequence of saves, some of them a new best, some incomplete."""
     run, best, saved = tmp_path_factory.mktemp("run"), None, []
     for step, (is_best, is_cut) in enumerate(course, start=1):
@@ -111,7 +115,9 @@ def test_best_and_newest_checkpoints_are_never_deleted(tmp_path_factory, course,
         assert unprotected == [other for other in saved if other not in protected][len(saved) - len(kept) :]
 
 
-def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monkeypatch):
+def test_interrupted_deletion_leaves_nothing_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = make_checkpoint(tmp_path, 3)
     monkeypatch.setattr(shutil, "rmtree", lambda path: None)
     remove(checkpoint)
@@ -119,7 +125,7 @@ def test_interrupted_deletion_leaves_nothing_that_looks_complete(tmp_path, monke
 
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
-def test_checkpoint_with_another_sharding_is_an_error(tmp_path, was_sharded, words):
+def test_checkpoint_with_another_sharding_is_an_error(tmp_path: Path, was_sharded: bool, words: str) -> None:
     checkpoint = make_checkpoint(tmp_path, 3)
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
@@ -129,7 +135,7 @@ def test_checkpoint_with_another_sharding_is_an_error(tmp_path, was_sharded, wor
 
 
 @pytest.fixture(scope="module")
-def never_killed(tmp_path_factory):
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """Return the arguments of a run of nine steps, and its folder after an uninterrupted run."""
     arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
     folder = tmp_path_factory.mktemp("runs") / "whole"
@@ -139,7 +145,9 @@ def never_killed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
-def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(never_killed, tmp_path, file):
+def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
+    never_killed: tuple[list[str], Path], tmp_path: Path, file: str
+) -> None:
     arguments, uninterrupted = never_killed
     killed = tmp_path / "killed"
     process = start([file, "6", *arguments], killed, module="tests.training.dying")
@@ -153,7 +161,9 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(nev
 
 
 @pytest.mark.slow
-def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(arguments, tmp_path):
+def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
+    arguments: list[str], tmp_path: Path
+) -> None:
     """The second of two processes is killed while it writes its random state; the first does not wait for that."""
     arguments = [*arguments, "--training.steps=9"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
@@ -168,7 +178,7 @@ def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(a
 
 
 @pytest.mark.slow
-def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments, tmp_path):
+def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments: list[str], tmp_path: Path) -> None:
     settings = [
         *arguments[1:],
         f"--output_dir={tmp_path / 'run'}",
@@ -206,7 +216,9 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
-def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_killed, tmp_path):
+def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
+    never_killed: tuple[list[str], Path], tmp_path: Path
+) -> None:
     """A limit on the size of a file simulates it: the weights are smaller, the optimizer's state is larger."""
     arguments, uninterrupted = never_killed
     folder = tmp_path / "run"
@@ -231,7 +243,9 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(never_
     [["--training.steps=7"], TIRED, ["--training.average_last=2"]],
     ids=["steps", "patience", "mean"],
 )
-def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(arguments, tmp_path, monkeypatch, end):
+def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[str]
+) -> None:
     """The number of steps is no multiple of an epoch's, so the Trainer alone would take one more."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     settings = [*arguments, "--training.steps=30", *end]
@@ -240,7 +254,7 @@ def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(argum
     ]
     first = run(recipes[0])
 
-    def die(*_):
+    def die(*_: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -2,11 +2,12 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.helpers import PAIRS, model_of_pairs, tiny_model
+from tests.helpers import PAIRS, Run, model_of_pairs, tiny_model
 from tests.parallel_models import tiny_nat
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
@@ -15,7 +16,7 @@ from training.data.distilled import Distillation, check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.distill import main
-from training.recipe import load_recipe
+from training.recipe import DataRecipe, load_recipe
 from training.report.results import fingerprints
 from training.report.terminal import targets_line
 from training.train import run as train
@@ -26,7 +27,7 @@ SOURCES = list(PAIRS) * 2  # four parts of three sentences
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save the model of pairs."""
     folder = tmp_path_factory.mktemp("teacher")
     for piece in model_of_pairs():
@@ -35,7 +36,7 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture
-def recipe(tmp_path):
+def recipe(tmp_path: Path) -> Path:
     """Write a recipe whose real targets are their reversed sources."""
     for split, sources in (("train", SOURCES), ("validation", SOURCES[:2]), ("test", SOURCES[2:4])):
         rows = [json.dumps({"translation": {"en": source, "de": source[::-1]}}) for source in sources]
@@ -47,10 +48,12 @@ def recipe(tmp_path):
 
 
 @pytest.fixture
-def distill(teacher, recipe, tmp_path, capsys):
+def distill(teacher: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command on parts of three sentences and returns output, errors and status."""
 
-    def distill(*arguments, model=teacher, folder=tmp_path / "distilled"):
+    def distill(
+        *arguments: str, model: Path | str = teacher, folder: Path = tmp_path / "distilled"
+    ) -> tuple[str, str, str | int | None]:
         status = 0
         try:
             main([str(model), str(recipe), f"--output_dir={folder}", "--window=3", *arguments])
@@ -61,16 +64,16 @@ def distill(teacher, recipe, tmp_path, capsys):
     return distill
 
 
-def contents(folder):
+def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file of a distillation."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
 
 
-def data_of(recipe, folder, *fields):
+def data_of(recipe: Path, folder: Path, *fields: str) -> DataRecipe:
     return load_recipe(recipe, [f"--data.distilled={folder}", *fields]).data
 
 
-def test_distillation_replaces_training_targets_only(distill, recipe, tmp_path):
+def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path, tmp_path: Path) -> None:
     output, errors, status = distill()
     assert (errors, status) == ("", 0)
     counts = {"sources": 12, "kept": 12, "dropped": {}, "missing_parts": 0}
@@ -81,7 +84,7 @@ def test_distillation_replaces_training_targets_only(distill, recipe, tmp_path):
     assert pairs["test"]["target"][:] == [source[::-1] for source in SOURCES[2:4]]
 
 
-def test_run_says_which_targets_it_learns_from(distill, teacher, recipe, tmp_path):
+def test_run_says_which_targets_it_learns_from(distill: Run, teacher: Path, recipe: Path, tmp_path: Path) -> None:
     distill("--min_length_difference=-1")  # drops four pairs
     folder = tmp_path / "distilled"
     for kind in ("autoregressive", "nat", "cmlm"):
@@ -94,24 +97,26 @@ def test_run_says_which_targets_it_learns_from(distill, teacher, recipe, tmp_pat
     assert targets_line(energy).startswith("Training targets, for their lengths only: those of the data")
 
 
-def test_distilled_stream_equals_the_pairs_in_memory(distill, recipe, tmp_path):
+def test_distilled_stream_equals_the_pairs_in_memory(distill: Run, recipe: Path, tmp_path: Path) -> None:
     distill()
     data = data_of(recipe, tmp_path / "distilled", "--data.streaming=true")
     assert list(PairStream(data, seed=0)) == list(PAIRS.items()) * 2
     assert load_pairs(data)["train"]["target"][:] == list(PAIRS.values()) * 2
 
 
-def test_parts_are_plain_pairs_that_a_recipe_reads_by_themselves(distill, recipe, tmp_path):
+def test_parts_are_plain_pairs_that_a_recipe_reads_by_themselves(distill: Run, recipe: Path, tmp_path: Path) -> None:
     distill()
     fields = [f"--data.path={tmp_path}", "--data.train=distilled/00001.jsonl"]
     assert load_pairs(load_recipe(recipe, fields).data)["train"]["target"][:] == list(PAIRS.values())[3:]
 
 
-def test_interrupted_distillation_resumes_to_the_same_bytes(distill, tmp_path, monkeypatch):
+def test_interrupted_distillation_resumes_to_the_same_bytes(
+    distill: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     distill(folder=tmp_path / "whole")
     write = distilled.write_atomically
 
-    def interrupted(path, text):
+    def interrupted(path: Path, text: str) -> None:
         if path.name == "00002.json":  # after the data of this part
             raise KeyboardInterrupt
         write(path, text)
@@ -127,8 +132,8 @@ def test_interrupted_distillation_resumes_to_the_same_bytes(distill, tmp_path, m
     assert (tmp_path / "distilled" / "00001.jsonl").stat().st_mtime_ns == before
 
 
-def test_full_disk_ends_the_command_with_one_line(distill, monkeypatch):
-    def full(path, text):
+def test_full_disk_ends_the_command_with_one_line(distill: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(distilled, "write_atomically", full)
@@ -137,7 +142,7 @@ def test_full_disk_ends_the_command_with_one_line(distill, monkeypatch):
     assert errors.endswith("cannot be written: No space left on device; make room, and the same command resumes it.\n")
 
 
-def test_shards_together_equal_the_whole(distill, recipe, tmp_path):
+def test_shards_together_equal_the_whole(distill: Run, recipe: Path, tmp_path: Path) -> None:
     distill(folder=tmp_path / "whole")
     output, _, _ = distill("--shard=2/3")
     assert json.loads(output)["missing_parts"] == 3
@@ -159,7 +164,9 @@ def test_shards_together_equal_the_whole(distill, recipe, tmp_path):
         ("--max_length_difference=-1", {"length_difference": 2}),  # one pair does not differ
     ],
 )
-def test_pairs_outside_the_limits_are_dropped_and_counted(distill, recipe, tmp_path, limit, dropped):
+def test_pairs_outside_the_limits_are_dropped_and_counted(
+    distill: Run, recipe: Path, tmp_path: Path, limit: str, dropped: dict[str, int]
+) -> None:
     counts = json.loads(distill(limit)[0])
     kept = 12 - sum(dropped.values())
     assert (counts["dropped"], counts["kept"]) == (dropped, kept)
@@ -169,13 +176,15 @@ def test_pairs_outside_the_limits_are_dropped_and_counted(distill, recipe, tmp_p
 @pytest.mark.parametrize(
     ("tokens", "reason"), [(9, "length_difference"), (10, ""), (20, ""), (21, "length_difference"), (24, "too_long")]
 )
-def test_limits_include_their_ends(tokens, reason):
+def test_limits_include_their_ends(tokens: int, reason: str) -> None:
     translation = Translation([Hypothesis("a", tokens, None)], 15, False, 23)
     limits = {"max_length": 23, "min_length_difference": -5, "max_length_difference": 5}
     assert command.select_pair(translation, limits) == reason
 
 
-def test_empty_translations_are_dropped(distill, recipe, tmp_path, monkeypatch):
+def test_empty_translations_are_dropped(
+    distill: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis(" ", 3, None)])
     output, _, _ = distill("--batch_tokens=1")
     assert json.loads(output)["dropped"] == {"empty": 12}
@@ -183,7 +192,7 @@ def test_empty_translations_are_dropped(distill, recipe, tmp_path, monkeypatch):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
 
 
-def test_search_is_the_models_unless_it_is_given(distill, tmp_path):
+def test_search_is_the_models_unless_it_is_given(distill: Run, tmp_path: Path) -> None:
     for arguments, expected in (([], (4, 0.6)), (["--beams=2", "--length_penalty=1"], (2, 1.0))):
         folder = tmp_path / f"beams{expected[0]}"
         distill(*arguments, folder=folder)
@@ -192,7 +201,9 @@ def test_search_is_the_models_unless_it_is_given(distill, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--beams=2", "--length_penalty=1"])
-def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(distill, tmp_path, capsys, option):
+def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(
+    distill: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
     tokenizer = model_of_pairs()[1]
     tiny_nat(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "nat")
     tokenizer.save_pretrained(tmp_path / "nat")
@@ -203,7 +214,9 @@ def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(
     assert not (tmp_path / "distilled").exists()
 
 
-def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher, recipe, tmp_path):
+def test_fingerprint_of_the_data_holds_that_of_the_distillation(
+    distill: Run, teacher: Path, recipe: Path, tmp_path: Path
+) -> None:
     distill()
     complete = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
     prints = fingerprints(complete, load_pairs(complete.data))
@@ -236,7 +249,9 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(distill, teacher
         (["--data.distilled=null", "--data.teacher=."], "data.teacher: names the teacher of distilled pairs; give"),
     ],
 )
-def test_training_rejects_a_distillation_of_other_data(distill, recipe, tmp_path, fields, message):
+def test_training_rejects_a_distillation_of_other_data(
+    distill: Run, recipe: Path, tmp_path: Path, fields: list[str], message: str
+) -> None:
     distill()
     with pytest.raises(UserError, match=message) as caught:
         load_pairs(data_of(recipe, tmp_path / "distilled", *fields))
@@ -244,7 +259,9 @@ def test_training_rejects_a_distillation_of_other_data(distill, recipe, tmp_path
 
 
 @pytest.mark.parametrize("field", ["data.teacher", "training.encoder_from"])
-def test_training_rejects_a_distillation_by_another_teacher(distill, teacher, recipe, tmp_path, field):
+def test_training_rejects_a_distillation_by_another_teacher(
+    distill: Run, teacher: Path, recipe: Path, tmp_path: Path, field: str
+) -> None:
     distill()
     other = tmp_path / "other"
     tiny_model().save_pretrained(other)
@@ -258,7 +275,7 @@ def test_training_rejects_a_distillation_by_another_teacher(distill, teacher, re
     check_teacher(load_recipe(recipe, [f"--training.encoder_from={other}"]))
 
 
-def test_training_rejects_parts_that_were_changed_or_mixed(distill, recipe, tmp_path):
+def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe: Path, tmp_path: Path) -> None:
     distill()
     distill("--beams=2", folder=tmp_path / "greedy")
     part = tmp_path / "distilled" / "00001.jsonl"
@@ -288,7 +305,9 @@ def test_training_rejects_parts_that_were_changed_or_mixed(distill, recipe, tmp_
         (["--shard=3/2"], "argument --shard: got '3/2', expected i/n with i from 1 to n, such as 2/3"),
     ],
 )
-def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(distill, tmp_path, arguments, message):
+def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(
+    distill: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     distill("--shard=1/4")
     before = contents(tmp_path / "distilled")
     output, errors, status = distill(*arguments)
@@ -297,7 +316,7 @@ def test_distillation_that_cannot_be_written_ends_the_command_with_one_line(dist
     assert contents(tmp_path / "distilled") == before
 
 
-def test_invalid_folder_or_model_ends_the_command_with_one_line(distill, recipe, tmp_path):
+def test_invalid_folder_or_model_ends_the_command_with_one_line(distill: Run, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine").write_text("mine")
     for result, message in (
@@ -310,7 +329,9 @@ def test_invalid_folder_or_model_ends_the_command_with_one_line(distill, recipe,
 
 
 @pytest.mark.slow
-def test_killed_distillation_and_two_processes_write_the_bytes_of_one(distill, teacher, recipe, tmp_path):
+def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
+    distill: Run, teacher: Path, recipe: Path, tmp_path: Path
+) -> None:
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     arguments, more = [str(teacher), str(recipe)], {"module": "training.distill"}
@@ -326,7 +347,9 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(distill, t
 
 
 @pytest.mark.slow
-def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(distill, recipe, tmp_path):
+def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
+    distill: Run, recipe: Path, tmp_path: Path
+) -> None:
     distill()
     fields = [*TINY, f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
     results = train(load_recipe(recipe, [*fields, "--training.steps=3"]))

@@ -4,12 +4,16 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from torch import Tensor
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import rewind, same_checkpoints
@@ -26,6 +30,7 @@ from training.distributed import (
 from training.recipe import load_recipe
 from training.run_folder import prepare_folder
 from training.train import make_trainer, prepare, run
+from training.trainer import RecipeTrainer
 from vaswani_transformer.errors import UserError
 
 FILES = {
@@ -38,7 +43,7 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def environment():
+def environment() -> Iterator[None]:
     """Restore the environment after a test."""
     before = dict(os.environ)
     yield
@@ -46,14 +51,14 @@ def environment():
     os.environ.update(before)
 
 
-def test_launch_files_are_listed_here_and_named_in_the_docs():
+def test_launch_files_are_listed_here_and_named_in_the_docs() -> None:
     assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     assert all(f"training/accelerate/{name}.yaml" in page for name in FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name):
+def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name: str) -> None:
     """The launcher parses and checks the file, and makes the environment of the processes."""
     options = ["--machine_rank=1", "--main_process_ip=10.0.0.1"] if name == "two-nodes" else []
     command = [f"--config_file={ROOT / 'training' / 'accelerate' / name}.yaml", *options, "-m", "training.train", "x"]
@@ -84,7 +89,9 @@ def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name
         ("mps", {"WORLD_SIZE": "2"}, True),
     ],
 )
-def test_training_uses_the_cpu_only_without_a_usable_accelerator(monkeypatch, device, variables, expected):
+def test_training_uses_the_cpu_only_without_a_usable_accelerator(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, variables: dict[str, str], expected: bool
+) -> None:
     accelerator = None if device is None else torch.device(device)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: accelerator)
     os.environ.update(variables)
@@ -98,13 +105,13 @@ def test_training_uses_the_cpu_only_without_a_usable_accelerator(monkeypatch, de
         ("1", r"fsdp: the launch asks for version 1, expected version 2"),
     ],
 )
-def test_sharding_that_would_not_happen_is_an_error(version, message):
+def test_sharding_that_would_not_happen_is_an_error(version: str, message: str) -> None:
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
     with pytest.raises(UserError, match=message):
         init_distributed()
 
 
-def test_limits_of_cached_kernels_in_the_environment_win():
+def test_limits_of_cached_kernels_in_the_environment_win() -> None:
     for name in KERNELS:
         os.environ.pop(name, None)
     os.environ["LRU_CACHE_CAPACITY"] = "7"
@@ -132,7 +139,7 @@ print(*allocated)
 
 
 @pytest.mark.slow
-def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
+def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> None:
     """The measure is the heap in use, not the size of the process."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("only glibc reports the use of its heap")
@@ -145,7 +152,7 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products():
     assert last - filled < (filled - first) / 5
 
 
-def trainer_of(arguments, folder, *more):
+def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
     recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
     init_distributed()
     _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
@@ -154,12 +161,14 @@ def trainer_of(arguments, folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launched", "recipe"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
-def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_path, caplog, launched, recipe):
+def test_precision_of_the_recipe_wins_over_that_of_the_launch(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, launched: str, recipe: str
+) -> None:
     os.environ.update(ACCELERATE_MIXED_PRECISION=launched, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
     trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={recipe}")
     precisions = set()
 
-    def record_precision(*_):
+    def record_precision(*_: Any) -> None:
         if trainer.model.training:
             precisions.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
 
@@ -172,7 +181,7 @@ def test_precision_of_the_recipe_wins_over_that_of_the_launch(arguments, tmp_pat
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_complete_weights_load_with_a_tied_matrix_stored_once(tied):
+def test_complete_weights_load_with_a_tied_matrix_stored_once(tied: bool) -> None:
     model, other = tiny_model(tie_word_embeddings=tied), tiny_model(tie_word_embeddings=tied)
     with torch.no_grad():
         for weight in model.parameters():
@@ -202,7 +211,9 @@ BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
         ({BIAS: torch.full((64,), torch.inf)}, rf"NaN or infinite numbers in {BIAS} \(float32\); remove it."),
     ],
 )
-def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(change, message):
+def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(
+    change: dict[str, Tensor | None], message: str
+) -> None:
     model = tiny_model()
     weights = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
     check_weights(model, weights, "checkpoint-3", "remove it.")
@@ -211,7 +222,9 @@ def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(change, 
         check_weights(model, weights, "checkpoint-3", "remove it.")
 
 
-def test_disk_that_machines_do_not_share_is_an_error(arguments, tmp_path, monkeypatch):
+def test_disk_that_machines_do_not_share_is_an_error(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test simulates the second of two machines, on which the first process's files do not appear."""
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
@@ -221,7 +234,9 @@ def test_disk_that_machines_do_not_share_is_an_error(arguments, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
-def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(arguments, tmp_path, switch):
+def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(
+    arguments: list[str], tmp_path: Path, switch: str
+) -> None:
     """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
@@ -237,7 +252,7 @@ def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_b
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments, tmp_path):
+def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments: list[str], tmp_path: Path) -> None:
     """The second forward pass draws the same dropout masks."""
     for name in ("false", "true"):
         more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]

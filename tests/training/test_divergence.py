@@ -2,16 +2,20 @@
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import tiny_model
 from tests.training.runs import SHARDED, TWO_PROCESSES, equal, finish, start, weights
 from training.checkpoints import all_checkpoints, complete_checkpoints, step_of
 from training.divergence import DivergenceGuard, is_finite
-from training.recipe import TrainingRecipe, load_recipe
+from training.recipe import Recipe, TrainingRecipe, load_recipe
 from training.train import run
 from training.trainer import RecipeTrainer
 from vaswani_transformer.errors import UserError
@@ -21,23 +25,25 @@ POISON = "tests.training.poisoned"
 BAD_STEP = 5
 
 
-def recipe_of(arguments, folder, *more):
+def recipe_of(arguments: list[str], folder: Path, *more: str) -> Recipe:
     return load_recipe(arguments[0], [*arguments[1:], *more, f"--output_dir={folder}"])
 
 
-def all_finite(folder):
+def all_finite(folder: Path) -> bool:
     return all(is_finite(list(weights(path).values())) for path in complete_checkpoints(folder))
 
 
 @pytest.fixture
-def poisoned(monkeypatch):
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes the losses of given steps NaN, in one micro-batch or all."""
 
-    def poison(*steps, value=float("nan"), micro_batch=None):
+    def poison(*steps: int, value: float = float("nan"), micro_batch: int | None = None) -> None:
         compute_loss = RecipeTrainer.compute_loss
         passes = {}
 
-        def poisonous(trainer, model, inputs, *arguments, **keywords):
+        def poisonous(
+            trainer: RecipeTrainer, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any
+        ) -> Any:
             loss = compute_loss(trainer, model, inputs, *arguments, **keywords)
             step = trainer.state.global_step + 1
             passes[step] = passes.get(step, 0) + 1
@@ -49,7 +55,9 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(arguments, tmp_path, poisoned):
+def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(
+    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
+) -> None:
     folder, uninterrupted = tmp_path / "run", tmp_path / "uninterrupted"
     run(recipe_of(arguments, uninterrupted, "--training.steps=9"))
     poisoned(BAD_STEP)
@@ -69,7 +77,9 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(a
 
 
 @pytest.mark.slow
-def test_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poisoned):
+def test_pairs_of_the_micro_batch_that_failed_are_named(
+    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
+) -> None:
     poisoned(1, micro_batch=2)
     with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
@@ -84,7 +94,9 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(arguments, tmp_path, poi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_skipped_step_changes_neither_weights_nor_moments(arguments, tmp_path, poisoned, caplog, value):
+def test_skipped_step_changes_neither_weights_nor_moments(
+    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None], caplog: pytest.LogCaptureFixture, value: float
+) -> None:
     poisoned(BAD_STEP, value=value)
     more = ["--training.on_divergence=skip", "--training.steps=6", "--training.checkpoint_steps=1"]
     results = run(recipe_of(arguments, tmp_path / "run", *more))
@@ -105,7 +117,9 @@ def test_skipped_step_changes_neither_weights_nor_moments(arguments, tmp_path, p
 
 
 @pytest.mark.slow
-def test_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poisoned):
+def test_run_that_skips_too_many_steps_in_a_row_stops(
+    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
+) -> None:
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
     with pytest.raises(UserError, match=r"^step 8: .* after 2 such steps in a row; checkpoint 6 is kept; start over"):
@@ -116,7 +130,9 @@ def test_run_that_skips_too_many_steps_in_a_row_stops(arguments, tmp_path, poiso
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["1e9", "1e38"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arguments, tmp_path, scale, precision):
+def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(
+    arguments: list[str], tmp_path: Path, scale: str, precision: str
+) -> None:
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
     with pytest.raises(UserError, match=r"^step \d+: .* not finite.*start over with a smaller") as stop:
         run(recipe_of(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1"))
@@ -127,7 +143,9 @@ def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(arg
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [{"launcher": TWO_PROCESSES, "module": POISON}, SHARDED | {"module": POISON}])
-def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(arguments, tmp_path, launch):
+def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(
+    arguments: list[str], tmp_path: Path, launch: dict[str, Any]
+) -> None:
     """The loss of one micro-batch of the second process is NaN in the fifth step."""
     settings = [*arguments, "--training.steps=7", "--training.device_tokens=15"]
     process = start(settings, tmp_path / "run", **launch)
@@ -142,7 +160,7 @@ def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(ar
     assert is_finite(list(weights(tmp_path / "run").values()))
 
 
-def guarded(tmp_path, steps, **settings):
+def guarded(tmp_path: Path, steps: list[float], **settings: str) -> tuple[list[dict[str, Tensor]], DivergenceGuard]:
     """Return a model after steps on a device slower than the host, its weights after each step, and the guard."""
     model = tiny_model()
     guard = DivergenceGuard(TrainingRecipe(**settings), FakeTokenizer(), torch.device("cpu"))
@@ -160,11 +178,11 @@ def guarded(tmp_path, steps, **settings):
 
 
 class FakeTokenizer:
-    def decode(self, tokens, skip_special_tokens):
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, tokens))
 
 
-def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_of_it(tmp_path):
+def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_of_it(tmp_path: Path) -> None:
     seen, guard = guarded(tmp_path, [1.0, float("nan"), 1.0])
     assert equal(seen[0], seen[1])
     assert equal(seen[1], seen[2])
@@ -172,7 +190,7 @@ def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_o
         guard.read_flags(tmp_path)
 
 
-def test_only_the_skipped_update_is_left_out(tmp_path, caplog):
+def test_only_the_skipped_update_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen, guard = guarded(tmp_path, [1.0, float("inf"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
     assert not equal(seen[1], seen[2])
@@ -181,7 +199,9 @@ def test_only_the_skipped_update_is_left_out(tmp_path, caplog):
     assert guard.skipped == 0
 
 
-def test_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, monkeypatch):
+def test_optimizer_that_is_not_fused_leaves_such_an_update_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vaswani_transformer.schedule.FUSED_DEVICES", ())
     seen, _ = guarded(tmp_path, [1.0, float("nan"), 1.0], on_divergence="skip")
     assert equal(seen[0], seen[1])
@@ -189,7 +209,7 @@ def test_optimizer_that_is_not_fused_leaves_such_an_update_out_too(tmp_path, mon
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_are_finite_only_if_each_of_them_is(value):
+def test_weights_are_finite_only_if_each_of_them_is(value: float) -> None:
     model = tiny_model()
     assert is_finite(list(model.parameters()))
     with torch.no_grad():

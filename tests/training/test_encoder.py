@@ -1,6 +1,8 @@
 """A teacher's encoder, and errors for folders and tokenizers that a kind of model cannot use."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tests.parallel_models import tiny_nat
 from training.checks import check_model, model_config
 from training.data.vocabulary import make_tokenizer
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
-from training.recipe import load_recipe, to_dict
+from training.recipe import Recipe, load_recipe, to_dict
 from training.run_folder import prepare_folder
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.errors import UserError
@@ -20,12 +22,12 @@ from vaswani_transformer.errors import UserError
 SHAPE = [f"--model.{name}={value}" for name, value in TINY.items() if name != "vocab_size"]
 
 
-def train_tokenizer(text="one tree"):
+def train_tokenizer(text: str = "one tree") -> VaswaniTransformerTokenizer:
     return VaswaniTransformerTokenizer.train_from_iterator([text], vocab_size=264)
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save an autoregressive model with its tokenizer."""
     folder, tokenizer = tmp_path_factory.mktemp("teacher"), train_tokenizer()
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
@@ -34,8 +36,8 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture
-def make_recipe(tmp_path):
-    def make(*arguments, shape=SHAPE):
+def make_recipe(tmp_path: Path) -> Callable[..., Recipe]:
+    def make(*arguments: str, shape: list[str] = SHAPE) -> Recipe:
         path = tmp_path / "own.yaml"
         path.write_text("data: {kind: grammar}", encoding="utf-8")
         return load_recipe(path, [f"--output_dir={tmp_path / 'run'}", *shape, *arguments])
@@ -44,12 +46,14 @@ def make_recipe(tmp_path):
 
 
 @pytest.fixture
-def pairs():
+def pairs() -> DatasetDict:
     return DatasetDict(train=Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]}))
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("autoregressive", 2), ("autoregressive", 3), ("nat", 2), ("cmlm", 2)])
-def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teacher, pairs, tmp_path, kind, layers):
+def test_model_starts_with_its_teachers_encoder_and_embeddings(
+    make_recipe: Callable[..., Recipe], teacher: Path, pairs: DatasetDict, tmp_path: Path, kind: str, layers: int
+) -> None:
     """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher.
 
     The teacher's two encoder layers are the model's first ones.
@@ -81,7 +85,7 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(make_recipe, teac
             assert torch.equal(weight, taught[name] if is_taught else before[name]), name
 
 
-def test_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
+def test_run_with_a_checkpoint_needs_no_teacher(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
     with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
         check_encoder(recipe, folder)
@@ -90,7 +94,9 @@ def test_run_with_a_checkpoint_needs_no_teacher(make_recipe, tmp_path):
     check_encoder(recipe, folder)
 
 
-def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(make_recipe, teacher, tmp_path):
+def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
+    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+) -> None:
     other, window = tmp_path / "nat", tmp_path / "window"
     tiny_nat().save_pretrained(other)
     tiny_model(attention_window=3).save_pretrained(window)
@@ -118,13 +124,17 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(make_recipe, t
         assert "\n" not in str(refusal.value)
 
 
-def test_teacher_of_another_vocabulary_is_an_error_of_one_line(make_recipe, teacher, tmp_path):
+def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
+    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+) -> None:
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
     with pytest.raises(UserError, match=r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
         check_encoder_tokenizer(recipe, tmp_path / "run", train_tokenizer("four dogs"))
 
 
-def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(make_recipe, pairs, tmp_path):
+def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
+    make_recipe: Callable[..., Recipe], pairs: DatasetDict, tmp_path: Path
+) -> None:
     train_tokenizer().save_pretrained(tmp_path / "tokenizer")
     settings = tmp_path / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
@@ -134,13 +144,15 @@ def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(make_r
         make_tokenizer(make_recipe("--model.kind=nat", path), pairs)
 
 
-def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe):
+def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
         model_config(make_recipe("--model.kind=cmlm"), train_tokenizer())
 
 
 @pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
-def test_length_beam_above_the_classes_is_an_error_before_any_work(make_recipe, kind, count):
+def test_length_beam_above_the_classes_is_an_error_before_any_work(
+    make_recipe: Callable[..., Recipe], kind: str, count: int
+) -> None:
     check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
     with pytest.raises(
         UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* has {count} length classes"
@@ -148,7 +160,9 @@ def test_length_beam_above_the_classes_is_an_error_before_any_work(make_recipe, 
         check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
 
 
-def test_run_of_another_kind_is_an_error_that_names_the_kind(make_recipe, tmp_path):
+def test_run_of_another_kind_is_an_error_that_names_the_kind(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe("--model.kind=nat"))))
     prepare_folder(make_recipe("--model.kind=nat"))
@@ -156,7 +170,7 @@ def test_run_of_another_kind_is_an_error_that_names_the_kind(make_recipe, tmp_pa
         prepare_folder(make_recipe("--model.kind=cmlm"))
 
 
-def test_run_saved_without_a_field_resumes_with_its_default(make_recipe, tmp_path):
+def test_run_saved_without_a_field_resumes_with_its_default(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     tree = to_dict(make_recipe())
     del tree["training"]["optimizer"], tree["training"]["encoder_from"]
@@ -166,7 +180,9 @@ def test_run_saved_without_a_field_resumes_with_its_default(make_recipe, tmp_pat
         prepare_folder(make_recipe("--training.optimizer=radam"))
 
 
-def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe, tmp_path):
+def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
     glat = ["--model.kind=nat", "--training.glancing=[0.5, 0.3]"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe(*glat, "--training.steps=7"))))

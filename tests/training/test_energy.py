@@ -5,10 +5,13 @@ B batch, T target, V vocabulary.
 
 import json
 import typing
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers import FLOAT32, padded_batch, tiny_model
@@ -20,7 +23,7 @@ from training import train
 from training.base_models import check_same_energy, record_models, recorded_models
 from training.data.distilled import digest_teacher
 from training.energy import OPERATORS, Energy
-from training.recipe import Operator, load_recipe
+from training.recipe import Operator, Recipe, load_recipe
 from training.run_folder import prepare_folder
 from training.start import check_start
 from training.train import run
@@ -29,14 +32,14 @@ from vaswani_transformer.errors import UserError
 ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
 
 
-def student_batch(dtype=torch.float64):
+def student_batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a batch with padding on both sides and m = 1, and logits (B, T, V + 1), the last column for `<mask>`."""
     tokens, mask = padded_batch([3, 7, 4], "left")
     is_real = targets(5, 1, 4).ne(-100)
     return torch.randn(3, 5, 100, dtype=dtype, requires_grad=True), is_real, tokens, mask
 
 
-def argmax_labels(logits, is_real):
+def argmax_labels(logits: Tensor, is_real: Tensor) -> Tensor:
     """Return the likeliest words, with `</s>` at the end of each text and -100 at padding."""
     labels = logits[..., :99].argmax(-1).masked_fill(~is_real, -100)
     for row, length in enumerate(is_real.sum(1).tolist()):
@@ -44,12 +47,12 @@ def argmax_labels(logits, is_real):
     return labels
 
 
-def test_recipe_names_the_five_operators():
+def test_recipe_names_the_five_operators() -> None:
     assert set(typing.get_args(Operator)) == set(OPERATORS)
 
 
 @pytest.mark.parametrize("operator", ONE_HOT)
-def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
+def test_energy_of_words_is_the_teachers_loss_of_them(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one-hot operators and without noise, the energy is the negative log-likelihood of the argmax."""
     monkeypatch.setattr(energy_module, "gumbel_noise", torch.zeros_like)
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
@@ -67,7 +70,7 @@ def test_energy_of_words_is_the_teachers_loss_of_them(operator, monkeypatch):
 
 @pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
 @pytest.mark.parametrize("outputs", ["softmax", "straight_through_softmax"])
-def test_energy_equals_loops(inputs, outputs, monkeypatch):
+def test_energy_equals_loops(inputs: str, outputs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops go over the words of every position: they mix embeddings, and weigh the teacher's log-probabilities."""
     noise = torch.randn(10, 99).double()
     monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
@@ -94,7 +97,7 @@ def test_energy_equals_loops(inputs, outputs, monkeypatch):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator):
+def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator: str) -> None:
     teacher, (logits, is_real, tokens, mask) = tiny_model().double().train(), student_batch()
     Energy(teacher, operator, operator)(logits, is_real, tokens, mask).sum().backward()
     assert not teacher.training
@@ -105,7 +108,7 @@ def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator):
     assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
 
 
-def test_gradient_of_the_energy_equals_finite_differences():
+def test_gradient_of_the_energy_equals_finite_differences() -> None:
     teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
     energy = Energy(teacher)
     energy(logits, is_real, tokens, mask).sum().backward()
@@ -118,7 +121,7 @@ def test_gradient_of_the_energy_equals_finite_differences():
     torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
 
 
-def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form():
+def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form() -> None:
     log_probs = torch.randn(4, 9).double().log_softmax(-1).requires_grad_()
     noise, weights = torch.randn(4, 9).double(), torch.randn(4, 9).double()
     soft = {
@@ -137,7 +140,7 @@ def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_it
         torch.testing.assert_close(*gradients)
 
 
-def test_half_precision_is_close():
+def test_half_precision_is_close() -> None:
     """bfloat16 has 8 bits, and a token's energy here is about 5."""
     teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
     expected = Energy(teacher)(logits, is_real, tokens, mask)
@@ -147,7 +150,7 @@ def test_half_precision_is_close():
     torch.testing.assert_close(energies, expected, rtol=0.02, atol=0.02)
 
 
-def test_batch_is_the_sum_of_its_halves():
+def test_batch_is_the_sum_of_its_halves() -> None:
     energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
     complete = energy(logits, is_real, tokens, mask)
     halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
@@ -158,7 +161,7 @@ def test_batch_is_the_sum_of_its_halves():
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
     folder = tmp_path_factory.mktemp("models")
     recipe, *more = make_arguments(folder)
@@ -167,19 +170,21 @@ def models(tmp_path_factory):
     return folder
 
 
-def kind_of(folder):
+def kind_of(folder: Path) -> list[str]:
     return ["--model.kind=cmlm", f"--tokenizer.path={folder / 'teacher'}", "--training.evaluation_iterations=1"]
 
 
 @pytest.fixture
-def trained(models):
+def trained(models: Path) -> list[str]:
     """Return the arguments of a run of ENGINE."""
     both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
     return [str(models / "own.yaml"), *TINY, *kind_of(models), *both]
 
 
 @pytest.mark.slow
-def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, models, tmp_path):
+def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
+    trained: list[str], models: Path, tmp_path: Path
+) -> None:
     """The run starts from the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
     more = [
         "--training.steps=12",
@@ -209,7 +214,9 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(trained, mod
 
 
 @pytest.mark.slow
-def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeypatch):
+def test_micro_batches_have_the_gradient_of_the_whole(
+    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gradients are those of a first step without dropout, in one micro-batch and in two."""
     monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
     quiet, of_runs = ["--training.steps=1", "--model.dropout=0.0"], []
@@ -224,11 +231,13 @@ def test_micro_batches_have_the_gradient_of_the_whole(trained, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkeypatch):
+def test_precision_of_a_run_is_that_of_its_teacher_too(
+    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This holds in training and in evaluations."""
     dtypes, energies = [], Energy.energies
 
-    def watched(self, *inputs):
+    def watched(self: Energy, *inputs: Any) -> Any:
         dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         return energies(self, *inputs)
 
@@ -239,7 +248,9 @@ def test_precision_of_a_run_is_that_of_its_teacher_too(trained, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(trained, models, tmp_path):
+def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
+    trained: list[str], models: Path, tmp_path: Path
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(models / "teacher")
     tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     teacher = tmp_path / "stranger"
@@ -265,7 +276,7 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(trai
         assert not (tmp_path / str(number)).exists()
 
 
-def test_run_that_resumes_needs_no_start(arguments, tmp_path):
+def test_run_that_resumes_needs_no_start(arguments: list[str], tmp_path: Path) -> None:
     recipe = load_recipe(
         arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
     )
@@ -276,14 +287,14 @@ def test_run_that_resumes_needs_no_start(arguments, tmp_path):
     check_start(recipe, tmp_path / "run")
 
 
-def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_path):
+def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments: list[str], tmp_path: Path) -> None:
     """Until its first checkpoint a run takes the present models. Afterwards the record does not change."""
     digests = {}
     for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
         tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)
         digests[name] = digest_teacher(str(tmp_path / name))
 
-    def recipe_of(teacher, student):
+    def recipe_of(teacher: str, student: str) -> Recipe:
         models = [f"--training.energy_from={tmp_path / teacher}", f"--training.start_from={tmp_path / student}"]
         return load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", *models])
 
@@ -303,7 +314,7 @@ def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments, tmp_pa
     assert recorded_models(folder) == expected
 
 
-def test_engine_fields_are_an_error_for_models_other_than_cmlm(arguments):
+def test_engine_fields_are_an_error_for_models_other_than_cmlm(arguments: list[str]) -> None:
     with pytest.raises(UserError, match=r"^training\.energy_from: a model of kind autoregressive has no such field"):
         load_recipe(arguments[0], [*arguments[1:], "--training.energy_from=teacher"])
     with pytest.raises(

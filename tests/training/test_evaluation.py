@@ -11,7 +11,7 @@ def summed(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
 
 
-def test_sentence_losses_are_the_same_in_chunks_and_make_no_copy_of_all_logits():
+def test_sentence_losses_are_the_same_in_chunks_and_make_no_copy_of_all_logits() -> None:
     batch, length, vocab_size = 19, 7, 50
     logits = torch.randn(batch, length, vocab_size).bfloat16()
     labels = torch.randint(vocab_size, (batch, length)).masked_fill(torch.rand(batch, length) < 0.3, -100)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -45,12 +47,12 @@ KINDS = pytest.mark.parametrize("kind", [GLAT, CMLM], ids=["GLAT", "CMLM"])
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return make_arguments(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an autoregressive model with random weights, and its tokenizer."""
     folder = tmp_path_factory.mktemp("teacher")
     texts = [*LANGUAGE, *(text[::-1] for text in LANGUAGE)]
@@ -61,11 +63,11 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(arguments, tmp_path_factory):
+def finished(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
     """Return the folders of runs of nine steps, by kind; an epoch has two steps, so step 3 is in the middle of one."""
     folders = {}
 
-    def get(kind):
+    def get(kind: list[str]) -> Path:
         if kind[0] not in folders:
             folders[kind[0]] = tmp_path_factory.mktemp("runs") / "whole"
             run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={folders[kind[0]]}"]))
@@ -74,13 +76,15 @@ def finished(arguments, tmp_path_factory):
     return get
 
 
-def settings_of(kind):
+def settings_of(kind: list[str]) -> list[str]:
     return [*kind, "--training.steps=9", "--training.optimizer=radam" if kind is GLAT else "--training.optimizer=paper"]
 
 
 @pytest.mark.slow
 @KINDS
-def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path, kind):
+def test_run_leaves_a_folder_that_loads_decodes_and_publishes(
+    finished: Callable[[list[str]], Path], tmp_path: Path, kind: list[str]
+) -> None:
     folder = finished(kind)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     classes = {"--model.kind=nat": VaswaniNatForConditionalGeneration, CMLM[0]: VaswaniCmlmForConditionalGeneration}
@@ -102,7 +106,9 @@ def test_run_leaves_a_folder_that_loads_decodes_and_publishes(finished, tmp_path
 
 @pytest.mark.slow
 @KINDS
-def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
+def test_validation_loss_is_that_of_a_pass_that_sees_no_word(
+    finished: Callable[[list[str]], Path], kind: list[str]
+) -> None:
     """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
     folder = finished(kind)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -119,7 +125,9 @@ def test_validation_loss_is_that_of_a_pass_that_sees_no_word(finished, kind):
 
 @pytest.mark.slow
 @KINDS
-def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(arguments, finished, tmp_path, kind):
+def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
+    arguments: list[str], finished: Callable[[list[str]], Path], tmp_path: Path, kind: list[str]
+) -> None:
     """Dropout, masks, glancing and the optimizer are included; the process draws other random numbers before."""
     again = shutil.copytree(finished(kind), tmp_path / "again")
     rewind(again, 3)
@@ -131,7 +139,9 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(arguments, finished,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [GLAT, CMLM, ITERATIVE_VAE, ENGINE], ids=["GLAT", "CMLM", "IterativeVAE", "ENGINE"])
-def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(arguments, teacher, tmp_path, kind):
+def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
+    arguments: list[str], teacher: Path, tmp_path: Path, kind: list[str]
+) -> None:
     """Dropout is off; masks and shown words depend on step and pair only.
 
     Gradients are compared at the first step. Adam makes a step of any gradient, also of one that is 0 but for
@@ -154,7 +164,9 @@ def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(argum
 
 
 @pytest.mark.slow
-def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(arguments, tmp_path):
+def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
+    arguments: list[str], tmp_path: Path
+) -> None:
     """The step has three micro-batches.
 
     The oracle is the model's loss over all pairs of the step, without the Trainer.

@@ -1,6 +1,7 @@
 """Training IterativeVAE by a recipe: its fields, operations, warm-up of the divergences, log, and resuming."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,14 +35,14 @@ KIND = "--model.kind=iterative_vae"
         ),
     ],
 )
-def test_bad_field_is_an_error_of_one_line(arguments, message, tmp_path):
+def test_bad_field_is_an_error_of_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(tmp_path / "own.yaml", arguments)
     assert "\n" not in str(refusal.value)
 
 
-def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path):
+def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     recipe = load_recipe(tmp_path / "own.yaml", [KIND, "--training.kl_scale=0.1"])
     assert kind_of(tiny_iterative_vae().config) is recipe.kind
@@ -49,7 +50,7 @@ def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path):
     assert recipe.model_config(vocab_size=99).layer_kl_weights == [25, 16, 9, 4, 1]
 
 
-def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
+def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no padding and no recomputation. Positional queries and keys are computed once a batch."""
     monkeypatch.setattr(latent, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
     model = tiny_iterative_vae(decoder_layers=3).train()
@@ -61,7 +62,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch):
     assert KINDS["iterative_vae"].flops(model, batch) == counter.get_total_flops() - positions
 
 
-def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight():
+def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight() -> None:
     model, state = tiny_iterative_vae(), TrainerState()
     callback, scales = KlScaleCallback(model, 0.4, 10), []
     for state.global_step in (0, 5, 10, 15, 2):  # at any step from which a run resumes
@@ -70,7 +71,7 @@ def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight():
     assert scales == pytest.approx([0.0, 0.2, 0.4, 0.4, 0.08])
 
 
-def test_values_of_layers_are_named_by_the_layer():
+def test_values_of_layers_are_named_by_the_layer() -> None:
     config = tiny_iterative_vae(decoder_layers=3).config
     assert by_layer("loss", torch.tensor(2.0), config) == [("loss", torch.tensor(2.0))]
     assert [name for name, _ in by_layer("kl", torch.ones(2), config)] == ["kl_2", "kl_3"]
@@ -78,7 +79,7 @@ def test_values_of_layers_are_named_by_the_layer():
 
 
 @pytest.mark.slow
-def test_run_logs_its_layers_and_resumes_to_the_bit(arguments, tmp_path):
+def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_path: Path) -> None:
     """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     runs = [tmp_path / "whole", tmp_path / "resumed"]

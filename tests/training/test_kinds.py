@@ -1,13 +1,17 @@
 """Kinds of model in a recipe: their fields, the operations of a step, its random choices, optimizer and glancing."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import yaml
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, TrainerControl, TrainerState
 
 from tests.helpers import random_tokens, tiny_model
-from tests.parallel_models import tiny_cmlm, tiny_nat
+from tests.parallel_models import ParallelModel, tiny_cmlm, tiny_nat
 from training.callbacks import GlancingCallback
 from training.data.tokenizing import token_ids
 from training.decoding import decoding_config, evaluation_config
@@ -15,14 +19,17 @@ from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.kinds import KINDS, check_kind, kind_of
 from training.optimizers import make_optimizer, make_schedule
 from training.recipe import TrainingRecipe, load_recipe, to_dict
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
 from vaswani_transformer.errors import UserError
 
 NAT, CMLM = "--model.kind=nat", "--model.kind=cmlm"
 
 
 @pytest.fixture
-def recipe_file(tmp_path):
+def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "own.yaml"
     path.write_text("data: {kind: grammar}", encoding="utf-8")
     return path
@@ -64,14 +71,14 @@ def recipe_file(tmp_path):
         (["--training.learning_rate=0.1"], r"^training\.learning_rate: the paper's optimizer .* got 0\.1; set"),
     ],
 )
-def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file, arguments, message):
+def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file, arguments)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file, kind):
+def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file: Path, kind: str) -> None:
     glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
     recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
     tree = to_dict(recipe)
@@ -83,7 +90,7 @@ def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(reci
     assert to_dict(load_recipe(recipe_file, [])) == tree
 
 
-def test_every_kind_is_found_by_its_models_configuration():
+def test_every_kind_is_found_by_its_models_configuration() -> None:
     for model in (tiny_model(), tiny_nat(), tiny_cmlm()):
         kind = kind_of(model.config)
         assert kind is not None
@@ -91,13 +98,13 @@ def test_every_kind_is_found_by_its_models_configuration():
         assert kind.is_parallel == (kind.model_class is not VaswaniTransformerForConditionalGeneration)
 
 
-def eager(model):
+def eager(model: ParallelModel) -> ParallelModel:
     model.set_attn_implementation("eager")
     return model.train()
 
 
 @pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
-def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides):
+def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides: dict[str, Any]) -> None:
     """There is no padding. Positional queries and keys are computed once a batch: forward, and weights backward."""
     model = eager(tiny_nat(**overrides))
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
@@ -107,7 +114,7 @@ def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(override
     assert KINDS["nat"].flops(model, batch) == counter.get_total_flops() - positions
 
 
-def test_flops_of_glancing_are_one_more_pass_of_the_decoder():
+def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
     model = eager(tiny_nat())
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
     plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
@@ -118,7 +125,7 @@ def test_flops_of_glancing_are_one_more_pass_of_the_decoder():
     assert KINDS["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
 
 
-def test_flops_of_cmlm_are_those_that_torch_counts():
+def test_flops_of_cmlm_are_those_that_torch_counts() -> None:
     model = eager(tiny_cmlm())
     labels = random_tokens(3, 5)
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
@@ -128,7 +135,7 @@ def test_flops_of_cmlm_are_those_that_torch_counts():
     assert KINDS["cmlm"].flops(model, batch) == counter.get_total_flops()
 
 
-def pairs(*rows):
+def pairs(*rows: tuple[list[int], list[int]]) -> dict[str, Tensor]:
     """Return a batch of pairs of token lists, padded on the right."""
     sources, targets = zip(*rows, strict=True)
     width, length = (max(map(len, side)) for side in (sources, targets))
@@ -139,7 +146,7 @@ def pairs(*rows):
     }
 
 
-def test_pairs_draws_depend_on_seed_step_and_pair_only():
+def test_pairs_draws_depend_on_seed_step_and_pair_only() -> None:
     """Its batch and their order change nothing; another seed, step or pair has other draws."""
     first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
     single, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
@@ -150,14 +157,14 @@ def test_pairs_draws_depend_on_seed_step_and_pair_only():
         assert not bool((single == other).any())
 
 
-def test_draws_leave_torchs_random_numbers_as_they_are():
+def test_draws_leave_torchs_random_numbers_as_they_are() -> None:
     before = torch.get_rng_state()
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
     add_masks(batch, pair_draws(batch, 1, 4), 3, 1)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_masks_of_draws_are_uniform_in_number():
+def test_masks_of_draws_are_uniform_in_number() -> None:
     """k of 4 is each of 1 to 4 in a quarter of 1,000 steps: 250, standard deviation 14."""
     batch, counts = pairs(([5, 6, 2], [7, 8, 9, 2])), torch.zeros(5, dtype=torch.long)
     for step in range(1000):
@@ -170,14 +177,14 @@ def test_masks_of_draws_are_uniform_in_number():
     assert masked["target_lengths"].tolist() == [4]
 
 
-def test_left_padded_labels_are_an_error():
+def test_left_padded_labels_are_an_error() -> None:
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
     batch["labels"] = torch.tensor([[7, 8, 9, 2], [-100, -100, 7, 2]])
     with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; got row 1 with a token"):
         add_masks(batch, torch.zeros(2, 5), 3, 1)
 
 
-def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch):
+def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every prediction is token 0, which is wrong."""
     model = tiny_nat().train()
     predict_zero = torch.nn.Linear(32, 99)
@@ -192,7 +199,7 @@ def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch):
         assert seen.long().tolist() == [shown]
 
 
-def test_draws_of_a_batch_reach_glancing():
+def test_draws_of_a_batch_reach_glancing() -> None:
     model = tiny_nat(dropout=0.0).train()
     model.glancing_ratio = 0.5
     batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
@@ -201,7 +208,7 @@ def test_draws_of_a_batch_reach_glancing():
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_share_that_glancing_shows_falls_linearly_by_the_step():
+def test_share_that_glancing_shows_falls_linearly_by_the_step() -> None:
     model, state = tiny_nat(), TrainerState()
     callback = GlancingCallback(model, 0.5, 0.3, 10)
     shown = []
@@ -211,7 +218,7 @@ def test_share_that_glancing_shows_falls_linearly_by_the_step():
     assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
 
 
-def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
+def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights() -> None:
     """Of two weights, the one without a gradient shrinks by rate times decay; the rate halves in two steps."""
     training = TrainingRecipe(
         optimizer="radam", learning_rate=0.1, weight_decay=0.5, learning_rate_decay=0.5, learning_rate_decay_steps=2
@@ -233,7 +240,9 @@ def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights():
     ("kind", "algorithm", "suppressed"),
     [(NAT, "wordpiece", [3]), (CMLM, "wordpiece", [3]), (NAT, "bpe", None), ("--seed=1", "wordpiece", None)],
 )
-def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(recipe_file, kind, algorithm, suppressed):
+def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(
+    recipe_file: Path, kind: str, algorithm: str, suppressed: list[int] | None
+) -> None:
     """In evaluations, in the saved settings, and in scores."""
     recipe = load_recipe(recipe_file, [kind])
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"] * 9, 280, algorithm)
@@ -241,7 +250,7 @@ def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(recipe_file,
         assert make(tiny_nat(), recipe, tokenizer).suppress_tokens == suppressed
 
 
-def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path):
+def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"], vocab_size=270)
     before = tokenizer.get_vocab()
     tokenizer.add_special_tokens({"mask_token": "<mask>"})

@@ -5,6 +5,7 @@ import json
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +30,12 @@ RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])
-def test_invalid_name_of_a_repository_is_an_error(tmp_path, name):
+def test_invalid_name_of_a_repository_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"^{re.escape(name)}: [^\n]*$"):
         publish(tmp_path, name)
 
 
-def test_unfinished_run_is_an_error_of_one_line(tmp_path):
+def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
@@ -51,10 +52,12 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path):
     assert not (tmp_path / "dry").exists()
 
 
-def test_model_of_another_package_is_not_published(tmp_path):
+def test_model_of_another_package_is_not_published(tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
-    settings = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    settings: dict[str, Any] = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    heads: dict[str, Any] = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")
+    }
     MarianMTModel(MarianConfig(**settings, **heads, pad_token_id=1, decoder_start_token_id=0)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
@@ -65,7 +68,7 @@ def test_model_of_another_package_is_not_published(tmp_path):
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_broken_weights_are_not_published(tmp_path, way):
+def test_broken_weights_are_not_published(tmp_path: Path, way: str) -> None:
     for part in model_of_pairs():
         part.save_pretrained(tmp_path / "whole")
     folder = break_model(tmp_path / "whole", tmp_path / "run", way)
@@ -76,13 +79,15 @@ def test_broken_weights_are_not_published(tmp_path, way):
     assert not (tmp_path / "dry").exists()
 
 
-def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path):
+def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
     with pytest.raises(UserError, match="is not empty; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
 
 
-def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, capsys):
+def test_folder_that_cannot_be_written_ends_the_command_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part in model_of_pairs():
         part.save_pretrained(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
@@ -93,7 +98,7 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(tmp_path, 
     assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {message}"
 
 
-def without_token(command, home):
+def without_token(command: list[str], home: Path) -> str:
     """Return the errors of `training.publish` without a token; the client is offline, so any request would fail."""
     code = f"from training.publish import main; main({command!r})"
     with pytest.raises(AssertionError) as failure:
@@ -102,14 +107,14 @@ def without_token(command, home):
 
 
 @pytest.mark.slow
-def test_without_a_token_one_line_says_so_before_any_work(tmp_path):
+def test_without_a_token_one_line_says_so_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which the command would load next
     answer = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
     assert answer == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run of a few steps on other data than the shipped task."""
     folder = tmp_path_factory.mktemp("on-this-machine")
     data = folder / "pairs"
@@ -130,7 +135,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished, tmp_path):
+def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished: Path, tmp_path: Path) -> None:
     publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
     files = {path.name: path for path in (tmp_path / "dry").iterdir()}
     held = {"README.md", "LICENSE-code", "recipe.yaml", "results.json", "config.json", "generation_config.json"}
@@ -149,7 +154,7 @@ def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(f
 
 
 @pytest.mark.slow
-def test_docs_card_and_results_agree(finished, tmp_path):
+def test_docs_card_and_results_agree(finished: Path, tmp_path: Path) -> None:
     """The docs' table has the keys of the file, the card's index its scores, and the published recipe its run."""
     publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
     results = json.loads((finished / "results.json").read_text())
@@ -184,7 +189,7 @@ for _ in range(2):  # the second time nothing has changed
 
 
 @pytest.mark.slow
-def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished, tmp_path):
+def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished: Path, tmp_path: Path) -> None:
     hub = Hub()
     with serving(hub) as url:
         output = run_python(COMMANDS, str(finished), REPOSITORY, **client_environment(url, tmp_path))
@@ -235,7 +240,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path):
+def test_interrupted_upload_shows_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     """The server stops while weights arrive, then at the commit; then a bit changes on the way; then all succeeds.
 
     The client waits for a stopped server, about twenty seconds in all.
@@ -282,7 +287,7 @@ for folder in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_new_upload_replaces_only_weights_and_code(tmp_path):
+def test_new_upload_replaces_only_weights_and_code(tmp_path: Path) -> None:
     kept = ["notes.md", "samples/one.txt"]
     old = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "old.py", "training_args.bin", *kept]
     for name, files in {"old": old, "new": ["model.safetensors", "config.json"]}.items():
@@ -318,7 +323,7 @@ assert not list((folder / "plain").glob("*.py"))
 
 
 @pytest.mark.slow
-def test_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments, tmp_path):
+def test_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments: list[str], tmp_path: Path) -> None:
     hub = Hub()
     more = ["--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
     with serving(hub) as url:
@@ -341,12 +346,12 @@ def test_trainer_pushes_the_model_as_it_is_with_its_code_and_a_card(arguments, t
     ("license", "hint"),
     [("apache", "perhaps apache-2.0"), ("Apache 2.0", "perhaps apache-2.0"), ("Ω", "one of its names")],
 )
-def test_license_unknown_to_the_hub_is_an_error_before_any_work(tmp_path, license, hint):
+def test_license_unknown_to_the_hub_is_an_error_before_any_work(tmp_path: Path, license: str, hint: str) -> None:
     with pytest.raises(UserError, match=rf"^--license: the Hub knows no '{license}'; give one of its names.*") as end:
         publish(tmp_path / "nowhere", "somebody/model", license=license)
     assert hint in str(end.value)
 
 
-def test_licenses_are_those_of_the_hub_without_repeats():
+def test_licenses_are_those_of_the_hub_without_repeats() -> None:
     assert {"apache-2.0", "mit", "cc-by-nc-sa-4.0", "openrail++", "gpl-3.0", "other"} <= set(LICENSES)
     assert len(LICENSES) == len(set(LICENSES))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.ya
 
 
 @pytest.fixture
-def recipe_file(tmp_path):
-    def write(text):
+def recipe_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
         path = tmp_path / "own.yaml"
         path.write_text(text, encoding="utf-8")
         return path
@@ -34,7 +35,7 @@ def recipe_file(tmp_path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_of_the_project_is_valid(path):
+def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
     recipe = load_recipe(path, ["--data.path=somewhere"])
     assert recipe.name == path.stem
     assert recipe.expected
@@ -42,7 +43,7 @@ def test_every_recipe_of_the_project_is_valid(path):
     assert config.vocab_size == recipe.tokenizer.vocab_size
 
 
-def test_project_has_the_recipes_it_promises():
+def test_project_has_the_recipes_it_promises() -> None:
     assert {path.stem for path in RECIPES} >= {
         "quickstart",
         "multi30k-tiny",
@@ -52,7 +53,7 @@ def test_project_has_the_recipes_it_promises():
     }
 
 
-def test_wmt_recipes_have_the_papers_regime():
+def test_wmt_recipes_have_the_papers_regime() -> None:
     base = load_recipe(RECIPES[0].parent / "wmt14-en-de-base.yaml", [])
     assert base.model_config() == type(base.model_config()).from_paper("base")
     assert (base.training.steps, base.training.warmup_steps, base.training.learning_rate_scale) == (100_000, 4000, 1.0)
@@ -68,7 +69,7 @@ def test_wmt_recipes_have_the_papers_regime():
     assert french.data.streaming
 
 
-def test_arguments_override_the_file(recipe_file):
+def test_arguments_override_the_file(recipe_file: Callable[[str], Path]) -> None:
     path = recipe_file("data: {kind: grammar}\ntraining: {steps: 5}\n")
     recipe = load_recipe(
         path, ["--training.steps=7", "--training.minutes=1.5", "--model.d_model=64", "--output_dir=x", "--model.d_k=8"]
@@ -78,12 +79,12 @@ def test_arguments_override_the_file(recipe_file):
     assert recipe.output_dir == "x"
 
 
-def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file):
+def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: Callable[[str], Path]) -> None:
     path = recipe_file("data: {kind: grammar}\ntraining: {learning_rate_scale: 1e-1}\n")
     assert load_recipe(path, []).training.learning_rate_scale == 0.1
 
 
-def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file):
+def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file: Callable[[str], Path]) -> None:
     path = recipe_file("data: {kind: grammar}\nmodel: {kind: iterative_vae, decoder_layers: 3, layer_norm_eps: 1e-5}\n")
     model = load_recipe(path, ["--model.kl_weights=[2e0, 5e-1]"]).model_config()
     assert (model.layer_norm_eps, model.kl_weights) == (1e-5, [2.0, 0.5])
@@ -132,7 +133,9 @@ def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file):
         ("seed: 3", ["--seed.x=3"], r"--seed\.x=3: seed is a value, not a group"),
     ],
 )
-def test_invalid_recipe_is_an_error_of_one_line(recipe_file, text, arguments, message):
+def test_invalid_recipe_is_an_error_of_one_line(
+    recipe_file: Callable[[str], Path], text: str, arguments: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(recipe_file(text), arguments)
     assert "\n" not in str(refusal.value)
@@ -152,7 +155,9 @@ NUMBERS = (
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", ".nan", ".inf", "-.inf", "'nan'"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(recipe_file, name, value):
+def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(
+    recipe_file: Callable[[str], Path], name: str, value: str
+) -> None:
     path = recipe_file("data: {kind: grammar}")
     group, _, field = name.partition(".")
     in_file = path.with_name("other.yaml")
@@ -171,23 +176,27 @@ def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(recipe_
         ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )
-def test_repeated_key_in_a_recipe_is_an_error_with_its_line(recipe_file, text, message):
+def test_repeated_key_in_a_recipe_is_an_error_with_its_line(
+    recipe_file: Callable[[str], Path], text: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe(recipe_file(text), [])
 
 
-def test_repeated_key_in_an_argument_is_an_error(recipe_file):
+def test_repeated_key_in_an_argument_is_an_error(recipe_file: Callable[[str], Path]) -> None:
     with pytest.raises(UserError, match=r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1"):
         load_recipe(recipe_file("data: {kind: grammar}"), ["--model={d_ff: 4, d_ff: 8}"])
 
 
-def test_keys_that_yaml_merges_may_be_overridden(recipe_file):
+def test_keys_that_yaml_merges_may_be_overridden(recipe_file: Callable[[str], Path]) -> None:
     path = recipe_file("data:\n  <<: {kind: grammar, buffer: 5}\n  buffer: 6\n")
     assert load_recipe(path, []).data.buffer == 6
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
-def test_score_whose_packages_are_missing_is_an_error(recipe_file, monkeypatch, tokenize):
+def test_score_whose_packages_are_missing_is_an_error(
+    recipe_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tokenize: str
+) -> None:
     for name in (
         "MeCab",
         "mecab_ko",
@@ -199,7 +208,7 @@ def test_score_whose_packages_are_missing_is_an_error(recipe_file, monkeypatch, 
         load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
 
 
-def test_help_lists_every_field_with_its_default_and_its_meaning():
+def test_help_lists_every_field_with_its_default_and_its_meaning() -> None:
     text = recipe_help()
     groups = {"": Recipe, "data.": DataRecipe, "tokenizer.": TokenizerRecipe, "training.": TrainingRecipe}
     for prefix, group in (groups | {"decoding.": DecodingRecipe, "score.": ScoreRecipe}).items():
@@ -219,13 +228,15 @@ def test_help_lists_every_field_with_its_default_and_its_meaning():
 
 @pytest.mark.parametrize("arguments", [["--help"], ["quickstart.yaml", "-h"]])
 @pytest.mark.parametrize("command", [train.main, score.main])
-def test_commands_help_lists_the_fields(command, arguments, capsys):
+def test_commands_help_lists_the_fields(
+    command: Callable[[list[str]], None], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         command(arguments)
     assert end.value.code == 0
     assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
 
 
-def test_unknown_recipe_is_an_error_with_the_list():
+def test_unknown_recipe_is_an_error_with_the_list() -> None:
     with pytest.raises(UserError, match=r"nope\.yaml: there is no such recipe; .*quickstart\.yaml"):
         load_recipe("nope.yaml", [])

@@ -6,6 +6,9 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -33,7 +36,9 @@ from vaswani_transformer.errors import UserError
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, tmp_path, launcher):
+def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
+    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch."""
     arguments = [*arguments, "--training.steps=40"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
@@ -47,7 +52,9 @@ def test_killed_run_resumes_by_the_same_command_to_the_same_weights(arguments, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
-def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_path, end):
+def test_run_killed_after_its_last_step_trains_no_further_step(
+    arguments: list[str], tmp_path: Path, end: list[str]
+) -> None:
     folder = tmp_path / "run"
     settings = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
     first = run(load_recipe(settings[0], settings[1:]))
@@ -61,7 +68,9 @@ def test_run_killed_after_its_last_step_trains_no_further_step(arguments, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["--training.steps=7", "--training.minutes=0.001"])
-def test_finished_run_with_larger_limits_equals_one_that_began_with_them(arguments, tmp_path, limit):
+def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
+    arguments: list[str], tmp_path: Path, limit: str
+) -> None:
     settings = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
     short, long = tmp_path / "short", tmp_path / "whole"
     first = run(load_recipe(arguments[0], [*settings, limit, f"--output_dir={short}"]))
@@ -92,7 +101,9 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(argumen
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
-def test_data_that_changed_since_the_run_began_is_an_error(arguments, tmp_path, split, change):
+def test_data_that_changed_since_the_run_began_is_an_error(
+    arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
+) -> None:
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     path = tmp_path / "data" / f"{split}.jsonl"
@@ -107,7 +118,9 @@ def test_data_that_changed_since_the_run_began_is_an_error(arguments, tmp_path, 
 
 
 @pytest.mark.slow
-def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(arguments, tmp_path, caplog):
+def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A step is the same for any split into micro-batches."""
     settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
@@ -133,7 +146,9 @@ def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a
         run(load_recipe(settings[0], [*settings[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
 
 
-def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(arguments, tmp_path):
+def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(
+    arguments: list[str], tmp_path: Path
+) -> None:
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     before = (tmp_path / "run" / "recipe.yaml").read_text()
@@ -146,7 +161,7 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
 
 
 @pytest.mark.slow
-def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
+def test_run_and_its_resumption_print_no_warning(arguments: list[str], tmp_path: Path) -> None:
     """The output includes that of the libraries."""
     settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
@@ -159,7 +174,9 @@ def test_run_and_its_resumption_print_no_warning(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, launcher):
+def test_interrupted_run_says_so_in_one_line_and_resumes(
+    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     """Torch's launcher adds a traceback and another exit status."""
     settings, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
     process = start(settings, folder, launcher=launcher)
@@ -178,8 +195,14 @@ def test_interrupted_run_says_so_in_one_line_and_resumes(arguments, tmp_path, la
 
 
 @pytest.mark.parametrize("phase", ["load_pairs", "tokenize", "validation_scores"])
-def test_interruption_in_any_phase_ends_the_command_with_one_line(arguments, tmp_path, monkeypatch, capsys, phase):
-    def interrupt(*_, **__):
+def test_interruption_in_any_phase_ends_the_command_with_one_line(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phase: str,
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, phase, interrupt)

@@ -13,20 +13,20 @@ from vaswani_transformer.errors import UserError
 
 
 @pytest.mark.slow
-def test_run_rejected_at_its_start_does_not_block_the_next(arguments, tmp_path):
+def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
         run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.source_tokens=5"]))
     assert not folder.exists()
 
 
-def test_folder_that_cannot_be_created_is_an_error(tmp_path, arguments):
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file is not a writable folder"):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'file' / 'run'}"]))
 
 
-def test_run_without_an_empty_folder_is_an_error(tmp_path, arguments):
+def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
@@ -34,7 +34,7 @@ def test_run_without_an_empty_folder_is_an_error(tmp_path, arguments):
         prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
 
 
-def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments):
+def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
@@ -47,7 +47,7 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path, arguments
     assert prepare_folder(longer) == folder
 
 
-def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path, arguments):
+def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     """This happens after `kill -9` of a launcher, whose processes continue."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -58,7 +58,7 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path, arguments):
     assert prepare_folder(recipe) == folder
 
 
-def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path, arguments):
+def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     (folder / "tmp1.part").mkdir(parents=True)
     (folder / "recipe.yaml.part").write_text("name: ow")
@@ -74,16 +74,16 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path, argu
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
-def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments, folder):
+def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
     with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
         run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
 
 
-def test_differing_fields_are_named():
+def test_differing_fields_are_named() -> None:
     assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
 
 
-def test_run_writes_nothing_before_the_data_is_read(tmp_path, arguments):
+def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):

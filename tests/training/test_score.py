@@ -4,21 +4,26 @@ import importlib
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.helpers import BROKEN, PAIRS, break_model, model_of_pairs, tiny_model
-from tests.parallel_models import FAMILY
+from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
+from tests.parallel_models import FAMILY, ParallelModel
 from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
 from training.score import check_tokenizer, main
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from training.tasks.text_statistics import text_statistics
-from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer import (
+    VaswaniTransformerTokenizer,
+)
 from vaswani_transformer.errors import UserError
 
 SOURCES = list(PAIRS)
@@ -26,7 +31,7 @@ REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save the model of pairs, without search settings."""
     model, tokenizer = model_of_pairs()
     saved = tmp_path_factory.mktemp("model")
@@ -36,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def recipe(tmp_path):
+def recipe(tmp_path: Path) -> Path:
     """Write a recipe with a test set of the pairs, with slightly wrong references, and a validation set of two."""
     for name, pairs in (("test", list(zip(SOURCES, REFERENCES, strict=True))), ("validation", list(PAIRS.items())[:2])):
         rows = [json.dumps({"translation": dict(zip(("en", "de"), pair, strict=True))}) for pair in pairs]
@@ -48,10 +53,12 @@ def recipe(tmp_path):
 
 
 @pytest.fixture
-def run(folder, recipe, capsys):
+def run(folder: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command and returns its output, errors and status."""
 
-    def run(*arguments, model=folder, recipe=recipe):
+    def run(
+        *arguments: Path | str, model: Path | str = folder, recipe: Path | str = recipe
+    ) -> tuple[str, str, str | int | None]:
         status = 0
         try:
             main([str(model), str(recipe), *map(str, arguments)])
@@ -62,7 +69,7 @@ def run(folder, recipe, capsys):
     return run
 
 
-def test_scores_are_printed_and_written_each_with_its_signature(run, tmp_path):
+def test_scores_are_printed_and_written_each_with_its_signature(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     output, _, status = run("--output", path)
     scores = json.loads(path.read_text())
@@ -86,7 +93,7 @@ def test_scores_are_printed_and_written_each_with_its_signature(run, tmp_path):
     assert scores["output_tokens"] == sum(map(len, tokens))
 
 
-def test_statistics_of_the_translations_come_with_their_definitions(run, tmp_path):
+def test_statistics_of_the_translations_come_with_their_definitions(run: Run, tmp_path: Path) -> None:
     output, _, _ = run("--output", tmp_path / "scores.json")
     scores = json.loads((tmp_path / "scores.json").read_text())
     expected = text_statistics(list(PAIRS.values()), REFERENCES)
@@ -97,7 +104,7 @@ def test_statistics_of_the_translations_come_with_their_definitions(run, tmp_pat
     assert "lm" not in scores
 
 
-def test_language_model_learns_from_the_recipes_training_targets(run, recipe, tmp_path):
+def test_language_model_learns_from_the_recipes_training_targets(run: Run, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     output, _, _ = run("--lm_score", "--data.train=train.jsonl", "--output", tmp_path / "scores.json")
     description = json.loads((tmp_path / "scores.json").read_text())["lm"]
@@ -111,7 +118,7 @@ def test_language_model_learns_from_the_recipes_training_targets(run, recipe, tm
     assert json.loads(streamed.read_text())["lm"] == description
 
 
-def save_family(family, folder, **settings):
+def save_family(family: str, folder: Path, **settings: Any) -> tuple[ParallelModel, VaswaniTransformerTokenizer]:
     """Save a model of the family with random weights and a tokenizer that has `<mask>`."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
@@ -124,7 +131,7 @@ def save_family(family, folder, **settings):
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_model_that_predicts_all_words_at_once_has_no_perplexity(run, tmp_path, family):
+def test_model_that_predicts_all_words_at_once_has_no_perplexity(run: Run, tmp_path: Path, family: str) -> None:
     model, tokenizer = save_family(family, tmp_path / "model")
     output, errors, status = run("--output", tmp_path / "scores.json", model=tmp_path / "model")
     assert (errors, status) == ("", 0)
@@ -140,7 +147,7 @@ def test_model_that_predicts_all_words_at_once_has_no_perplexity(run, tmp_path, 
     assert f"nll_at_gold_length   {scores['nll_at_gold_length']:>8.3f}  nats a position" in output
 
 
-def test_tokens_that_each_iteration_changes_are_counted(run, tmp_path):
+def test_tokens_that_each_iteration_changes_are_counted(run: Run, tmp_path: Path) -> None:
     model, tokenizer = save_family("cmlm", tmp_path / "model", num_iterations=4, length_beam_size=3)
     output, _, _ = run("--output", tmp_path / "scores.json", model=tmp_path / "model")
     changed, tokens = [0, 0, 0], 0
@@ -158,7 +165,7 @@ def test_tokens_that_each_iteration_changes_are_counted(run, tmp_path):
     assert "of the tokens, by iteration 2, 3, ..." in output
 
 
-def test_perplexity_is_per_target_token_including_the_end(run, tmp_path):
+def test_perplexity_is_per_target_token_including_the_end(run: Run, tmp_path: Path) -> None:
     run("--output", tmp_path / "scores.json", "--batch_tokens=20")
     scores = json.loads((tmp_path / "scores.json").read_text())
     model, tokenizer = model_of_pairs()
@@ -172,11 +179,11 @@ def test_perplexity_is_per_target_token_including_the_end(run, tmp_path):
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
 
 
-def test_search_is_that_of_the_recipe(run, tmp_path, monkeypatch):
+def test_search_is_that_of_the_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = model_of_pairs()
     searches, generate = [], type(model).generate
 
-    def watched(self, **arguments):
+    def watched(self: PreTrainedModel, **arguments: Any) -> Tensor:
         searches.append(arguments["generation_config"])
         return generate(self, **arguments)
 
@@ -188,17 +195,17 @@ def test_search_is_that_of_the_recipe(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "greedy.json").read_text())["search"]["num_beams"] == 1
 
 
-def test_another_split_and_other_fields_of_the_recipe_can_be_given(run, tmp_path):
+def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp_path: Path) -> None:
     output, _, _ = run("--split=validation", "--data.target=en", "--data.source=de")
     assert "2 sentences of validation in" in output
     assert "compound_split_bleu" not in output
 
 
-def recipe_of(target, tokenize):
+def recipe_of(target: str, tokenize: str) -> dict[str, Any]:
     return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
 
 
-def test_scores_depend_on_the_language_and_the_tokenization():
+def test_scores_depend_on_the_language_and_the_tokenization() -> None:
     pair = (["a b c d e-f g"], ["a b c d e-f h"])
     names = {
         ("de", "13a"): {"sacrebleu", "chrf", "tokenized_bleu", "compound_split_bleu"},
@@ -213,7 +220,7 @@ def test_scores_depend_on_the_language_and_the_tokenization():
     assert make_task(recipe_of("de", "none")).all_scores(*pair)["tokenized_bleu"]["signature"].endswith("|text:tokens")
 
 
-def test_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
+def test_model_of_another_kind_is_scored_by_its_own_search(run: Run, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -234,7 +241,7 @@ def test_model_of_another_kind_is_scored_by_its_own_search(run, tmp_path):
     assert (scores["search"]["num_beams"], scores["output_tokens"] <= 18) == (2, True)
 
 
-def test_existing_output_file_is_not_overwritten(run, tmp_path):
+def test_existing_output_file_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     (tmp_path / "scores.json").write_text("mine")
     _, errors, status = run("--output", tmp_path / "scores.json")
     assert (status, (tmp_path / "scores.json").read_text()) == (2, "mine")
@@ -260,19 +267,19 @@ def test_existing_output_file_is_not_overwritten(run, tmp_path):
         ),
     ],
 )
-def test_invalid_option_or_data_ends_the_command_with_one_line(run, arguments, message):
+def test_invalid_option_or_data_ends_the_command_with_one_line(run: Run, arguments: list[str], message: str) -> None:
     output, errors, status = run(*arguments)
     assert (output, status, errors.count("\n")) == ("", 2, 1)
     assert message in errors
 
 
-def test_missing_model_or_recipe_ends_the_command_with_one_line(run):
+def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> None:
     for result in (run(model="./nothing"), run(recipe="nothing.yaml")):
         assert (result[0], result[2], result[1].count("\n")) == ("", 2, 1)
         assert "there is no such" in result[1]
 
 
-def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
+def test_tokenizer_of_another_model_is_an_error(run: Run, tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
     for part in (tiny_model(), tokenizer):
         part.save_pretrained(tmp_path / "misfit")
@@ -284,7 +291,9 @@ def test_tokenizer_of_another_model_is_an_error(run, tmp_path):
         check_tokenizer(tokenizer, "m")
 
 
-def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, monkeypatch):
+def test_prepared_model_has_the_scores_of_the_plain_one(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a CPU float32 models are always prepared; the model of pairs knows its pairs in 8 bits too."""
     by_copy = {}
     for dtype in ("auto", "bfloat16", "int8", "float16"):
@@ -303,7 +312,9 @@ def test_prepared_model_has_the_scores_of_the_plain_one(run, recipe, tmp_path, m
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_broken_weights_end_the_command_before_the_data_is_read(run, folder, tmp_path, monkeypatch, way):
+def test_broken_weights_end_the_command_before_the_data_is_read(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     broken = break_model(folder, tmp_path / "model", way)
     monkeypatch.setattr("training.score.load_pairs", lambda _: pytest.fail("the data was read"))
     output, errors, status = run(model=broken)
@@ -311,8 +322,10 @@ def test_broken_weights_end_the_command_before_the_data_is_read(run, folder, tmp
     assert errors.startswith(f"{broken}: {BROKEN[way]}")
 
 
-def test_scores_that_cannot_be_written_are_still_printed(run, tmp_path, monkeypatch):
-    def write_text(*_, **__):
+def test_scores_that_cannot_be_written_are_still_printed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_text(*_: Path | str, **__: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("training.score.Path.write_text", write_text)
@@ -322,7 +335,7 @@ def test_scores_that_cannot_be_written_are_still_printed(run, tmp_path, monkeypa
     assert "perplexity" in output
 
 
-def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run, tmp_path):
+def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
     model.save_pretrained(tmp_path)

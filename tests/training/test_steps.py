@@ -2,9 +2,11 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.training import gradients
@@ -29,12 +31,12 @@ from training.train import make_trainer, prepare, run
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 
 
-def gradient(folder):
+def gradient(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "gradient.safetensors")
 
 
 @pytest.fixture(scope="module")
-def reference_run(tmp_path_factory):
+def reference_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """Return the arguments of a run of one step, and its folder with one process and one micro-batch."""
     arguments = [*make_arguments(tmp_path_factory.mktemp("data")), *ONE_STEP]
     folder = tmp_path_factory.mktemp("runs") / "one"
@@ -43,7 +45,9 @@ def reference_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(reference_run, tmp_path):
+def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
+    reference_run: tuple[list[str], Path], tmp_path: Path
+) -> None:
     """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
     arguments, folder = reference_run
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
@@ -57,7 +61,9 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(reference
 
 
 @pytest.mark.slow
-def test_step_in_three_micro_batches_equals_the_step_in_one(reference_run, tmp_path):
+def test_step_in_three_micro_batches_equals_the_step_in_one(
+    reference_run: tuple[list[str], Path], tmp_path: Path
+) -> None:
     arguments, folder = reference_run
     gradients.main([*arguments, "--training.device_tokens=20", f"--output_dir={tmp_path / 'run'}"])
     assert_same_tensors(gradient(tmp_path / "run"), gradient(folder))
@@ -70,7 +76,9 @@ def test_step_in_three_micro_batches_equals_the_step_in_one(reference_run, tmp_p
     [TWO_PROCESSES, launched_by("eight-gpus-fsdp2", "--num_processes=2")],
     ids=["DDP", "FSDP2"],
 )
-def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(reference_run, tmp_path, launcher):
+def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
+    reference_run: tuple[list[str], Path], tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     """The comparison covers the gradient and the weights after the step."""
     arguments, folder = reference_run
     settings = [*arguments, "--training.device_tokens=15"]
@@ -82,7 +90,7 @@ def test_step_of_two_processes_in_two_micro_batches_each_equals_the_step_in_one(
 
 
 @pytest.mark.slow
-def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_path):
+def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_path: Path) -> None:
     """Of five pairs, four make a batch and one remains; the second process has no validation sentence."""
     five = ["one", "two trees", "three", "four dogs", "the sea"]
     arguments = make_arguments(tmp_path, train=five, validation=["one tree"], test=["two", "dogs"])
@@ -96,7 +104,7 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
 
 
 @pytest.mark.slow
-def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path):
+def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -> None:
     """FSDP2 against DDP: weights, losses on batches of several lengths, and translations by beam search.
 
     A sum of two addends has one order, so no bit differs.

@@ -1,6 +1,7 @@
 """A run on a stream learns from the same steps in any processes, and resumes in the middle of the stream."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ from vaswani_transformer.errors import UserError
 
 
 @pytest.fixture
-def streamed(arguments, tmp_path):
+def streamed(arguments: list[str], tmp_path: Path) -> list[str]:
     """Return a streamed run on eighty pairs and one that is too long: buffers of twenty, twelve steps an epoch.
 
     No step has less than four pairs.
@@ -35,7 +36,9 @@ def streamed(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(streamed, tmp_path, launcher):
+def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(
+    streamed: list[str], tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     """Bit for bit on a CPU, dropout, buffers and batches included, in a later epoch."""
     arguments = [*streamed, "--training.steps=50"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
@@ -53,7 +56,9 @@ def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(str
 
 
 @pytest.mark.slow
-def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_steps(streamed, tmp_path):
+def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_steps(
+    streamed: list[str], tmp_path: Path
+) -> None:
     """The losses of two epochs' steps agree to 0.005; the loss of a step of other pairs differs by 0.02.
 
     Dropout is off. Adam enlarges rounding of 1e-7 if a gradient is nearly 0.
@@ -76,7 +81,9 @@ def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_
 
 
 @pytest.mark.slow
-def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_resumes(streamed, tmp_path, monkeypatch):
+def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_resumes(
+    streamed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 16)
     monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
@@ -93,7 +100,9 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     assert [split for split, entry in results["data"].items() if "first_of_stream" in entry] == ["train"]
 
 
-def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(streamed, tmp_path):
+def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(
+    streamed: list[str], tmp_path: Path
+) -> None:
     for more, message in (
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
         ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
@@ -103,7 +112,7 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
         assert not (tmp_path / "run").exists()
 
 
-def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed, tmp_path):
+def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], tmp_path: Path) -> None:
     recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
     prepare(recipe, prepare_folder(recipe))
     path = tmp_path / "data" / "train.jsonl"

@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from tests.training.runs import make_arguments, rewind, same_checkpoints, weights
 from training import table3
 from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe
-from training.report.table3 import PAPER_FIGURES, orderings, to_markdown
+from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
 from training.table3 import check_models, main, make_run
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
@@ -21,22 +23,22 @@ SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_lay
 GRAMMAR = DataRecipe(kind="grammar", target="es")
 
 
-def run_table(arguments, folder, *more):
+def run_table(arguments: list[str], folder: Path, *more: str) -> None:
     main([arguments[0], *arguments[1:], *SMALL, f"--output_dir={folder}", *more])
     return json.loads((folder / "table3.json").read_text())
 
 
-def config_of(model, row, folder):
+def config_of(model: dict[str, int], row: str, folder: Path) -> VaswaniTransformerConfig:
     recipe = make_run(Recipe(data=GRAMMAR, model=model), folder, row, 1).recipe
     return recipe.model_config(vocab_size=37000)
 
 
-def test_rows_are_those_of_table_3():
+def test_rows_are_those_of_table_3() -> None:
     assert PAPER_FIGURES.keys() == PAPER_SETTINGS.keys() - {"big-en-fr", "parsing", "parsing-semi-supervised"}
 
 
 @pytest.mark.parametrize("row", PAPER_FIGURES)
-def test_rows_at_the_papers_size_are_the_papers(row, tmp_path):
+def test_rows_at_the_papers_size_are_the_papers(row: str, tmp_path: Path) -> None:
     assert config_of({}, row, tmp_path).to_dict() == VaswaniTransformerConfig.from_paper(row).to_dict()
 
 
@@ -57,12 +59,12 @@ def test_rows_at_the_papers_size_are_the_papers(row, tmp_path):
         ("big", "num_heads", 16),
     ],
 )
-def test_sizes_keep_the_papers_ratio_to_the_base(row, field, value, tmp_path):
+def test_sizes_keep_the_papers_ratio_to_the_base(row: str, field: str, value: float | str, tmp_path: Path) -> None:
     base = {"d_model": 128, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3}
     assert getattr(config_of(base, row, tmp_path), field) == value
 
 
-def test_runs_of_all_rows_have_the_same_steps_and_data_and_no_mean_of_checkpoints(tmp_path):
+def test_runs_of_all_rows_have_the_same_steps_and_data_and_no_mean_of_checkpoints(tmp_path: Path) -> None:
     training = TrainingRecipe(steps=50, average_last=1, patience=3, evaluation_steps=10)
     recipes = [make_run(Recipe(data=GRAMMAR, training=training), tmp_path, row, 7).recipe for row in PAPER_FIGURES]
     assert len({recipe.training for recipe in recipes}) == len({recipe.data for recipe in recipes}) == 1
@@ -84,21 +86,23 @@ def test_runs_of_all_rows_have_the_same_steps_and_data_and_no_mean_of_checkpoint
         ({"dropout": 0.2}, ["base", "D-dropout0.2"], "row D-dropout0.2: its model is that of base"),
     ],
 )
-def test_row_without_a_model_at_this_size_is_an_error_of_one_line(model, rows, message, tmp_path):
+def test_row_without_a_model_at_this_size_is_an_error_of_one_line(
+    model: dict[str, Any], rows: list[str], message: str, tmp_path: Path
+) -> None:
     recipe = Recipe(data=GRAMMAR, model=model)
     with pytest.raises(UserError, match=message) as error:
         check_models(recipe, [make_run(recipe, tmp_path, row, 1) for row in rows])
     assert "\n" not in str(error.value)
 
 
-def metrics_of(figures):
+def metrics_of(figures: dict[str, PaperFigures]) -> dict[str, dict[str, dict[str, float | None]]]:
     return {
         row: {name: {"mean": getattr(figure, name), "std": None} for name in ("perplexity", "bleu")}
         for row, figure in figures.items()
     }
 
 
-def test_paper_is_ordered_as_itself():
+def test_paper_is_ordered_as_itself() -> None:
     comparison = orderings(metrics_of(PAPER_FIGURES))
     assert list(comparison) == ["A", "B", "C", "D", "E", "big"]
     assert all(counts["differ"] == [] for metrics in comparison.values() for counts in metrics.values())
@@ -106,7 +110,7 @@ def test_paper_is_ordered_as_itself():
     assert "perplexity" not in comparison["E"]
 
 
-def test_exchanged_rows_are_named_the_better_of_the_paper_first():
+def test_exchanged_rows_are_named_the_better_of_the_paper_first() -> None:
     figures = {row: PAPER_FIGURES[row] for row in ("base", "A-h1", "A-h4")}
     figures["base"], figures["A-h1"] = figures["A-h1"], figures["base"]
     counts = orderings(metrics_of(figures))["A"]["bleu"]
@@ -125,7 +129,9 @@ def test_exchanged_rows_are_named_the_better_of_the_paper_first():
         ("--no-such", "--no-such: not an argument"),
     ],
 )
-def test_wrong_argument_is_one_line(argument, message, arguments, tmp_path, capsys):
+def test_wrong_argument_is_one_line(
+    argument: str, message: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_table(arguments, tmp_path / "table", argument)
     error = capsys.readouterr().err
@@ -134,17 +140,21 @@ def test_wrong_argument_is_one_line(argument, message, arguments, tmp_path, caps
     assert not (tmp_path / "table").exists()
 
 
-def test_row_that_does_not_fit_the_data_is_an_error_before_any_training(arguments, tmp_path, capsys):
+def test_row_that_does_not_fit_the_data_is_an_error_before_any_training(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_table(arguments, tmp_path / "table", "--rows=base,E", "--model.max_position_embeddings=8")
     assert "row E: model.max_position_embeddings: split" in capsys.readouterr().err
     assert not list((tmp_path / "table").rglob("*.*"))
 
 
-def test_full_disk_ends_the_table_and_begins_no_other_row(arguments, tmp_path, capsys, monkeypatch):
+def test_full_disk_ends_the_table_and_begins_no_other_row(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = []
 
-    def full(recipe):
+    def full(recipe: Recipe) -> None:
         begun.append(recipe.name)
         raise OutputError("checkpoint-2: cannot be written: No space left on device; make room.")
 
@@ -156,7 +166,7 @@ def test_full_disk_ends_the_table_and_begins_no_other_row(arguments, tmp_path, c
 
 
 @pytest.mark.slow
-def test_table_resumes_run_by_run(arguments, tmp_path, capsys):
+def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, rows = tmp_path / "table", "--rows=base,A-h1"
     first = run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
     assert list(first["rows"]) == ["base", "A-h1"]
@@ -186,7 +196,7 @@ def test_table_resumes_run_by_run(arguments, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_run_of_the_table_is_a_run_of_the_training_command(arguments, tmp_path):
+def test_run_of_the_table_is_a_run_of_the_training_command(arguments: list[str], tmp_path: Path) -> None:
     """The row's recipe in its folder, trained by itself, has the same weights."""
     from training.train import run
 
@@ -198,7 +208,7 @@ def test_run_of_the_table_is_a_run_of_the_training_command(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_that_diverges_is_named_and_the_next_one_begins(tmp_path, capsys):
+def test_run_that_diverges_is_named_and_the_next_one_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = make_arguments(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         run_table(arguments, tmp_path / "t", "--rows=base,A-h1", "--training.learning_rate_scale=1e30")

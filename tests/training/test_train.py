@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from vaswani_transformer.errors import UserError
 
 
 @pytest.mark.slow
-def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path):
+def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"])
     results = run(recipe)
@@ -57,7 +58,7 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments, tmp_path)
 
 
 @pytest.mark.slow
-def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
+def test_validation_loss_is_a_mean_over_target_tokens(arguments: list[str], tmp_path: Path) -> None:
     """The oracle, without the Trainer, is the sum of -log P of all target tokens divided by their number."""
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
@@ -75,7 +76,7 @@ def test_validation_loss_is_a_mean_over_target_tokens(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
+def test_evaluation_never_changes_how_the_model_decodes(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     saved = json.loads((folder / "generation_config.json").read_text())
@@ -85,7 +86,7 @@ def test_evaluation_never_changes_how_the_model_decodes(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
+def test_two_processes_train_to_the_weights_of_one(arguments: list[str], tmp_path: Path) -> None:
     """A step is the mean over its target tokens for any number of processes, so only the order of sums differs.
 
     Dropout is off, because its masks differ by process; ten steps of Adam at rates near 1e-2 multiply rounding of 1e-7.
@@ -105,7 +106,7 @@ def test_two_processes_train_to_the_weights_of_one(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments, tmp_path):
+def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments: list[str], tmp_path: Path) -> None:
     """The device holds a third of a step, so a step has three micro-batches; only the order of sums differs."""
     arguments = [*arguments[1:], "--training.steps=10", "--model.dropout=0.0"]
     ran = {}
@@ -119,7 +120,9 @@ def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments, tmp_
 
 
 @pytest.mark.slow
-def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(arguments, tmp_path):
+def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(
+    arguments: list[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=12", "--training.average_last=3"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
@@ -131,7 +134,7 @@ def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(ar
 
 
 @pytest.mark.slow
-def test_checkpoints_are_also_written_by_the_clock(arguments, tmp_path):
+def test_checkpoints_are_also_written_by_the_clock(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     more = ["--training.steps=8", "--training.evaluation_steps=8", "--training.checkpoint_minutes=0.00001"]
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", *more]))
@@ -139,7 +142,7 @@ def test_checkpoints_are_also_written_by_the_clock(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_ends_after_its_minutes(arguments, tmp_path):
+def test_run_ends_after_its_minutes(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=100000", "--training.minutes=0.02"]
     results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
@@ -148,7 +151,7 @@ def test_run_ends_after_its_minutes(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
+def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path: Path) -> None:
     output = finish(start([str(ROOT / "training" / "recipes" / "quickstart.yaml")], tmp_path / "run"), seconds=800)
     line = output.splitlines()[-1]
     match = re.fullmatch(r"BLEU (\d+\.\d\d) on 1000 unseen sentences \((nrefs:1\|.*)\)", line)
@@ -158,7 +161,7 @@ def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_learned_positions_that_are_too_few_are_an_error_before_training(arguments, tmp_path):
+def test_learned_positions_that_are_too_few_are_an_error_before_training(arguments: list[str], tmp_path: Path) -> None:
     more = [
         "--model.position_embedding=learned",
         "--model.max_position_embeddings=30",
@@ -182,7 +185,7 @@ def test_learned_positions_that_are_too_few_are_an_error_before_training(argumen
         "--data.test=null",
     ],
 )
-def test_run_with_another_setting_leaves_a_model_that_decodes(arguments, tmp_path, more):
+def test_run_with_another_setting_leaves_a_model_that_decodes(arguments: list[str], tmp_path: Path, more: str) -> None:
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3", more]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -193,7 +196,7 @@ def test_run_with_another_setting_leaves_a_model_that_decodes(arguments, tmp_pat
 
 
 @pytest.mark.slow
-def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments, tmp_path):
+def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[str], tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
     tokenizer.save_pretrained(tmp_path / "own")
     more = [f"--output_dir={tmp_path / 'run'}", "--training.steps=3", f"--tokenizer.path={tmp_path / 'own'}"]
@@ -210,13 +213,17 @@ def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
-def test_attention_that_does_not_train_on_a_cpu_is_an_error_before_the_data_is_read(arguments, tmp_path, name):
+def test_attention_that_does_not_train_on_a_cpu_is_an_error_before_the_data_is_read(
+    arguments: list[str], tmp_path: Path, name: str
+) -> None:
     more = ["--data.path=/nowhere", f"--training.attention={name}", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
-def test_pairs_that_are_all_too_long_are_an_error_with_the_length_of_the_shortest(arguments, tmp_path):
+def test_pairs_that_are_all_too_long_are_an_error_with_the_length_of_the_shortest(
+    arguments: list[str], tmp_path: Path
+) -> None:
     more = ["--data.max_length=1", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(
         UserError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
@@ -224,7 +231,7 @@ def test_pairs_that_are_all_too_long_are_an_error_with_the_length_of_the_shortes
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
 
 
-def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys):
+def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(["nowhere.yaml"])
     assert end.value.code == 2

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -24,12 +25,12 @@ from vaswani_transformer.errors import UserError
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 
 
-def json_line(source, target):
+def json_line(source: str, target: str) -> str:
     return json.dumps({"translation": {"en": source, "de": target}}, ensure_ascii=False)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     """Write a folder with the three splits as JSON Lines, the training set compressed."""
     lines = "".join(json_line(*pair) + "\n" for pair in PAIRS)
     with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
@@ -39,11 +40,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def recipe(folder, **fields):
+def recipe(folder: Path, **fields: Any) -> DataRecipe:
     return DataRecipe(**{"path": str(folder), "validation": "validation.jsonl", "test": "test.jsonl"} | fields)
 
 
-def test_json_lines_are_read_plain_and_compressed(folder):
+def test_json_lines_are_read_plain_and_compressed(folder: Path) -> None:
     pairs = load_pairs(recipe(folder))
     assert set(pairs) == {"train", "validation", "test"}
     for split in pairs.values():
@@ -51,15 +52,15 @@ def test_json_lines_are_read_plain_and_compressed(folder):
         assert split["target"][:] == ["ein baum", "zwei bäume", "drei <pad>"]
 
 
-def test_direction_of_the_pairs_can_be_reversed(folder):
+def test_direction_of_the_pairs_can_be_reversed(folder: Path) -> None:
     assert load_pairs(recipe(folder, source="de", target="en"))["train"]["source"][0] == "ein baum"
 
 
-def test_data_set_may_lack_a_test_split(folder):
+def test_data_set_may_lack_a_test_split(folder: Path) -> None:
     assert set(load_pairs(recipe(folder, test=None))) == {"train", "validation"}
 
 
-def test_parallel_text_files_are_read_line_by_line(tmp_path):
+def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
     for split in ("train", "validation"):
         (tmp_path / f"{split}.en").write_text("one\ntwo\n", encoding="utf-8")
         (tmp_path / f"{split}.de").write_text("eins\nzwei\n", encoding="utf-8")
@@ -67,12 +68,12 @@ def test_parallel_text_files_are_read_line_by_line(tmp_path):
     assert load_pairs(data)["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
 
 
-def test_shipped_task_has_three_splits():
+def test_shipped_task_has_three_splits() -> None:
     pairs = load_pairs(DataRecipe(kind="grammar", target="es"))
     assert {name: len(split) for name, split in pairs.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
 
 
-def test_data_set_in_the_schema_of_the_hub_is_read():
+def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
     data = DataRecipe(kind="hub", path="own/set")
@@ -84,7 +85,9 @@ def test_data_set_in_the_schema_of_the_hub_is_read():
         to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
-def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path, monkeypatch):
+def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A local folder replaces the data set: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder_of_set = tmp_path / "set"
@@ -99,7 +102,7 @@ def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(tmp_path,
         load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
 
 
-def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path):
+def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
     (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
     data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
@@ -128,50 +131,50 @@ def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path
         (json_line("", "y"), r"line 2: the side 'en' is empty"),
     ],
 )
-def test_bad_line_is_an_error_that_names_it(folder, line, message):
+def test_bad_line_is_an_error_that_names_it(folder: Path, line: str, message: str) -> None:
     (folder / "train.jsonl").write_text(f"{json_line(*PAIRS[0])}\n{line}\n", encoding="utf-8")
     with pytest.raises(UserError, match=message) as refusal:
         load_pairs(recipe(folder, train="train.jsonl"))
     assert "\n" not in str(refusal.value)
 
 
-def test_empty_sides_are_dropped_on_request(folder):
+def test_empty_sides_are_dropped_on_request(folder: Path) -> None:
     (folder / "train.jsonl").write_text(f"{json_line('x', '')}\n{json_line('y', 'z')}\n", encoding="utf-8")
     assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
 
 
-def test_missing_file_is_an_error_that_names_it(folder):
+def test_missing_file_is_an_error_that_names_it(folder: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
         load_pairs(recipe(folder, train="nothing.jsonl"))
 
 
-def test_truncated_file_is_an_error_that_names_it(folder):
+def test_truncated_file_is_an_error_that_names_it(folder: Path) -> None:
     complete = (folder / "train.jsonl.gz").read_bytes()
     (folder / "train.jsonl.gz").write_bytes(complete[: len(complete) - 10])
     with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
 
 
-def test_empty_file_is_an_error(folder):
+def test_empty_file_is_an_error(folder: Path) -> None:
     (folder / "train.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=r"split train: it has no pairs"):
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [("en", "de"), ("de", "en")])
-def test_text_files_of_different_lengths_are_an_error(tmp_path, shorter, longer):
+def test_text_files_of_different_lengths_are_an_error(tmp_path: Path, shorter: str, longer: str) -> None:
     (tmp_path / f"train.{shorter}").write_text("one\n", encoding="utf-8")
     (tmp_path / f"train.{longer}").write_text("eins\nzwei\n", encoding="utf-8")
     with pytest.raises(UserError, match=rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.{language}"))
 
 
-def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path):
+def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.txt: .*needs \{language\}"):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
 
-def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
+def test_dropped_pairs_of_text_files_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "train.en").write_text("one\n\nthree\n", encoding="utf-8")
     (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
     data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
@@ -181,7 +184,7 @@ def test_dropped_pairs_of_text_files_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
-def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(folder, kind):
+def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(folder: Path, kind: str) -> None:
     for side, code in enumerate(("en", "de")):
         (folder / f"train.{code}").write_text("".join(pair[side] + "\n" for pair in PAIRS), encoding="utf-8")
     names = {} if kind == "json" else {"kind": "text", "train": "train.{language}", "validation": "train.{language}"}
@@ -194,7 +197,7 @@ def test_streamed_files_give_the_pairs_of_files_in_memory_in_every_iteration(fol
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataRecipe:
     """Write a folder of four shards in place of a data set of the Hub: `load_dataset` reads either."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder_of_set = tmp_path / "set"
@@ -207,7 +210,9 @@ def hub(tmp_path, monkeypatch):
     )
 
 
-def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(hub, caplog):
+def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(
+    hub: DataRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
     data = dataclasses.replace(hub, empty="drop", buffer=10)
     orders = []
     for seed, epoch in ((0, 0), (0, 1), (0, 0), (1, 0)):
@@ -225,7 +230,7 @@ def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(hub, capl
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_sources_of_the_hub_keep_their_order(hub, monkeypatch, streaming):
+def test_sources_of_the_hub_keep_their_order(hub: DataRecipe, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     data = dataclasses.replace(hub, empty="drop", streaming=streaming)
     sources = list(sources_in_order(data))
     assert sources == [f"text {shard} {number}" for shard in range(4) for number in range(1, 10)]
@@ -239,7 +244,7 @@ def test_sources_of_the_hub_keep_their_order(hub, monkeypatch, streaming):
         check_sources(distillation, sources_in_order(dataclasses.replace(data, source="de", target="en")), streaming)
 
 
-def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub):
+def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub: DataRecipe) -> None:
     with pytest.raises(UserError, match=r"split train: 4 pairs have an empty side; set data\.empty=drop"):
         load_pairs(hub)
     with pytest.raises(UserError, match=r"set, split train, pair \d+: the side 'de' is empty"):
@@ -250,7 +255,9 @@ def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub):
         load_pairs(dataclasses.replace(hub, train="training"))
 
 
-def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(folder, monkeypatch):
+def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 2)
     lines = [json_line(*pair) for pair in PAIRS[:2]]
     data = recipe(folder, train="train.jsonl", streaming=True)
@@ -268,7 +275,7 @@ def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(folde
                 next(pairs)
 
 
-def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_of_a_stream(folder):
+def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_of_a_stream(folder: Path) -> None:
     (folder / "train.jsonl").write_text("\n".join(json_line(f"s{n}", f"t{n}") for n in range(10)), encoding="utf-8")
     data = recipe(folder, train="train.jsonl", streaming=True)
     stream, in_memory = PairStream(data, seed=0), load_pairs(data)["train"]
@@ -281,19 +288,19 @@ def test_vocabulary_is_learned_from_evenly_spaced_pairs_of_a_set_and_the_first_o
 
 
 @pytest.fixture
-def tokenizer():
+def tokenizer() -> VaswaniTransformerTokenizer:
     """Return a tokenizer of one token a byte, and one for the end."""
     return VaswaniTransformerTokenizer.train_from_iterator([text for pair in PAIRS for text in pair], 259)
 
 
-def test_text_that_spells_a_special_token_stays_text(folder, tokenizer):
+def test_text_that_spells_a_special_token_stays_text(folder: Path, tokenizer: VaswaniTransformerTokenizer) -> None:
     encoded = tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder))["train"][2]
     assert encoded["input_ids"].count(tokenizer.eos_token_id) == 1
     assert tokenizer.pad_token_id not in encoded["labels"]
     assert tokenizer.decode(encoded["labels"], skip_special_tokens=True) == "drei <pad>"
 
 
-def test_added_language_tag_is_one_token_in_training(tokenizer):
+def test_added_language_tag_is_one_token_in_training(tokenizer: VaswaniTransformerTokenizer) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
     tag, end = tokenizer.convert_tokens_to_ids("<2de>"), tokenizer.eos_token_id
     sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
@@ -301,7 +308,9 @@ def test_added_language_tag_is_one_token_in_training(tokenizer):
     assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]
 
 
-def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are_kept(folder, tokenizer):
+def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are_kept(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer
+) -> None:
     pairs = load_pairs(recipe(folder))
     dropped = tokenize(pairs, tokenizer, recipe(folder, max_length=10))
     assert tokenizer.decode(dropped["train"]["labels"][0], skip_special_tokens=True) == "ein baum"
@@ -314,13 +323,17 @@ def test_training_pairs_that_are_too_long_are_dropped_or_an_error_and_others_are
         tokenize(pairs, tokenizer, recipe(folder, max_length=1))
 
 
-def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(folder, tokenizer):
+def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer
+) -> None:
     data = recipe(folder, streaming=True)
     at_once = tokenize(load_pairs(data), tokenizer, data)["train"].remove_columns(["reference", "number"])
     assert make_encode_fn(tokenizer, data)(list(PairStream(data, seed=0))) == at_once.to_list()
 
 
-def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(folder, tokenizer):
+def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer
+) -> None:
     pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
     assert len(make_encode_fn(tokenizer, recipe(folder, max_length=10))(pairs)) == 3
     with pytest.raises(UserError, match=r"data\.max_length: a training pair \('two trees'...\) has 12 tokens on a s"):

@@ -1,6 +1,7 @@
 """The floating-point operations of a step are those that torch counts; the peak rate is the device's."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
     "overrides",
     [{}, {"d_k": 16, "d_v": 5}, {"tie_word_embeddings": False, "attention_bias": True}, {"encoder_layers": 1}],
 )
-def test_flops_of_a_step_are_those_that_torch_counts(overrides):
+def test_flops_of_a_step_are_those_that_torch_counts(overrides: dict[str, Any]) -> None:
     """The batch has no padding, which torch would count, and eager attention, because torch lacks some fused products.
 
     The loss comes from logits, because torch does not count a product that is written into given memory. Neither count
@@ -34,7 +35,7 @@ def test_flops_of_a_step_are_those_that_torch_counts(overrides):
     assert training_flops(config, *lengths) == counter.get_total_flops()
 
 
-def test_flops_of_a_window_grow_linearly_with_the_source():
+def test_flops_of_a_window_grow_linearly_with_the_source() -> None:
     """From 2 r + 1 tokens on, every further token costs the same; below that a window saves nothing."""
     config, target = tiny_config(attention_window=3), torch.tensor([5])
     costs = [training_flops(config, torch.tensor([length]), target) for length in range(7, 12)]
@@ -44,7 +45,7 @@ def test_flops_of_a_window_grow_linearly_with_the_source():
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5))
-def test_flops_of_a_pair_do_not_depend_on_its_batch(pairs):
+def test_flops_of_a_pair_do_not_depend_on_its_batch(pairs: list[tuple[int, int]]) -> None:
     config = tiny_config()
     together = training_flops(config, *(torch.tensor(side) for side in zip(*pairs, strict=True)))
     assert together == sum(training_flops(config, torch.tensor([s]), torch.tensor([t])) for s, t in pairs)
@@ -68,5 +69,7 @@ def test_flops_of_a_pair_do_not_depend_on_its_batch(pairs):
         ("", "fp32", None),
     ],
 )
-def test_peak_rate_is_that_of_the_device_and_precision_or_unknown(name, precision, peak):
+def test_peak_rate_is_that_of_the_device_and_precision_or_unknown(
+    name: str, precision: str, peak: float | None
+) -> None:
     assert peak_teraflops(name, precision) == peak

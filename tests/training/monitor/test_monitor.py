@@ -10,11 +10,22 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 from tests.helpers import ROOT
 from tests.training.monitor.fake_stopwatch import FakeStopwatch
@@ -27,8 +38,9 @@ from training.monitor.flops import training_flops
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
 from training.monitor.stopwatch import PHASES
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from training.train import run
+from training.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
@@ -36,7 +48,7 @@ from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedu
 CPU = torch.device("cpu")
 
 
-def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only():
+def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -> None:
     seen = TrainingMonitor(CPU, "fp32")
     seen.stopwatch = FakeStopwatch()
     seen.peak = 1e-9
@@ -63,7 +75,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only():
         }
 
 
-def batches_of_rank(rank, ranks, parts, pairs, seed):
+def batches_of_rank(rank: int, ranks: int, parts: int, pairs: list[dict[str, Any]], seed: int) -> Iterator[list[int]]:
     """Yield the batches of one process, epoch after epoch."""
     lengths = [[len(pair[name]) for pair in pairs] for name in ("input_ids", "labels")]
     sampler = TokenBudgetBatchSampler(*lengths, 60, 60, num_processes=ranks, rank=rank, accumulation=parts, seed=seed)
@@ -72,7 +84,7 @@ def batches_of_rank(rank, ranks, parts, pairs, seed):
         yield from sampler
 
 
-def trained_by_hand(recipe, folder, ranks, parts):
+def trained_by_hand(recipe: Recipe, folder: Path, ranks: int, parts: int) -> Iterator[tuple[Any, ...]]:
     """Train without the Trainer; yield summed loss, target tokens, tokens, positions and FLOPs of each step."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     set_seed(recipe.seed)
@@ -97,7 +109,9 @@ def trained_by_hand(recipe, folder, ranks, parts):
 
 
 @pytest.mark.slow
-def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(arguments, tmp_path):
+def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(
+    arguments: list[str], tmp_path: Path
+) -> None:
     """An entry covers two steps with different numbers of target tokens, so a mean of the steps' means would differ.
 
     Dropout is off, because its masks differ by process; the order of sums makes a difference that Adam multiplies.
@@ -125,7 +139,7 @@ def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(arg
 
 
 @pytest.mark.slow
-def test_tensorboard_holds_every_metric_of_the_log(arguments, tmp_path):
+def test_tensorboard_holds_every_metric_of_the_log(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=6", "--training.log_steps=2"]
     curve = run(load_recipe(arguments[0], [*arguments[1:], *more]))["curve"]
@@ -149,7 +163,9 @@ def test_tensorboard_holds_every_metric_of_the_log(arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(arguments, tmp_path, launcher):
+def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(
+    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -173,12 +189,12 @@ def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(argumen
     ("seconds", "text"),
     [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (59.4 * 60, "59 min"), (60 * 60, "1 h 0 min"), (7500, "2 h 5 min")],
 )
-def test_time_left_is_given_in_a_readable_unit(seconds, text):
+def test_time_left_is_given_in_a_readable_unit(seconds: float, text: str) -> None:
     assert format_time_left(seconds) == text
 
 
 @pytest.mark.slow
-def test_terminal_gets_a_bar_with_the_latest_metrics(arguments, tmp_path):
+def test_terminal_gets_a_bar_with_the_latest_metrics(arguments: list[str], tmp_path: Path) -> None:
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "training.train", *arguments, f"--output_dir={tmp_path}/run"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -203,20 +219,20 @@ def test_terminal_gets_a_bar_with_the_latest_metrics(arguments, tmp_path):
 class InterruptAfter(TrainerCallback):
     """Sends Ctrl-C at the end of the step after `step`."""
 
-    def __init__(self, step):
+    def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step > self.step:
             raise KeyboardInterrupt
 
 
-def interrupt(monkeypatch, arguments, step):
+def interrupt(monkeypatch: pytest.MonkeyPatch, arguments: list[str], step: int) -> None:
     """Interrupt a run after a step."""
     with monkeypatch.context() as patch:
         make_trainer = train.make_trainer
 
-        def make(*arguments):
+        def make(*arguments: Any) -> RecipeTrainer:
             trainer = make_trainer(*arguments)
             trainer.add_callback(InterruptAfter(step))
             return trainer
@@ -227,7 +243,7 @@ def interrupt(monkeypatch, arguments, step):
 
 
 @pytest.mark.slow
-def test_phases_of_a_run_sum_to_its_time(arguments, tmp_path):
+def test_phases_of_a_run_sum_to_its_time(arguments: list[str], tmp_path: Path) -> None:
     began = time.perf_counter()
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6"]))
     assert results["seconds"] == sum(results["time"].values()) <= time.perf_counter() - began
@@ -236,7 +252,9 @@ def test_phases_of_a_run_sum_to_its_time(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, monkeypatch):
+def test_time_and_minutes_continue_after_an_interruption(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checkpoint records nearly an hour of training, so the recipe's minutes leave one step."""
     folder = tmp_path / "run"
     settings = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
@@ -258,7 +276,7 @@ def test_time_and_minutes_continue_after_an_interruption(arguments, tmp_path, mo
     assert again["time"]["forward"] == results["time"]["forward"]
 
 
-def test_minutes_before_an_interruption_count():
+def test_minutes_before_an_interruption_count() -> None:
     seen = TrainingMonitor(CPU, "fp32")
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
@@ -274,7 +292,7 @@ def test_minutes_before_an_interruption_count():
     ("bleu", "loss", "is_better"),
     [(0.0, 3.9, True), (0.0, 4.0, False), (0.0, 4.1, False), (0.0, float("nan"), False), (-0.1, 3.9, False)],
 )
-def test_equal_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
+def test_equal_bleu_at_a_lower_loss_is_better(bleu: float, loss: float, is_better: bool) -> None:
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
     LossTieBreaker("bleu").on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
@@ -283,7 +301,7 @@ def test_equal_bleu_at_a_lower_loss_is_better(bleu, loss, is_better):
 
 
 @pytest.mark.slow
-def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments, tmp_path):
+def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments: list[str], tmp_path: Path) -> None:
     """Every BLEU is 0 at the beginning of a run, and patience does not end it then."""
     folder = tmp_path / "run"
     more = [f"--output_dir={folder}", "--training.steps=9", "--training.patience=1"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -17,19 +18,19 @@ RESULTS = ROOT / "training" / "recipes" / "results" / "multi30k.json"
 REPOSITORY = "OWNER/multi30k-en-de"
 
 
-def test_card_is_what_the_code_makes_of_the_results(tmp_path):
+def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     main([str(RESULTS), REPOSITORY, f"--output={tmp_path / 'card.md'}"])
     assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
 
 
-def test_card_has_every_field_filled_in():
+def test_card_has_every_field_filled_in() -> None:
     text = CARD.read_text(encoding="utf-8")
     assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
     assert f'repository = "{REPOSITORY}"' in text
     assert f"{json.loads(RESULTS.read_text(encoding='utf-8'))['test']['bleu']:.2f}" in text
 
 
-def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path):
+def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path: Path) -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     scores = {"f1": 70.0, "precision": 71.0, "recall": 69.0, "exact_match": 20.0, "tagging_accuracy": 90.0}
     for split in ("validation", "test"):
@@ -49,7 +50,7 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path):
     assert ModelCard(text).data.language == ["en"]
 
 
-def test_card_s_metadata_are_valid():
+def test_card_s_metadata_are_valid() -> None:
     """The classes of huggingface_hub read them, and write them again, without the Hub."""
     assert metadata_errors(CARD.read_text(encoding="utf-8")) == []
     card = ModelCard.load(CARD)
@@ -76,7 +77,9 @@ def test_card_s_metadata_are_valid():
         ),
     ],
 )
-def test_command_of_a_card_has_a_placeholder_for_each_local_model(tmp_path, arguments, more):
+def test_command_of_a_card_has_a_placeholder_for_each_local_model(
+    tmp_path: Path, arguments: list[str], more: str
+) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: json, path: /a/data}\ntokenizer: {path: /a/tokenizer}")
     recipe = strip_local_paths(to_dict(load_recipe(tmp_path / "own.yaml", arguments)))
     assert "/a/" not in str(recipe)

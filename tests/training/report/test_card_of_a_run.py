@@ -8,6 +8,7 @@ import jinja2
 import jinja2.meta
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import ModelCardData
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,9 @@ scores = st.none() | st.floats(0, 100)
 
 @settings(max_examples=12)
 @given(st.tuples(scores, scores), st.sampled_from([("json", "own"), ("hub", "wmt/wmt14"), ("grammar", None)]))
-def test_model_index_holds_every_bleu_with_its_signature(fields, data):
+def test_model_index_holds_every_bleu_with_its_signature(
+    fields: tuple[float | None, float | None], data: tuple[str, str | None]
+) -> None:
     results = results_of(*data, scores=fields)
     card = ModelCard(str(make_card(results, REPOSITORY)))  # parsed by the Hub's library
     read_back = {
@@ -43,13 +46,13 @@ def test_model_index_holds_every_bleu_with_its_signature(fields, data):
     assert metadata_errors(str(card)) == []
 
 
-def test_template_has_no_field_without_a_value(monkeypatch):
+def test_template_has_no_field_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = jinja2.meta.find_undeclared_variables(
         jinja2.Environment().parse(card_module.TEMPLATE.read_text(encoding="utf-8"))
     )
     given_fields = {}
 
-    def watched(*_, template_path, **fields):
+    def watched(*_: ModelCardData, template_path: str, **fields: str) -> None:
         given_fields.update(fields)
 
     monkeypatch.setattr(card_module.ModelCard, "from_template", watched)
@@ -58,7 +61,7 @@ def test_template_has_no_field_without_a_value(monkeypatch):
     assert all(str(value).strip() for value in given_fields.values())
 
 
-def test_card_has_languages_data_license_size_time_hardware_and_code():
+def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     commit = {"hash": "a" * 40, "dirty": True}
     text = str(make_card(results_of(commit=commit), REPOSITORY, "cc-by-nc-4.0"))
     for fact in (
@@ -89,7 +92,7 @@ PARALLEL_CARDS: dict[str, tuple[dict[str, Any], str, set[str], str]] = {
 
 
 @pytest.mark.parametrize("variant", PARALLEL_CARDS)
-def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
+def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant: str) -> None:
     training, first, tags, search = PARALLEL_CARDS[variant]
     recipe = Recipe(
         name="own",
@@ -118,8 +121,8 @@ def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant):
     assert "The original Transformer" not in card.text
 
 
-def test_card_of_engine_names_the_start_the_loss_and_the_rate():
-    models = {"energy_from": "runs/teacher", "start_from": "runs/cmlm"}
+def test_card_of_engine_names_the_start_the_loss_and_the_rate() -> None:
+    models: dict[str, Any] = {"energy_from": "runs/teacher", "start_from": "runs/cmlm"}
     training = TrainingRecipe(optimizer="radam", learning_rate=0.0005, learning_rate_decay=1.0, **models)
     recipe = to_dict(Recipe(model={"kind": "cmlm"}, data=DataRecipe(path="multi30k"), training=training))
     text = make_card(results_of() | {"recipe": recipe}, REPOSITORY).text
@@ -130,19 +133,19 @@ def test_card_of_engine_names_the_start_the_loss_and_the_rate():
     assert "learning rate 0.0005 decaying exponentially; fp32" in text
 
 
-def test_every_kind_of_model_has_a_first_sentence():
+def test_every_kind_of_model_has_a_first_sentence() -> None:
     assert set(KINDS) <= set(card_module.INTRODUCTIONS)
     assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}
 
 
-def test_example_of_the_card_has_the_sentence_that_was_translated():
+def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", make_card(results_of(), REPOSITORY).text, flags=re.DOTALL)
     (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
     assert json.loads(text) == 'say "\u00e4"\n'
     assert card_module.FALLBACK_EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
 
 
-def test_card_shows_published_scores_next_to_those_of_the_test_set():
+def test_card_shows_published_scores_next_to_those_of_the_test_set() -> None:
     results = results_of()
     results["recipe"]["published"] = "41.02 tokenized BLEU by somebody"
     line = "- published on the same test set: 41.02 tokenized BLEU by somebody"
@@ -153,7 +156,7 @@ def test_card_shows_published_scores_next_to_those_of_the_test_set():
 
 
 @given(st.lists(st.floats(0, 100), max_size=60))
-def test_curve_shows_its_first_its_last_and_its_best_evaluation(bleus):
+def test_curve_shows_its_first_its_last_and_its_best_evaluation(bleus: list[float]) -> None:
     entries = [{"eval_bleu": bleu, "step": step} for step, bleu in enumerate(bleus)]
     shown = sample_entries(entries, "eval_bleu")
     assert len(shown) <= CURVE_ROWS + 1

@@ -7,12 +7,14 @@ import re
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.random import ArtificialRandom
 
 import vaswani_transformer
 from tests.helpers import ROOT
@@ -27,11 +29,11 @@ from vaswani_transformer import VaswaniTransformerTokenizer
 RESULTS = sorted((ROOT / "training" / "recipes" / "results").glob("*.json"))
 
 
-def dataset(pairs):
+def dataset(pairs: list[tuple[str, str]]) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"source": [a for a, _ in pairs], "target": [b for _, b in pairs]})
 
 
-def texts(node):
+def texts(node: Any) -> list[str]:
     """Yield every text in a tree, keys included."""
     if isinstance(node, dict):
         return [text for key, value in node.items() for text in (key, *texts(value))]
@@ -40,14 +42,16 @@ def texts(node):
     return [node] if isinstance(node, str) else []
 
 
-def test_fingerprint_is_the_digest_of_the_texts_in_order():
+def test_fingerprint_is_the_digest_of_the_texts_in_order() -> None:
     pairs = [(f"tree {number}", f"Baum {number} \u00e4\r") for number in range(2001)]
     joined = b"".join(text.encode() + b"\0" for pair in pairs for text in pair)
     assert fingerprint(dataset(pairs)) == {"pairs": 2001, "sha256": hashlib.sha256(joined).hexdigest()}
 
 
 @given(st.lists(st.tuples(st.text("ab"), st.text("ab")), min_size=1, max_size=5), st.randoms())
-def test_other_pairs_or_another_order_have_another_fingerprint(pairs, random):
+def test_other_pairs_or_another_order_have_another_fingerprint(
+    pairs: list[tuple[str, str]], random: ArtificialRandom
+) -> None:
     other = list(pairs)
     random.shuffle(other)
     assert (fingerprint(dataset(other)) == fingerprint(dataset(pairs))) == (other == pairs)
@@ -55,13 +59,15 @@ def test_other_pairs_or_another_order_have_another_fingerprint(pairs, random):
     assert (fingerprint(dataset(moved)) == fingerprint(dataset(pairs))) == (moved == pairs)
 
 
-def test_fingerprint_leaves_out_filtered_pairs():
+def test_fingerprint_leaves_out_filtered_pairs() -> None:
     pairs = dataset([("a", "x"), ("b", "y"), ("c", "z")])
     kept = pairs.filter(lambda pair: pair["source"] != "b")
     assert fingerprint(kept) == fingerprint(dataset([("a", "x"), ("c", "z")]))
 
 
-def test_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monkeypatch):
+def test_commit_is_the_checkouts_and_says_whether_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = tmp_path / "results.py"
     code.write_text("1")
     monkeypatch.setattr(results, "__file__", str(code))
@@ -81,12 +87,12 @@ def test_commit_is_the_checkouts_and_says_whether_it_was_changed(tmp_path, monke
     assert commit() == made | {"dirty": True}
 
 
-def test_commit_is_none_without_git(monkeypatch):
+def test_commit_is_none_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit() is None
 
 
-def test_versions_and_hardware_are_those_in_use():
+def test_versions_and_hardware_are_those_in_use() -> None:
     recorded = versions()
     assert recorded["torch"] == torch.__version__
     assert recorded["datasets"] == datasets.__version__
@@ -111,20 +117,20 @@ def test_versions_and_hardware_are_those_in_use():
         ("tokenizer", "somebody/vocabulary", "somebody/vocabulary"),
     ],
 )
-def test_published_recipe_has_no_path_of_its_files(tmp_path, group, path, name):
+def test_published_recipe_has_no_path_of_its_files(tmp_path: Path, group: str, path: str, name: str) -> None:
     recipe = tmp_path / "own.yaml"
     recipe.write_text("data: {kind: hub, path: somewhere}")
     tree = to_dict(load_recipe(recipe, [f"--{group}.path={path}"]))
     assert strip_local_paths(tree) == tree | {group: tree[group] | {"path": name}}
 
 
-def test_metric_that_is_not_a_number_is_null_in_json():
+def test_metric_that_is_not_a_number_is_null_in_json() -> None:
     tree = {"loss": float("nan"), "curve": [{"loss": float("inf")}, {"loss": 1.5}], "steps": 3, "name": "x"}
     assert to_json_values(tree) == {"loss": None, "curve": [{"loss": None}, {"loss": 1.5}], "steps": 3, "name": "x"}
 
 
 @pytest.mark.slow
-def test_results_are_complete_and_name_no_user_host_or_path(arguments, tmp_path):
+def test_results_are_complete_and_name_no_user_host_or_path(arguments: list[str], tmp_path: Path) -> None:
     """They have recipe, data, code, machine, time and scores, but no absolute path, host name or user name."""
     VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290).save_pretrained(tmp_path / "vocabulary")
     folder = tmp_path / "run"
@@ -151,13 +157,13 @@ def test_results_are_complete_and_name_no_user_host_or_path(arguments, tmp_path)
 RENAMED = {"overlong": "too_long", "unusable": "empty", "pool": "buffer", "refuse": "error"}
 
 
-def in_todays_words(recipe):
+def in_todays_words(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe of kept results with the present names of its keys and of its choices of data."""
     data = {RENAMED.get(name, name): RENAMED.get(value, value) for name, value in recipe["data"].items()}
     return recipe | {"data": data}
 
 
-def completed(recipe, defaults):
+def completed(recipe: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe of kept results with the defaults of newer fields."""
     return {
         name: completed(recipe[name], default)
@@ -168,7 +174,7 @@ def completed(recipe, defaults):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path):
+def test_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path: Path) -> None:
     kept = json.loads(path.read_text(encoding="utf-8"))
     recipe = load_recipe(str(ROOT / "training" / "recipes" / f"{path.stem}.yaml"), ["--data.path=anywhere"])
     assert set(

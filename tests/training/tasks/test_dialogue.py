@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +20,12 @@ RECIPES = sorted((ROOT / "training" / "recipes").glob("dialogue-*.yaml"))
 REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
 
 
-def dialogue(tokenize="none"):
+def dialogue(tokenize: str = "none") -> DialogueTask:
     recipe = dataclasses.replace(Recipe(), task="dialogue")
     return make_task(to_dict(recipe) | {"score": {"tokenize": tokenize}})
 
 
-def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety():
+def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
     scores = dialogue().test(REPLIES, REFERENCES)
     for order in (1, 2):
         expected = bleu(REPLIES, REFERENCES, "none", order)
@@ -35,7 +36,7 @@ def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety():
     assert dialogue().evaluate(REPLIES, REFERENCES).items() <= scores.items()
 
 
-def test_every_score_of_dialogue_is_a_metric_with_a_signature():
+def test_every_score_of_dialogue_is_a_metric_with_a_signature() -> None:
     task = dialogue("13a")
     scores = task.all_scores(REPLIES, REFERENCES)
     assert list(scores) == [metric.key for metric in task.metrics]
@@ -46,7 +47,7 @@ def test_every_score_of_dialogue_is_a_metric_with_a_signature():
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_dialogue_recipes_share_data_and_shape(path):
+def test_dialogue_recipes_share_data_and_shape(path: Path) -> None:
     first, recipe = (load_recipe(each, ["--data.path=somewhere"]) for each in (RECIPES[0], path))
     assert isinstance(make_task(to_dict(recipe)), DialogueTask)
     assert (recipe.data, recipe.tokenizer, recipe.score) == (first.data, first.tokenizer, first.score)
@@ -54,12 +55,14 @@ def test_dialogue_recipes_share_data_and_shape(path):
     assert [recipe.model[name] for name in shape] == [first.model[name] for name in shape]
 
 
-def test_every_kind_of_model_has_a_dialogue_recipe():
+def test_every_kind_of_model_has_a_dialogue_recipe() -> None:
     names = {path.stem.removeprefix("dialogue-") for path in RECIPES}
     assert names == {"autoregressive", "nat", "glat", "cmlm", "iterative-vae"}
 
 
-def test_command_calls_a_reply_no_translation(capsys, caplog):
+def test_command_calls_a_reply_no_translation(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = load_recipe(RECIPES[0], ["--data.path=somewhere"])
     example = {"source": "hi", "translation": "hello", "reference": "hey"}
     signature = {"bleu_2": 1.0, "bleu_2_signature": "s"}
@@ -73,7 +76,7 @@ def test_command_calls_a_reply_no_translation(capsys, caplog):
     assert "translat" not in (output + opening_line(recipe)).lower()
 
 
-def test_card_of_a_dialogue_model_names_no_translation():
+def test_card_of_a_dialogue_model_names_no_translation() -> None:
     results = json.loads((ROOT / "training" / "recipes" / "results" / "multi30k.json").read_text(encoding="utf-8"))
     recipe = to_dict(load_recipe(RECIPES[0], ["--data.path=self-dialogue"]))
     scores = {"bleu_1": 9.0, "bleu_1_signature": "s", "bleu_2": 3.0, "bleu_2_signature": "s"}

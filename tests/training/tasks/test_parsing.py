@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -30,7 +31,7 @@ TARGETS = [linearize(tree) for tree in GOLD_TREES]
 
 
 @pytest.fixture
-def recipe(tmp_path):
+def recipe(tmp_path: Path) -> Recipe:
     """Return a recipe of trees: training trees in two sections of many lines, the other splits with a tree a line."""
     for section in ("02", "03"):
         (tmp_path / section).mkdir()
@@ -46,13 +47,13 @@ def recipe(tmp_path):
     return Recipe(name="trees", data=data, tokenizer=TokenizerRecipe(vocab_size=340))
 
 
-def test_bracketed_files_become_sentences_and_linear_trees(recipe) -> None:
+def test_bracketed_files_become_sentences_and_linear_trees(recipe: Recipe) -> None:
     pairs = load_pairs(recipe.data)
     assert pairs["train"].to_dict() == {"source": WORDS * 2, "target": TARGETS * 2}
     assert pairs["validation"].to_dict() == pairs["test"].to_dict() == {"source": WORDS, "target": TARGETS}
 
 
-def test_pattern_without_a_file_and_broken_tree_are_named(recipe, tmp_path) -> None:
+def test_pattern_without_a_file_and_broken_tree_are_named(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file matches '24/\*.mrg'"):
         list(read_file(recipe.data, "02/*.mrg 24/*.mrg"))
     with pytest.raises(UserError, match=r"02: is a folder; name its files by a pattern such as '02/\*.mrg'"):
@@ -62,7 +63,7 @@ def test_pattern_without_a_file_and_broken_tree_are_named(recipe, tmp_path) -> N
         load_pairs(recipe.data)
 
 
-def test_every_label_is_one_token_and_no_word_is_a_label(recipe) -> None:
+def test_every_label_is_one_token_and_no_word_is_a_label(recipe: Recipe) -> None:
     pairs = load_pairs(recipe.data)
     tokenizer = make_tokenizer(recipe, pairs)
     assert len(tokenizer) <= 340
@@ -74,13 +75,13 @@ def test_every_label_is_one_token_and_no_word_is_a_label(recipe) -> None:
     assert tokenizer.batch_decode(sources, skip_special_tokens=True) == WORDS
 
 
-def test_vocabulary_counts_the_labels(recipe) -> None:
+def test_vocabulary_counts_the_labels(recipe: Recipe) -> None:
     small = Recipe(data=recipe.data, tokenizer=TokenizerRecipe(vocab_size=280))
     with pytest.raises(UserError, match=r"tokenizer.vocab_size: \d+ of 280 entries are the targets' labels"):
         make_tokenizer(small, load_pairs(recipe.data))
 
 
-def test_loaded_tokenizer_must_have_the_labels(recipe, tmp_path) -> None:
+def test_loaded_tokenizer_must_have_the_labels(recipe: Recipe, tmp_path: Path) -> None:
     pairs = load_pairs(recipe.data)
     tokenizer = make_tokenizer(recipe, pairs)
     tokenizer.save_pretrained(tmp_path / "whole")
@@ -92,7 +93,7 @@ def test_loaded_tokenizer_must_have_the_labels(recipe, tmp_path) -> None:
         make_tokenizer(Recipe(data=recipe.data, tokenizer=TokenizerRecipe(path=str(tmp_path / "plain"))), pairs)
 
 
-def test_scores_of_linear_trees_are_those_of_the_trees(recipe) -> None:
+def test_scores_of_linear_trees_are_those_of_the_trees(recipe: Recipe) -> None:
     task, predicted = make_task(to_dict(recipe)), read(PREDICTED)
     measured, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
     for metric in task.metrics:
@@ -106,14 +107,14 @@ def test_scores_of_linear_trees_are_those_of_the_trees(recipe) -> None:
     assert "errors:1" in scores["evalb_f1"]["signature"]
 
 
-def test_share_of_repaired_outputs_is_reported(recipe) -> None:
+def test_share_of_repaired_outputs_is_reported(recipe: Recipe) -> None:
     task = make_task(to_dict(recipe))
     assert task.statistics(["", TARGETS[1], "(S", TARGETS[3]], TARGETS[:4]) == {"repaired": 50}
     assert task.display("The dog", "(NP()DT") == "(TOP (NP (DT The) (XX dog)))"
 
 
 @pytest.mark.slow
-def test_run_ends_with_f1(recipe, tmp_path) -> None:
+def test_run_ends_with_f1(recipe: Recipe, tmp_path: Path) -> None:
     fields = {name: value for name, value in vars(recipe.data).items() if name != "subset"}
     path = tmp_path / "own.yaml"
     path.write_text(json.dumps({"name": "trees", "note": "Made by hand.", "data": fields}), encoding="utf-8")

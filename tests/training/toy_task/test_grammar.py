@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.training.toy_task.sentence_digest import digest_of_sentences
 from tests.training.toy_task.words import LEXICON, english_forms
 from training.toy_task.function_words import Determiner
-from training.toy_task.grammar import MAX_ENGLISH_WORDS, PATTERNS, TENSES, generate_sentences
+from training.toy_task.grammar import MAX_ENGLISH_WORDS, PATTERNS, TENSES, Sentence, generate_sentences
 from training.toy_task.lexicon import ADJECTIVES, NOUNS
 from training.toy_task.sampler import Sampler
 
@@ -134,18 +134,18 @@ def translate(english: str, tries: int = 200_000) -> str:
 
 
 @pytest.mark.parametrize(("english", "spanish"), GOLDEN.items())
-def test_spanish_is_what_a_speaker_would_say(english, spanish):
+def test_spanish_is_what_a_speaker_would_say(english: str, spanish: str) -> None:
     assert translate(english) == spanish
 
 
-def test_one_english_sentence_has_one_spanish_sentence(sample):
+def test_one_english_sentence_has_one_spanish_sentence(sample: list[Sentence]) -> None:
     spanish: dict[str, str] = {}
     for sentence in sample:
         assert spanish.setdefault(sentence.en, sentence.es) == sentence.es
     assert len(spanish) < len(sample), "a sample without repetitions shows nothing"
 
 
-def test_sentence_repeats_no_noun_or_adjective(sample):
+def test_sentence_repeats_no_noun_or_adjective(sample: list[Sentence]) -> None:
     content = {form for noun in NOUNS for form in noun.english} | {adjective.english for adjective in ADJECTIVES}
     for sentence in sample:
         words = Counter(re.findall("[a-z]+", sentence.en))
@@ -167,7 +167,7 @@ def is_compatible(first: str, second: str) -> bool:
     return bool(set(first.split()) & set(second.split()))
 
 
-def test_articles_and_adjectives_agree_with_their_noun(sample):
+def test_articles_and_adjectives_agree_with_their_noun(sample: list[Sentence]) -> None:
     seen = set()
     for before, noun, after in (words for sentence in sample for words in word_triples(sentence.es)):
         if noun in SPANISH_NOUNS:
@@ -182,7 +182,7 @@ def word_triples(text: str) -> Iterator[tuple[str, str, str]]:
     return zip(words, words[1:], words[2:], strict=False)
 
 
-def test_pronoun_subjects_agree_with_their_verb(sample):
+def test_pronoun_subjects_agree_with_their_verb(sample: list[Sentence]) -> None:
     pattern = re.compile(r"^(él|ella|ellos) (?:no )?(?:(?:me|te|lo|la|nos|los) )?(\w+)")
     matches = [match.groups() for sentence in sample if (match := pattern.match(sentence.es))]
     assert len(matches) > 1_000
@@ -193,7 +193,7 @@ def test_pronoun_subjects_agree_with_their_verb(sample):
 
 @settings(max_examples=20)
 @given(seed=st.integers())
-def test_every_sentence_has_valid_spelling_and_punctuation(seed):
+def test_every_sentence_has_valid_spelling_and_punctuation(seed: int) -> None:
     for sentence in itertools.islice(generate_sentences(seed), 200):
         english, spanish = sentence.en, sentence.es
         assert english == english.lower()
@@ -206,7 +206,7 @@ def test_every_sentence_has_valid_spelling_and_punctuation(seed):
 
 
 @pytest.mark.slow
-def test_same_seed_gives_the_same_sentences_under_another_hash_seed():
+def test_same_seed_gives_the_same_sentences_under_another_hash_seed() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.training.toy_task.sentence_digest", "2017"]
     other = subprocess.run(
@@ -216,6 +216,6 @@ def test_same_seed_gives_the_same_sentences_under_another_hash_seed():
     assert other != digest_of_sentences(2018)
 
 
-def test_sentences_behind_published_scores_are_unchanged():
+def test_sentences_behind_published_scores_are_unchanged() -> None:
     """The digest is the same on Python 3.10 to 3.13. A changed grammar needs a new one and a new quickstart run."""
     assert digest_of_sentences(2017) == "b6ad001538158895ba4d3f77ab6e75aff1b33358824e76ab82023f68646719eb"

@@ -5,7 +5,7 @@ from collections import Counter
 from training.toy_task.lexicon import ADJECTIVES, NOUNS, VERBS
 
 
-def test_no_english_form_belongs_to_two_words_or_two_tenses():
+def test_no_english_form_belongs_to_two_words_or_two_tenses() -> None:
     words = [form for noun in NOUNS for form in noun.english if form != "-"]
     words += [adjective.english for adjective in ADJECTIVES]
     words += [form for verb in VERBS for form in (verb.base, verb.third_person, verb.english_past)]

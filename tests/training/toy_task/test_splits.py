@@ -19,10 +19,11 @@ from tests.training.toy_task.words import (
     english_forms,
 )
 from training.toy_task import make_splits
+from training.toy_task.grammar import Sentence
 from training.toy_task.splits import assign_split, reserved_split
 
 
-def test_splits_have_the_schema_of_a_translation_data_set(splits):
+def test_splits_have_the_schema_of_a_translation_data_set(splits: DatasetDict) -> None:
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
     for rows in splits.values():
         assert rows.features == Features({"translation": Translation(languages=["en", "es"])})
@@ -30,7 +31,7 @@ def test_splits_have_the_schema_of_a_translation_data_set(splits):
         assert not rows.cache_files
 
 
-def test_splits_repeat_no_sentence(splits):
+def test_splits_repeat_no_sentence(splits: DatasetDict) -> None:
     sentences_of = {split: english(splits, split) for split in splits}
     for texts in sentences_of.values():
         assert len(set(texts)) == len(texts)
@@ -65,34 +66,34 @@ def visible_collocations(text: str) -> set[tuple[str, str]]:
     return collocations
 
 
-def test_recorded_collocations_are_those_that_a_reader_sees(sample):
+def test_recorded_collocations_are_those_that_a_reader_sees(sample: list[Sentence]) -> None:
     for sentence in sample:
         visible, recorded = visible_collocations(sentence.en), set(sentence.collocations)
         assert visible <= recorded, sentence
         assert visible == recorded or COORDINATION.search(sentence.en), sentence
 
 
-def test_training_and_validation_never_see_the_collocations_of_the_test_set(splits):
+def test_training_and_validation_never_see_the_collocations_of_the_test_set(splits: DatasetDict) -> None:
     for split, allowed in (("train", {"train"}), ("validation", {"train", "validation"}), ("test", {"train", "test"})):
         for text in english(splits, split):
             assert {reserved_split(collocation) for collocation in visible_collocations(text)} <= allowed, text
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_every_held_out_sentence_has_a_collocation_unseen_in_training(splits, split):
+def test_every_held_out_sentence_has_a_collocation_unseen_in_training(splits: DatasetDict, split: str) -> None:
     for text in english(splits, split):
         reserved = {reserved_split(collocation) for collocation in visible_collocations(text)}
         assert COORDINATION.search(text) or split in reserved, text
 
 
-def test_sentence_reserved_for_two_splits_is_in_neither(sample):
+def test_sentence_reserved_for_two_splits_is_in_neither(sample: list[Sentence]) -> None:
     unassigned = [sentence for sentence in sample if assign_split(sentence) is None]
     assert unassigned
     for sentence in unassigned:
         assert {"validation", "test"} <= {reserved_split(collocation) for collocation in sentence.collocations}
 
 
-def test_training_sees_every_word_of_the_other_splits(splits):
+def test_training_sees_every_word_of_the_other_splits(splits: DatasetDict) -> None:
     for language in ("en", "es"):
         known, *other_splits = (words_of(splits, split, language) for split in ("train", "validation", "test"))
         for words in other_splits:
@@ -103,20 +104,20 @@ def words_of(splits: DatasetDict, split: str, language: str) -> set[str]:
     return {word for pair in splits[split]["translation"] for word in re.findall(r"\w+", pair[language])}
 
 
-def test_training_sees_every_word_of_the_lexicon(splits):
+def test_training_sees_every_word_of_the_lexicon(splits: DatasetDict) -> None:
     known = words_of(splits, "train", "en")
     for word in LEXICON:
         forms = {form for form in english_forms(word) if form not in ("", "-")}
         assert {single for form in forms for single in form.split()} <= known
 
 
-def test_smaller_split_is_the_beginning_of_a_larger_one(splits):
+def test_smaller_split_is_the_beginning_of_a_larger_one(splits: DatasetDict) -> None:
     small = make_splits(train_size=200, validation_size=20, test_size=30)
     for split, rows in small.items():
         assert rows["translation"][:] == splits[split]["translation"][: len(rows)]
 
 
-def test_another_seed_gives_other_sentences_and_keeps_the_splits_apart(splits):
+def test_another_seed_gives_other_sentences_and_keeps_the_splits_apart(splits: DatasetDict) -> None:
     other = make_splits(train_size=300, validation_size=20, test_size=100, seed=1)
     assert english(other, "test") != english(splits, "test")[:100]
     assert not set(english(other, "test")) & set(english(splits, "train"))
@@ -124,7 +125,7 @@ def test_another_seed_gives_other_sentences_and_keeps_the_splits_apart(splits):
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("size", [0, -1, 100_001, 10**12])
-def test_split_size_out_of_range_is_an_error(split, size):
+def test_split_size_out_of_range_is_an_error(split: str, size: int) -> None:
     with pytest.raises(ValueError, match=rf"^{split}_size: .*; got {size}, expected 1 to 100000\. Choose a size"):
         make_splits(**{f"{split}_size": size})
 
@@ -150,13 +151,13 @@ MEETINGS = {
 
 
 @pytest.mark.parametrize("meeting", MEETINGS)
-def test_words_meet_in_training(splits, meeting):
+def test_words_meet_in_training(splits: DatasetDict, meeting: str) -> None:
     minimum_share, holds = MEETINGS[meeting]
     texts = english(splits, "train")
     assert sum(bool(holds(text)) for text in texts) >= minimum_share * len(texts)
 
 
-def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits):
+def test_every_adjective_describes_a_first_and_a_later_noun_in_training(splits: DatasetDict) -> None:
     """Each appears at least 50 times in both positions, except "fast", which describes only animals."""
     seen = Counter()
     for text in english(splits, "train"):

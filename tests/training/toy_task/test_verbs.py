@@ -37,5 +37,5 @@ CONJUGATIONS = {
 
 
 @pytest.mark.parametrize(("infinitive", "tense"), CONJUGATIONS)
-def test_verbs_are_conjugated_as_in_a_grammar_book(infinitive, tense):
+def test_verbs_are_conjugated_as_in_a_grammar_book(infinitive: str, tense: str) -> None:
     assert " ".join(conjugate(infinitive, tense, person) for person in range(5)) == CONJUGATIONS[infinitive, tense]
