@@ -21,7 +21,9 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def distance(first: Tensor, second: Tensor) -> float:
+def distance(first: Tensor | None, second: Tensor | None) -> float:
+    assert first is not None
+    assert second is not None
     return (full(first) - full(second)).detach().abs().max().item()
 
 

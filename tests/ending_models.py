@@ -16,7 +16,7 @@ def ending_model(
 ) -> VaswaniTransformerForConditionalGeneration:
     """Return a random model with a raised logit of the end token, in float64 so that rounding decides nothing."""
     model = small_model(seed, vocab_size, **overrides).double()
-    norm = model.model.decoder.layers[-1].feed_forward_add_norm.norm
+    norm: Any = model.model.decoder.layers[-1].feed_forward_add_norm.norm
     end = model.lm_head.weight[END]
     norm.weight.data.fill_(1.0)
     norm.bias.data += eagerness * end / end.square().sum()

@@ -22,6 +22,7 @@ class FlashKernels:
         window_size: tuple[int, int] = (-1, -1),
     ) -> Tensor:
         assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+        assert softmax_scale is not None
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
         if causal:  # the last query attends to the last key
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])

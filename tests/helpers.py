@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vaswani_transformer import (
     VaswaniTransformerConfig,
@@ -62,6 +63,11 @@ def tiny_model(**overrides: Any) -> VaswaniTransformerForConditionalGeneration:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return VaswaniTransformerForConditionalGeneration(tiny_config(**overrides)).eval()
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Return a saved tokenizer by its Auto class, whose type in Transformers is a union with None."""
+    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder))
 
 
 def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
@@ -152,12 +158,12 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        function: Callable[..., Any],
+        func: Callable[..., Any],
         types: Any,
-        arguments: tuple[Any, ...] = (),
-        keywords: dict[str, Any] | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = function(*arguments, **(keywords or {}))
+        result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(tensor, Tensor):
                 self.numel = max(self.numel, tensor.numel())

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -32,9 +32,9 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 30
-    server: "HubServer"
+    server: "HubServer"  # ty: ignore[incompatible-mutable-override] - the only server that makes one
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
     @property
@@ -153,13 +153,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def tree(self, _: bytes, name: str, revision: str, folder: str | None = None) -> None:
-        _, commit = self.repository(name).at(revision)
+        commit = self.repository(name).at(revision)[1]
         inside = {path: file for path, file in commit.files.items() if path.startswith(f"{folder}/" if folder else "")}
         if folder and not inside:
             raise RequestError(404, "EntryNotFound", f"{folder} does not exist")
         listed = []
         for path, file in sorted(inside.items()):
-            entry = {"type": "file", "path": path, "size": len(file.content), "oid": file.oid}
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": len(file.content), "oid": file.oid}
             if file.is_lfs:
                 entry["lfs"] = {"oid": file.oid, "size": len(file.content), "pointerSize": 130}
             listed.append(entry)
@@ -288,7 +288,7 @@ class HubServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) -> Iterator[str]:
+def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) -> Generator[str]:
     """Serve `hub` until the block ends, or for `LIFETIME`, at the yielded address.
 
     Args:

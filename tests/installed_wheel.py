@@ -3,9 +3,10 @@
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
 import vaswani_transformer
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerTokenizer, attention_page
@@ -19,7 +20,7 @@ def main() -> None:
     torch.manual_seed(0)
     texts = ["the dogs sleep.", "los perros duermen."]
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, vocab_size=280)
-    sizes = {"d_model": 32, "d_ff": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+    sizes: dict[str, Any] = {"d_model": 32, "d_ff": 64, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
     config = VaswaniTransformerConfig(vocab_size=len(tokenizer), **sizes)
     model = AutoModelForSeq2SeqLM.from_config(config)
     with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +31,9 @@ def main() -> None:
         translator = pipeline("vaswani-translation", model=folder)
         assert isinstance(translator(texts[0])[0]["translation_text"], str)
         loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
-        page = attention_page(loaded, AutoTokenizer.from_pretrained(folder), texts[0], texts[1])
+        page = attention_page(
+            loaded, cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder)), texts[0], texts[1]
+        )
         assert page.startswith("<!doctype html>")
         command = ["vaswani-translate", folder, "--dtype=int8", "--device=cpu"]
         lines = subprocess.run(command, input="the dogs sleep.\n\n", capture_output=True, text=True, check=True).stdout

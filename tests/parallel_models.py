@@ -15,6 +15,12 @@ from vaswani_transformer import (
     VaswaniNatForConditionalGeneration,
 )
 
+ParallelModel = (
+    VaswaniNatForConditionalGeneration
+    | VaswaniIterativeVaeForConditionalGeneration
+    | VaswaniCmlmForConditionalGeneration
+)
+
 END, MASK = 2, 3
 
 
@@ -27,7 +33,7 @@ def tiny_nat(**overrides: Any) -> VaswaniNatForConditionalGeneration:
 
 def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
     """Return a tiny CMLM with random weights, in evaluation mode, the same at each call."""
-    settings = {**TINY, "mask_token_id": MASK, "max_target_length": 20, **overrides}
+    settings: dict[str, Any] = {**TINY, "mask_token_id": MASK, "max_target_length": 20, **overrides}
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**settings)).eval()

@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_merged_adapter_is_saved_and_loaded_as_a_model(variant: str, tmp_path) -> None:
+def test_merged_adapter_is_saved_and_loaded_as_a_model(variant: str, tmp_path: Path) -> None:
     model = adapted(**VARIANTS[variant])
     logits, hypotheses = answers(model)
     assert not torch.equal(hypotheses, answers(model_of_pairs()[0])[1])
@@ -80,14 +80,14 @@ def test_merged_adapter_is_saved_and_loaded_as_a_model(variant: str, tmp_path) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_adapter_is_saved_and_loaded_onto_the_model(variant: str, tmp_path) -> None:
+def test_adapter_is_saved_and_loaded_onto_the_model(variant: str, tmp_path: Path) -> None:
     model = adapted(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "adapter")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), model)
 
 
-def test_transformers_loads_the_adapter(tmp_path) -> None:
+def test_transformers_loads_the_adapter(tmp_path: Path) -> None:
     model, plain = adapted(), base(tmp_path)
     model.save_pretrained(tmp_path / "adapter")
     plain.load_adapter(tmp_path / "adapter")
@@ -95,7 +95,7 @@ def test_transformers_loads_the_adapter(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["attention", "all linear layers", "with some tokens"])
-def test_merged_adapter_keeps_the_matrix_tied(variant: str, tmp_path) -> None:
+def test_merged_adapter_keeps_the_matrix_tied(variant: str, tmp_path: Path) -> None:
     adapted(**VARIANTS[variant]).merge_and_unload().save_pretrained(tmp_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     names = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
@@ -151,7 +151,7 @@ def test_adapter_without_tokens_is_an_error(tied: bool, settings: dict[str, Any]
 
 
 @pytest.mark.slow
-def test_stock_trainer_trains_and_saves_only_the_adapter(tmp_path) -> None:
+def test_stock_trainer_trains_and_saves_only_the_adapter(tmp_path: Path) -> None:
     model, tokenizer = model_of_pairs()
     plain = copy.deepcopy(model)
     adapter = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM"))

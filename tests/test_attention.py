@@ -189,7 +189,9 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
     """Flash kernels need d_v = d_k; the zeros that pad narrower heads change nothing."""
     widths = []
 
-    def one_width(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object):
+    def one_width(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor | None]:
         widths.extend([query.shape[-1], key.shape[-1], value.shape[-1]])
         return scaled_dot_product_attention(module, query, key, value, *args, **kwargs)
 

@@ -12,7 +12,9 @@ from vaswani_transformer.batching import TokenBudgetBatchSampler
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 5))
-def test_ranks_together_get_every_pair_exactly_once(pairs, num_processes, accumulation, epoch):
+def test_ranks_together_get_every_pair_exactly_once(
+    pairs: list[tuple[int, int]], num_processes: int, accumulation: int, epoch: int
+) -> None:
     seen = []
     for rank in range(num_processes):
         rank_sampler = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
@@ -25,13 +27,13 @@ def test_ranks_together_get_every_pair_exactly_once(pairs, num_processes, accumu
 
 
 @given(LENGTHS)
-def test_batch_keeps_to_both_budgets(pairs):
+def test_batch_keeps_to_both_budgets(pairs: list[tuple[int, int]]) -> None:
     for batch in sampler(pairs):
         assert len(batch) * max(pairs[index][0] for index in batch) <= 60
         assert len(batch) * max(pairs[index][1] for index in batch) <= 60
 
 
-def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
+def test_step_is_the_same_for_any_number_of_processes_and_micro_batches() -> None:
     """Every step here has a pair for each micro-batch."""
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
@@ -50,7 +52,9 @@ def test_step_is_the_same_for_any_number_of_processes_and_micro_batches():
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
-def test_number_of_batches_is_the_same_in_every_epoch_and_on_every_rank(pairs, num_processes, accumulation):
+def test_number_of_batches_is_the_same_in_every_epoch_and_on_every_rank(
+    pairs: list[tuple[int, int]], num_processes: int, accumulation: int
+) -> None:
     counts = set()
     for rank in range(num_processes):
         rank_sampler = sampler(pairs, rank, num_processes=num_processes, accumulation=accumulation)
@@ -60,7 +64,7 @@ def test_number_of_batches_is_the_same_in_every_epoch_and_on_every_rank(pairs, n
     assert len(counts) == 1
 
 
-def test_epochs_differ_and_the_seed_determines_each():
+def test_epochs_differ_and_the_seed_determines_each() -> None:
     generator = random.Random(0)
     pairs = [(generator.randint(3, 12), generator.randint(3, 12)) for _ in range(500)]
     sampled, other = sampler(pairs, seed=1), sampler(pairs, seed=1)
@@ -73,7 +77,7 @@ def test_epochs_differ_and_the_seed_determines_each():
     assert sorted(map(sorted, sampled)) != sorted(map(sorted, first))
 
 
-def test_epoch_can_come_from_a_function():
+def test_epoch_can_come_from_a_function() -> None:
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
     now = 0
     with_set_epoch, with_function = sampler(pairs), sampler(pairs, epoch=lambda: now)
@@ -82,18 +86,18 @@ def test_epoch_can_come_from_a_function():
         assert list(with_function) == list(with_set_epoch)
 
 
-def test_padding_share_of_a_large_set_is_below_three_percent():
+def test_padding_share_of_a_large_set_is_below_three_percent() -> None:
     generator = random.Random(0)
     sources = [max(2, round(generator.lognormvariate(math.log(25), 0.5))) for _ in range(60_000)]
     targets = [max(2, round(length * generator.uniform(0.9, 1.2))) for length in sources]
     assert TokenBudgetBatchSampler(sources, targets, 4096, 4096).padding_share < 0.03
 
 
-def test_pair_beyond_the_budget_is_an_error():
+def test_pair_beyond_the_budget_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"Pair 1 has 3 source and 61 target tokens.*60.*raise the budget"):
         sampler([(3, 3), (3, 61)])
 
 
-def test_too_few_pairs_for_the_micro_batches_of_a_step_are_an_error():
+def test_too_few_pairs_for_the_micro_batches_of_a_step_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"2 pairs cannot be split over the 4 micro-batches"):
         sampler([(3, 3), (3, 3)], num_processes=2, accumulation=2)

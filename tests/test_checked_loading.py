@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from vaswani_transformer.translate import command as translate
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save the model of pairs with its tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     for part in model_of_pairs():
@@ -26,7 +28,9 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(saved, tmp_path, caplog, way):
+def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
     folder = break_model(saved, tmp_path / "model", way)
     for model_class in (AutoModelForSeq2SeqLM, VaswaniTransformerForConditionalGeneration):
         with pytest.raises(UserError) as error:
@@ -47,7 +51,15 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(save
         (convert.main, ["ctranslate2", "{folder}", "{out}"]),
     ],
 )
-def test_broken_weights_end_every_command_with_one_line(saved, tmp_path, capsys, monkeypatch, main, arguments, way):
+def test_broken_weights_end_every_command_with_one_line(
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    way: str,
+) -> None:
     pytest.importorskip("ctranslate2")
     folder, out = break_model(saved, tmp_path / "model", way), tmp_path / "out"
     monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads the file later
@@ -59,7 +71,7 @@ def test_broken_weights_end_every_command_with_one_line(saved, tmp_path, capsys,
     assert not out.exists()
 
 
-def test_complete_model_loads_as_transformers_loads_it(saved):
+def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:
     model = load_model(str(saved))
     other = AutoModelForSeq2SeqLM.from_pretrained(saved)
     for (name, weight), (_, expected) in zip(model.named_parameters(), other.named_parameters(), strict=True):
@@ -67,12 +79,12 @@ def test_complete_model_loads_as_transformers_loads_it(saved):
 
 
 @pytest.mark.parametrize("way", ["layer more", "layer less"])
-def test_from_pretrained_itself_is_unchanged(saved, tmp_path, way):
+def test_from_pretrained_itself_is_unchanged(saved: Path, tmp_path: Path, way: str) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(break_model(saved, tmp_path / "model", way))
     assert (model.config.encoder_layers, model.config.decoder_layers) == ((3, 2) if way == "layer more" else (2, 1))
 
 
-def test_folder_without_a_model_is_an_error_of_one_line(saved, tmp_path):
+def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: Path) -> None:
     for name, message in (
         (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
         (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
@@ -87,6 +99,6 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved, tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_any_failure_to_load_is_an_error_of_one_line():
+def test_any_failure_to_load_is_an_error_of_one_line() -> None:
     with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
         raise KeyError

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_
     """Transformers does so in sampling and greedy search, not in beam search."""
     model, graphs = tiny_model(position_embedding=position_type), []
     source, mask = padded_batch([5, 3])
-    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
+    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
     generated = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
     assert generated.shape[1] > 5
     assert torch.equal(generated, model.generate(**inputs))
@@ -166,7 +167,7 @@ def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, 
     """One graph is for the first step, which fills the cache of the source, and one for all others."""
     model, graphs = tiny_model(position_embedding=position_type), []
     source, mask = padded_batch([5, 3])
-    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
+    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
     expected = model.generate(**inputs)
     assert expected.shape[1] > 5
     model.forward = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keeping(graphs))
@@ -192,7 +193,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
         return outputs
 
     model.forward = forward
-    inputs = {"input_ids": source, "attention_mask": mask, **SEARCHES["beams"]}
+    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES["beams"]}
     generated = model.generate(**inputs, cache_implementation="static")
     assert generated.shape[1] > 5
     assert len(addresses) == 1
@@ -202,7 +203,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
 def test_inductor_compiles_the_steps_of_both_searches() -> None:
     model = tiny_model()
     source, mask = padded_batch([5, 3])
-    inputs = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
+    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
     greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
     expected = [model.generate(**inputs, disable_compile=True) for inputs in (greedy, paper)]
     generated = model.generate(**greedy, compile_config=compiled_by("inductor"))
@@ -254,7 +255,7 @@ def test_export_without_masks_has_dynamic_lengths_too() -> None:
         torch.testing.assert_close(program(**batch, use_cache=False).logits, model(**batch).logits, **FLOAT32)
 
 
-def test_encoder_is_exported_with_dynamic_lengths(tmp_path) -> None:
+def test_encoder_is_exported_with_dynamic_lengths(tmp_path: Path) -> None:
     encoder = tiny_model().get_encoder().requires_grad_(False)
     rows, source = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("source", min=2, max=64)
     tokens, mask = padded_batch([5, 3, 4])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_config_survives_its_json(config: VaswaniTransformerConfig) -> None:
     assert again.to_dict() == config.to_dict()
 
 
-def test_saved_config_loads_unchanged(tmp_path) -> None:
+def test_saved_config_loads_unchanged(tmp_path: Path) -> None:
     config = tiny_config(d_v=5, dropout=0.25, eos_token_id=[2, 3])
     config.save_pretrained(tmp_path)
     again = VaswaniTransformerConfig.from_pretrained(tmp_path)
@@ -164,7 +165,7 @@ def test_eos_token_id_accepts_several_tokens() -> None:
 
 
 @pytest.mark.parametrize("ends", [None, [2, 3]])
-def test_token_id_is_one_id_or_an_error_that_names_the_field(ends) -> None:
+def test_token_id_is_one_id_or_an_error_that_names_the_field(ends: list[int] | None) -> None:
     config = tiny_config(eos_token_id=ends, decoder_start_token_id=5)
     assert (config.token_id("pad_token_id"), config.token_id("target_start_token_id")) == (1, 5)
     with pytest.raises(ValueError, match=rf"^eos_token_id: .*got {re.escape(str(ends))}, expected an id\. Set it"):
@@ -226,7 +227,7 @@ def test_config_error_names_field_value_and_fix(fields: dict[str, object], words
         assert word in str(error.value)
 
 
-def test_saved_config_is_checked_too(tmp_path) -> None:
+def test_saved_config_is_checked_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_dict() | {"dropout": 2}))
     with pytest.raises(StrictDataclassError, match="dropout"):
         VaswaniTransformerConfig.from_pretrained(tmp_path)
@@ -295,7 +296,7 @@ def test_tensor_parallel_plans_are_on_the_classes_and_not_on_the_config() -> Non
 @pytest.mark.parametrize(
     "side", [{}, {"decoder": True}, {"encoder": True}, {"decoder": True, "encoder": True}], ids=str
 )
-def test_stack_config_has_the_depth_of_its_stack(side):
+def test_stack_config_has_the_depth_of_its_stack(side: dict[str, Any]) -> None:
     config = tiny_config(encoder_layers=3, decoder_layers=5)
     ours, theirs = config.get_text_config(**side), PreTrainedConfig.get_text_config(config, **side)
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "is_encoder_decoder")

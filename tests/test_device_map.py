@@ -43,7 +43,7 @@ def weight_devices(model: VaswaniTransformerForConditionalGeneration) -> set[str
 @pytest.mark.parametrize("files", ["one file", "many"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("room", ROOM)
-def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, files: str, tmp_path) -> None:
+def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, files: str, tmp_path: Path) -> None:
     model = tiny_model(**VARIANTS[variant])
     model.use_paper_decoding()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
@@ -63,7 +63,7 @@ def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, f
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
 @pytest.mark.parametrize("room", ROOM)
-def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path) -> None:
+def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")
     again = distribute(tmp_path / "model", ROOM[room])
@@ -97,7 +97,7 @@ def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bo
     assert len({device_of(name) for name in (*EMBEDDINGS, *(["lm_head"] if tied else []))}) == 1
 
 
-def test_model_in_memory_can_be_prepared(tmp_path) -> None:
+def test_model_in_memory_can_be_prepared(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     source, mask = padded_batch([5, 3])
     fast = prepare_for_inference(distribute(tmp_path, None), "float32")
@@ -105,7 +105,7 @@ def test_model_in_memory_can_be_prepared(tmp_path) -> None:
     assert torch.equal(fast.generate(source, attention_mask=mask, max_new_tokens=9), expected)
 
 
-def test_model_on_disk_cannot_be_prepared(tmp_path) -> None:
+def test_model_on_disk_cannot_be_prepared(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
         prepare_for_inference(distribute(tmp_path, ROOM["disk"]), "int8")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.helpers import ROOT
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "fsdp"])
-def test_model_split_over_two_processes_equals_the_complete_model(kind, tmp_path):
+def test_model_split_over_two_processes_equals_the_complete_model(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     finished = subprocess.run(
         [*command, str(ROOT / "tests" / "distributed_worker.py"), kind, str(tmp_path)],

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def quickstart(tmp_path_factory) -> Path:
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a quickstart run of two steps, whose translations are bad and limited to a few tokens."""
     folder = tmp_path_factory.mktemp("quickstart") / "runs" / "quickstart"
     steps = ["--training.steps=2", "--training.evaluation_steps=2", "--decoding.max_source_relative_length=2"]
@@ -60,8 +61,11 @@ def quickstart(tmp_path_factory) -> Path:
     return folder
 
 
+PageOutputs = Callable[[Path], tuple[list[str], Path]]  # the outputs of a page's blocks, and their folder
+
+
 @pytest.fixture(scope="session")
-def page_outputs(quickstart, tmp_path_factory):
+def page_outputs(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> PageOutputs:
     """Return a function that runs a page's blocks in order, once, and returns their outputs and the folder."""
     pages: dict[Path, tuple[list[str], Path]] = {}
 
@@ -78,7 +82,7 @@ def page_outputs(quickstart, tmp_path_factory):
     return outputs_of
 
 
-def output_with(page_outputs, text: str) -> str:
+def output_with(page_outputs: PageOutputs, text: str) -> str:
     """Return the output of the only block that holds `text`."""
     page, block = page_with(text)
     outputs, _ = page_outputs(page)
@@ -93,39 +97,41 @@ def translations(folder: Path, texts: list[str], **settings: object) -> list[str
     return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
 
 
-def test_pages_have_blocks_to_run():
+def test_pages_have_blocks_to_run() -> None:
     assert sum(len(blocks_of(page, "python")) for page in PAGES) >= 18
     assert sum(len(blocks_of(page, "bash")) for page in PAGES) >= 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in RUN_PAGES if blocks_of(page, "python")], ids=page_name)
-def test_every_python_block_runs(page, page_outputs):
+def test_every_python_block_runs(page: Path, page_outputs: PageOutputs) -> None:
     outputs, _ = page_outputs(page)
     assert len(outputs) == len(blocks_of(page, "python"))
 
 
 @pytest.mark.slow
-def test_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs):
+def test_script_with_the_stock_trainer_learns_its_three_pairs(page_outputs: PageOutputs) -> None:
     assert output_with(page_outputs, "Seq2SeqTrainer").splitlines()[-1] == "['hola mundo', 'te amo', 'buenos dias']"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["torch.compile", "offload_folder", "prepare_for_inference(model"])
-def test_another_way_of_running_the_model_gives_its_translations(text, page_outputs, quickstart):
+def test_another_way_of_running_the_model_gives_its_translations(
+    text: str, page_outputs: PageOutputs, quickstart: Path
+) -> None:
     texts = ["the dogs sleep.", "the old woman sees a house."]
     assert ast.literal_eval(output_with(page_outputs, text)) == translations(quickstart, texts)
 
 
 @pytest.mark.slow
-def test_exported_model_decodes_greedily(page_outputs, quickstart):
+def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: Path) -> None:
     texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
     expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
     assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
 
 
 @pytest.mark.slow
-def test_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
+def test_adapter_and_the_merged_model_are_saved(page_outputs: PageOutputs, quickstart: Path) -> None:
     _, folder = page_outputs(page_with("LoraConfig")[0])
     assert (folder / "runs" / "adapter" / "adapter_model.safetensors").exists()
     merged = VaswaniTransformerForConditionalGeneration.from_pretrained(folder / "runs" / "adapted").state_dict()
@@ -136,7 +142,7 @@ def test_adapter_and_the_merged_model_are_saved(page_outputs, quickstart):
 
 
 @pytest.mark.slow
-def test_search_of_the_parsing_experiments_is_saved(page_outputs):
+def test_search_of_the_parsing_experiments_is_saved(page_outputs: PageOutputs) -> None:
     _, folder = page_outputs(page_with("runs/wide-search")[0])
     search = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
     assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
@@ -144,7 +150,7 @@ def test_search_of_the_parsing_experiments_is_saved(page_outputs):
 
 
 @pytest.mark.slow
-def test_figures_are_drawn(page_outputs):
+def test_figures_are_drawn(page_outputs: PageOutputs) -> None:
     _, folder = page_outputs(page_with("draw_attention")[0])
     pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
     assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png", "learning-rate.png"}
@@ -161,7 +167,9 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])
-def test_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch, tmp_path):
+def test_shell_command_is_accepted_by_its_own_parser(
+    page: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("source.txt", "test.jsonl"):  # files that the page expects
         (tmp_path / name).touch()
     (tmp_path / "training").symlink_to(ROOT / "training")
@@ -171,7 +179,7 @@ def test_shell_command_is_accepted_by_its_own_parser(page, command, monkeypatch,
 
 
 @pytest.mark.parametrize("command", ["vaswani-translate m --no-such", "python -m training.publish run --private"])
-def test_wrong_command_is_not_accepted(command):
+def test_wrong_command_is_not_accepted(command: str) -> None:
     program, *arguments = shlex.split(command)
     with pytest.raises(SystemExit, match="2"):
         PROGRAMS[program](arguments)
@@ -184,12 +192,12 @@ def heading_anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_heading_has_no_markup_that_github_would_print(page):
+def test_heading_has_no_markup_that_github_would_print(page: Path) -> None:
     assert not re.search(r"^#.*\{", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_link_leads_to_a_file_and_a_heading_that_exist(page):
+def test_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\((.*?)\)", prose):
         target, _, anchor = link.partition("#")
@@ -200,7 +208,7 @@ def test_link_leads_to_a_file_and_a_heading_that_exist(page):
         assert not anchor or anchor in heading_anchors(path), link
 
 
-def test_readme_is_short_and_two_commands_do_the_set_up():
+def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
     """Two commands do the set-up, CI runs the second one, and the page is short."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 200
@@ -209,7 +217,7 @@ def test_readme_is_short_and_two_commands_do_the_set_up():
     assert second.strip() == (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
 
 
-def test_every_page_is_in_the_navigation_and_in_the_readme():
+def test_every_page_is_in_the_navigation_and_in_the_readme() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
@@ -217,7 +225,7 @@ def test_every_page_is_in_the_navigation_and_in_the_readme():
         assert page.stem == "index" or f"docs/{page.name}" in readme
 
 
-def test_every_public_name_is_on_the_api_page():
+def test_every_public_name_is_on_the_api_page() -> None:
     import vaswani_transformer
 
     api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -227,7 +235,7 @@ def test_every_public_name_is_on_the_api_page():
 
 
 @pytest.mark.slow
-def test_site_builds_without_a_warning(tmp_path):
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     site, repository = "https://somebody.github.io/project/", "https://github.com/somebody/project"

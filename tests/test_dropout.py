@@ -14,7 +14,9 @@ shapes = st.lists(st.integers(0, 7), max_size=3)
 
 @settings(deadline=None)
 @given(probabilities, shapes, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.booleans())
-def test_elements_and_gradients_are_dropped_or_scaled(p, shape, dtype, is_transposed) -> None:
+def test_elements_and_gradients_are_dropped_or_scaled(
+    p: float, shape: list[int], dtype: torch.dtype, is_transposed: bool
+) -> None:
     """The scale is 1 / (1 - p), p rounded to 1/65536 and below 1; bfloat16 rounds the factor to 8 bits."""
     input = torch.ones(shape, dtype=dtype)
     input = (input.T.contiguous().T if is_transposed and len(shape) == 2 else input).requires_grad_()

@@ -18,22 +18,22 @@ from vaswani_transformer.errors import OutputError, UserError, exit_on_user_erro
         (OSError("not a model\nof the Hub"), "not a model"),
     ],
 )
-def test_message_is_one_line(error, line):
+def test_message_is_one_line(error: Exception, line: str) -> None:
     assert one_line(error) == line
 
 
-def test_message_can_hold_all_lines():
+def test_message_can_hold_all_lines() -> None:
     error = ValueError("not YAML\n  in line 3,\n  column 1")
     assert one_line(error) == "not YAML"
     assert one_line(error, is_complete=True) == "not YAML in line 3, column 1"
 
 
-def test_message_can_leave_out_the_file():
+def test_message_can_leave_out_the_file() -> None:
     assert one_line(FileNotFoundError(2, "No such file", "a.txt"), with_file=False) == "No such file"
 
 
 @pytest.mark.parametrize("error", [UserError, OutputError, KeyError])
-def test_command_ends_with_one_line_and_status_2(error, capsys):
+def test_command_ends_with_one_line_and_status_2(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"), exit_on_user_error(KeyError):
         raise error("a: problem; fix.\nmore")
     output, errors = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_command_ends_with_one_line_and_status_2(error, capsys):
     assert "a: problem; fix." in errors
 
 
-def test_other_errors_pass_through_a_command():
+def test_other_errors_pass_through_a_command() -> None:
     with pytest.raises(RuntimeError, match="bug"), exit_on_user_error(KeyError):
         raise RuntimeError("bug")
 

@@ -4,13 +4,14 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.helpers import ROOT, model_of_pairs
 
 
-def run_example(name, folder, *arguments):
+def run_example(name: str, folder: Path, *arguments: str) -> list[str]:
     """Return the lines that an example prints; warnings of a first run go to its standard error."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
@@ -19,7 +20,7 @@ def run_example(name, folder, *arguments):
     return finished.stdout.splitlines()
 
 
-def test_every_example_is_run_here_and_listed():
+def test_every_example_is_run_here_and_listed() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert scripts == {"trainer_script.py", "own_data.py", "adapters.py"}
     listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
@@ -27,21 +28,21 @@ def test_every_example_is_run_here_and_listed():
 
 
 @pytest.mark.slow
-def test_trainer_script_learns_its_task(tmp_path):
+def test_trainer_script_learns_its_task(tmp_path: Path) -> None:
     output = run_example("trainer_script.py", tmp_path, "--output_dir=model")
     assert output[-1] == "['42', '90']"
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
-def test_own_data_becomes_a_run_that_translates(tmp_path):
+def test_own_data_becomes_a_run_that_translates(tmp_path: Path) -> None:
     output = run_example("own_data.py", tmp_path, "--folder=own")
     assert output[-2:] == ["das Haus ist rot.", "das Buch ist blau."]
     assert (tmp_path / "own" / "run" / "results.json").exists()
 
 
 @pytest.mark.slow
-def test_adapter_learns_and_merges(tmp_path):
+def test_adapter_learns_and_merges(tmp_path: Path) -> None:
     for saved in model_of_pairs():
         saved.save_pretrained(tmp_path / "plain")
     output = run_example("adapters.py", tmp_path, "--model=plain", "--output_dir=adapted")

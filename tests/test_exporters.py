@@ -108,7 +108,7 @@ def test_onnx_runtime_generates_the_tokens_of_every_kind_of_model(overrides: dic
     graphs = opened(exported(model, {"input_ids": source, "attention_mask": mask}, "onnx"))
     for side, lengths in [("right", [4, 9, 1]), ("left", [2, 7]), ("right", [6])]:
         source, mask = padded_batch(lengths, side)
-        batch = {"input_ids": source, "attention_mask": mask}
+        batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask}
         expected = model.generate(**batch, num_beams=1, max_new_tokens=8)
         assert torch.equal(decode_greedily(graphs, batch, 8), expected)
 

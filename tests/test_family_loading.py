@@ -1,6 +1,6 @@
 """A checkpoint in the class, or with the tokenizer, of another family is an error of one line with the way out."""
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ OTHERS = [(family, other) for family in MODELS for other in MODELS if family != 
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Any]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Save a model of each family."""
     root = tmp_path_factory.mktemp("families")
     for family, make in MODELS.items():
@@ -36,7 +36,9 @@ def folders(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("family", "other"), OTHERS)
 @pytest.mark.parametrize("part", ["ForConditionalGeneration", "Model"])
-def test_checkpoint_of_another_family_ends_in_one_line(folders, family: str, other: str, part: str) -> None:
+def test_checkpoint_of_another_family_ends_in_one_line(
+    folders: dict[str, Path], family: str, other: str, part: str
+) -> None:
     model_class = getattr(vaswani_transformer, CLASS_NAMES[family] + part)
     auto_class = "AutoModel" if part == "Model" else "AutoModelForSeq2SeqLM"
     with pytest.raises(
@@ -48,7 +50,7 @@ def test_checkpoint_of_another_family_ends_in_one_line(folders, family: str, oth
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders, family: str) -> None:
+def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders: dict[str, Path], family: str) -> None:
     model_class, folder = type(MODELS[family]()), folders[family]
     expected = MODELS[family]().state_dict()
     for loaded in (
@@ -63,20 +65,20 @@ def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders,
     assert type(AutoModel.from_pretrained(folder)) is model_class.body_class
 
 
-def test_subfolder_of_another_family_ends_in_one_line_too(folders) -> None:
+def test_subfolder_of_another_family_ends_in_one_line_too(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="got vaswani_cmlm, expected vaswani_nat"):
         VaswaniNatForConditionalGeneration.from_pretrained(folders["cmlm"].parent, subfolder="cmlm")
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path) -> None:
+def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path: Path) -> None:
     encoder, source = MODELS[family]().get_encoder(), random_tokens(2, 5)
     encoder.save_pretrained(tmp_path)
     again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
     assert torch.equal(again(source).last_hidden_state, encoder(source).last_hidden_state)
 
 
-def test_subclass_with_another_model_type_loads_a_checkpoint_of_its_family(folders) -> None:
+def test_subclass_with_another_model_type_loads_a_checkpoint_of_its_family(folders: dict[str, Path]) -> None:
     class OwnConfig(VaswaniNatConfig):
         model_type = "my_nat"
 

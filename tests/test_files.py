@@ -29,7 +29,7 @@ def writing() -> AbstractContextManager[None]:
     return write_errors("out", "make room", RuntimeError)
 
 
-def test_folder_appears_at_the_end_and_not_before(tmp_path):
+def test_folder_appears_at_the_end_and_not_before(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "a" / "b") as folder:
         write_model(folder)
         assert not (tmp_path / "a" / "b").exists()
@@ -37,13 +37,13 @@ def test_folder_appears_at_the_end_and_not_before(tmp_path):
     assert (tmp_path / "a" / "b" / "config.json").read_text() == "new"
 
 
-def test_folder_below_a_file_is_an_error(tmp_path):
+def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"file/a/b: \S+file is not a writable folder; name a folder elsewhere"):
         check_new_folder(tmp_path / "file" / "a" / "b", force=True)
 
 
-def test_empty_folder_is_filled(tmp_path):
+def test_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with atomic_folder(tmp_path / "out") as folder:
         write_model(folder)
@@ -52,12 +52,12 @@ def test_empty_folder_is_filled(tmp_path):
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_error_leaves_the_folder_as_it_was(tmp_path, error, force):
+def test_error_leaves_the_folder_as_it_was(tmp_path: Path, error: Exception, force: bool) -> None:
     if force:
         with atomic_folder(tmp_path / "out") as folder:
             write_model(folder, "old")
 
-    def fail():
+    def fail() -> None:
         with atomic_folder(tmp_path / "out", force) as folder:
             write_model(folder)
             raise error
@@ -68,7 +68,7 @@ def test_error_leaves_the_folder_as_it_was(tmp_path, error, force):
     assert not force or (tmp_path / "out" / "config.json").read_text() == "old"
 
 
-def test_force_replaces_the_complete_model(tmp_path):
+def test_force_replaces_the_complete_model(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with atomic_folder(tmp_path / "out", force=True) as folder:
             write_model(folder, name)
@@ -76,7 +76,7 @@ def test_force_replaces_the_complete_model(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "second"]
 
 
-def test_folder_without_a_model_is_never_replaced(tmp_path):
+def test_folder_without_a_model_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for path, force, message in [
         (tmp_path, False, "the folder is in use; name another, or replace the model in it with --force"),
@@ -88,24 +88,24 @@ def test_folder_without_a_model_is_never_replaced(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_failed_write_is_an_output_error():
+def test_failed_write_is_an_output_error() -> None:
     with pytest.raises(OutputError, match=r"^out: cannot be written: No space left; make room\.$"), writing():
         raise OSError(28, "No space left", "other")
     with pytest.raises(OutputError, match=r"^out: cannot be written: torn; make room\.$"), writing():
         raise RuntimeError("torn")
 
 
-def test_broken_pipe_is_no_output_error():
+def test_broken_pipe_is_no_output_error() -> None:
     with pytest.raises(BrokenPipeError), writing():
         raise BrokenPipeError
 
 
-def test_failed_read_is_a_user_error():
+def test_failed_read_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"^in: cannot be read: Is a directory; name a"), read_errors("in"):
         raise IsADirectoryError(21, "Is a directory")
 
 
-def test_failed_write_leaves_the_file_as_it_was(tmp_path):
+def test_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "ä")
     with pytest.raises(UnicodeEncodeError):
@@ -113,7 +113,7 @@ def test_failed_write_leaves_the_file_as_it_was(tmp_path):
     assert path.read_text(encoding="utf-8") == "ä"
 
 
-def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path):
+def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     path = tmp_path / "a"
     with path.open("a") as first:
@@ -124,7 +124,7 @@ def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path):
         lock(third, "taken")
 
 
-def test_missing_locks_are_a_warning(tmp_path, monkeypatch):
+def test_missing_locks_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl, warnings = pytest.importorskip("fcntl"), []
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(38, "not implemented")))
     monkeypatch.setattr(
@@ -136,19 +136,19 @@ def test_missing_locks_are_a_warning(tmp_path, monkeypatch):
     assert "its file system has no locks" in warnings[0]
 
 
-def test_digest_of_texts_is_that_of_their_bytes_with_zeros():
+def test_digest_of_texts_is_that_of_their_bytes_with_zeros() -> None:
     digest = TextDigest()
     for text in ("a", "", "ä"):
         digest.add(text)
     assert (digest.count, digest.hexdigest()) == (3, hashlib.sha256(b"a\0\0\xc3\xa4\0").hexdigest())
 
 
-def test_digest_of_a_file_has_its_size(tmp_path):
+def test_digest_of_a_file_has_its_size(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert digest_of_file(tmp_path / "a") == [3, hashlib.sha256(b"abc").hexdigest()]
 
 
-def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path):
+def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "config.json").write_text("{}")
     before = digest_of_model(tmp_path)
@@ -163,5 +163,5 @@ def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path):
         before = digest_of_model(tmp_path)
 
 
-def test_free_space_is_that_of_the_nearest_folder(tmp_path):
+def test_free_space_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
     assert free_megabytes(tmp_path / "a" / "b") > 0

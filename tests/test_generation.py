@@ -50,7 +50,7 @@ def test_batch_gives_what_each_source_gives_by_itself(lengths: list[int], side: 
 @given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=3), way=st.sampled_from(list(WAYS)))
 def test_cache_changes_nothing(lengths: list[int], way: str) -> None:
     source, mask = padded_batch(lengths)
-    inputs = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 8, **WAYS[way]}
+    inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 8, **WAYS[way]}
     cached = MODEL.generate(**inputs)
     assert torch.equal(MODEL.generate(**inputs, use_cache=False), cached)
     assert torch.equal(MODEL.generate(**inputs, cache_implementation="static"), cached)

@@ -251,7 +251,7 @@ def test_embedding_with_a_hook_gives_the_same_states() -> None:
 
 def test_history_has_the_words_after_every_layer_and_ends_with_the_output() -> None:
     model, source = tiny_iterative_vae(decoder_layers=4), random_tokens(5, 6)
-    settings = {"return_dict_in_generate": True, "length_beam_size": 3}
+    settings: dict[str, Any] = {"return_dict_in_generate": True, "length_beam_size": 3}
     generated = model.generate(source, return_history=True, **settings)
     assert generated.history.shape == (4, *generated.sequences.shape)
     assert torch.equal(generated.history[-1], generated.sequences)

@@ -3,6 +3,8 @@
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,14 @@ from vaswani_transformer import draw_layer_complexity
 
 
 @pytest.fixture
-def one_thread(monkeypatch):
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the number of threads of the tests stays
 
 
 @pytest.mark.slow
-def test_command_writes_table_and_figure_of_every_layer(tmp_path, one_thread, capsys):
+def test_command_writes_table_and_figure_of_every_layer(
+    tmp_path: Path, one_thread: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "table1"
     benchmark.main(["--lengths", "128", "16", "--widths", "32", "64", "--rounds", "2", f"--output={output}"])
     results = json.loads((output / "table1.json").read_text())
@@ -36,7 +40,7 @@ def test_command_writes_table_and_figure_of_every_layer(tmp_path, one_thread, ca
     assert drawn.tag.endswith("svg")
 
 
-def test_layer_beyond_the_memory_is_skipped_and_the_table_says_so(tmp_path, one_thread):
+def test_layer_beyond_the_memory_is_skipped_and_the_table_says_so(tmp_path: Path, one_thread: None) -> None:
     output = tmp_path / "table1"
     benchmark.main(["--lengths", "512", "--widths", "64", "--rounds=1", "--memory=0.002", f"--output={output}"])
     rows = {row["layer"]: row for row in json.loads((output / "table1.json").read_text())["measurements"]}
@@ -46,7 +50,9 @@ def test_layer_beyond_the_memory_is_skipped_and_the_table_says_so(tmp_path, one_
     assert "self-attention, n = 512: needs about 0.0029 GiB, --memory is 0.002." in page
 
 
-def test_folder_that_exists_is_left_as_it_is(tmp_path, one_thread, capsys, monkeypatch):
+def test_folder_that_exists_is_left_as_it_is(
+    tmp_path: Path, one_thread: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "table1.json").write_text("{}")
     monkeypatch.setattr(benchmark, "measure", lambda *_: pytest.fail("measured before the check"))
     with pytest.raises(SystemExit) as error:
@@ -56,11 +62,13 @@ def test_folder_that_exists_is_left_as_it_is(tmp_path, one_thread, capsys, monke
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_interrupted_command_keeps_what_it_measured(tmp_path, one_thread, monkeypatch):
+def test_interrupted_command_keeps_what_it_measured(
+    tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = {"layer": "recurrent", "n": 16, "d": 64, "seconds": 0.1, "operations": 5}
     rows = iter([[row | {"layer": layer} for layer in benchmark.LAYERS]])
 
-    def measure(*_):
+    def measure(*_: Any) -> list[dict[str, Any]]:
         for measured in rows:
             return measured
         raise KeyboardInterrupt
@@ -71,7 +79,7 @@ def test_interrupted_command_keeps_what_it_measured(tmp_path, one_thread, monkey
 
 
 @pytest.mark.parametrize("layer", ["self-attention", "convolutional"])
-def test_operations_are_those_that_torch_counts(layer):
+def test_operations_are_those_that_torch_counts(layer: str) -> None:
     """torch counts neither the products of a fused LSTM nor those of fused attention on a CPU."""
     options = benchmark.parse(["--kernel=5"])
     with FlopCounterMode(display=False) as counter:
@@ -79,7 +87,7 @@ def test_operations_are_those_that_torch_counts(layer):
     assert counter.get_total_flops() == benchmark.operations(layer, 24, 64, options)
 
 
-def test_restricted_layer_needs_linear_operations_and_a_short_text_all_of_them():
+def test_restricted_layer_needs_linear_operations_and_a_short_text_all_of_them() -> None:
     options = benchmark.parse(["--reach=4"])
     cost = [benchmark.operations("restricted", n, 64, options) for n in (9, 18, 36)]
     assert cost[1] == 2 * cost[0]
@@ -87,17 +95,17 @@ def test_restricted_layer_needs_linear_operations_and_a_short_text_all_of_them()
     assert cost[0] == benchmark.operations("self-attention", 9, 64, options)
 
 
-def test_gru_has_three_of_four_gates():
+def test_gru_has_three_of_four_gates() -> None:
     costs = [benchmark.operations("recurrent", 8, 64, benchmark.parse([f"--cell={cell}"])) for cell in ("lstm", "gru")]
     assert 3 * costs[0] == 4 * costs[1]
 
 
-def test_growth_is_the_exponent_of_n():
+def test_growth_is_the_exponent_of_n() -> None:
     rows = [{"n": n, "seconds": 3e-6 * n**2} for n in (16, 64, 256)] + [{"n": 1024}]
     assert benchmark.growth(rows, "seconds") == "n^2.00"
 
 
-def test_peak_memory_is_that_of_the_largest_moment():
+def test_peak_memory_is_that_of_the_largest_moment() -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux tells a process its peak")
 
@@ -108,13 +116,13 @@ def test_peak_memory_is_that_of_the_largest_moment():
 
 
 @pytest.mark.parametrize("widths", [["33"], ["200"]])
-def test_width_without_whole_heads_is_an_error(widths, capsys):
+def test_width_without_whole_heads_is_an_error(widths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benchmark.parse(["--widths", *widths])
     assert "--widths: no whole heads" in capsys.readouterr().err
 
 
-def test_figure_shows_the_measurements():
+def test_figure_shows_the_measurements() -> None:
     rows = [
         {"layer": layer, "n": n, "d": d, "seconds": factor * n, "peak_mib": None, "operations": n * d}
         for layer, factor in (("one", 0.5), ("two", 2.0))

@@ -3,8 +3,10 @@
 import ast
 import re
 import sys
+from collections.abc import Callable
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,12 +178,14 @@ def test_architecture_page_names_every_module_and_folder() -> None:
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)
-def test_published_model_carries_exactly_the_files_of_its_family(family: str, make, tmp_path) -> None:
+def test_published_model_carries_exactly_the_files_of_its_family(
+    family: str, make: Callable[..., Any], tmp_path: Path
+) -> None:
     make().with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
     assert PUBLISHED_FILES[family] <= {f"{name}.py" for name in PUBLISHED}
 
 
-def test_published_tokenizer_carries_its_own_file(tmp_path) -> None:
+def test_published_tokenizer_carries_its_own_file(tmp_path: Path) -> None:
     model_of_pairs()[1].with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == {"tokenizer.py"}

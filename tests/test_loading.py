@@ -93,7 +93,7 @@ LOADERS = [
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("load", LOADERS)
-def test_logits_are_the_same_for_every_way_of_loading(load: Callable, variant: str, tmp_path) -> None:
+def test_logits_are_the_same_for_every_way_of_loading(load: Callable, variant: str, tmp_path: Path) -> None:
     model, batch = tiny_model(**VARIANTS[variant]), random_batch()
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
@@ -104,7 +104,7 @@ def test_logits_are_the_same_for_every_way_of_loading(load: Callable, variant: s
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_loading_in_a_dtype_equals_converting_afterwards(name: str, variant: str, tmp_path) -> None:
+def test_loading_in_a_dtype_equals_converting_afterwards(name: str, variant: str, tmp_path: Path) -> None:
     model, batch, dtype = tiny_model(**VARIANTS[variant]), random_batch(), DTYPES[name]
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
@@ -113,7 +113,7 @@ def test_loading_in_a_dtype_equals_converting_afterwards(name: str, variant: str
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_dtype_is_saved_and_restored(name: str, tmp_path) -> None:
+def test_dtype_is_saved_and_restored(name: str, tmp_path: Path) -> None:
     model, batch = tiny_model().to(DTYPES[name]), random_batch()
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
@@ -123,7 +123,7 @@ def test_dtype_is_saved_and_restored(name: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("load", [load_by_auto_class, load_where_there_is_room])
-def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, variant: str, tmp_path) -> None:
+def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, variant: str, tmp_path: Path) -> None:
     model, batch = tiny_model(**VARIANTS[variant]), random_batch()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -132,13 +132,13 @@ def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, variant: st
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_weight_is_missing_or_unexpected(variant: str, tmp_path) -> None:
+def test_no_weight_is_missing_or_unexpected(variant: str, tmp_path: Path) -> None:
     tiny_model(**VARIANTS[variant]).save_pretrained(tmp_path)
     _, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_weights_are_tied_after_loading(tmp_path) -> None:
+def test_weights_are_tied_after_loading(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     for load in LOADERS:
         model = load(tmp_path)
@@ -149,7 +149,7 @@ def test_weights_are_tied_after_loading(tmp_path) -> None:
         assert model.model.decoder.embed_tokens.weight is shared
 
 
-def test_body_and_complete_model_load_from_each_other(tmp_path) -> None:
+def test_body_and_complete_model_load_from_each_other(tmp_path: Path) -> None:
     model, batch = tiny_model(), random_batch()
     model.save_pretrained(tmp_path / "whole")
     body = AutoModel.from_pretrained(tmp_path / "whole")
@@ -163,7 +163,7 @@ def test_body_and_complete_model_load_from_each_other(tmp_path) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
-def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None:
+def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path: Path) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
     stored = weights_on_disk(tmp_path)
@@ -172,14 +172,14 @@ def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path) -> None
     assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def test_saving_writes_only_json_and_safetensors(tmp_path) -> None:
+def test_saving_writes_only_json_and_safetensors(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     tiny_model().save_pretrained(tmp_path, max_shard_size="20KB")
     assert {path.suffix for path in tmp_path.rglob("*")} == {".json", ".safetensors"}
 
 
-def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_pickle(monkeypatch)
     with pytest.raises(AssertionError, match="a pickle"):
         torch.load(tmp_path / "anything")
@@ -197,7 +197,7 @@ def assert_auto_classes_know_the_package() -> None:
     assert type(AutoModelForSeq2SeqLM.from_config(config)) is VaswaniTransformerForConditionalGeneration
 
 
-def test_auto_classes_know_the_package_after_repeated_registration(tmp_path) -> None:
+def test_auto_classes_know_the_package_after_repeated_registration(tmp_path: Path) -> None:
     assert_auto_classes_know_the_package()
     for _ in range(3):
         register()
@@ -232,8 +232,8 @@ assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ =
 
 
 @pytest.mark.slow
-def test_import_registers_the_package_and_does_nothing_else(tmp_path) -> None:
-    home = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> None:
+    home: dict[str, Any] = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -260,7 +260,7 @@ print(json.dumps([batch["input_ids"].tolist(), outputs.logits.tolist(), generate
 
 
 @pytest.mark.slow
-def test_saved_folder_contains_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_saved_folder_contains_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for component, auto_class in [
         (VaswaniTransformerConfig, "AutoConfig"),
         (VaswaniTransformerModel, "AutoModel"),

@@ -22,7 +22,7 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
 
 def random_case(
     tokens: int, vocab_size: int, ignored: float = 0.2, dtype: torch.dtype = torch.float64, d_model: int = 8
-):
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden states (N, d_model), a projection (V, d_model) and labels (N,), some of them -100."""
     hidden = torch.randn(tokens, d_model, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocab_size, d_model, dtype=dtype, requires_grad=True)

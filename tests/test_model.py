@@ -1,5 +1,7 @@
 """Padding, caches, positions and the way of calling do not change what the model computes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -256,7 +258,7 @@ def test_decoder_runs_without_an_encoder() -> None:
 
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("stack", [VaswaniTransformerEncoder, VaswaniTransformerDecoder])
-def test_stack_saves_loads_and_runs_by_itself(stack: type, position_type: str, tmp_path) -> None:
+def test_stack_saves_loads_and_runs_by_itself(stack: type, position_type: str, tmp_path: Path) -> None:
     model = MODELS[position_type]
     module = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
     module.save_pretrained(tmp_path)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_embeddings_share_one_matrix_and_only_the_projection_can_be_untied(tied:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("size", [50, 128])
-def test_resizing_the_embeddings_keeps_ties(tied: bool, size: int, tmp_path) -> None:
+def test_resizing_the_embeddings_keeps_ties(tied: bool, size: int, tmp_path: Path) -> None:
     model = tiny_model(tie_word_embeddings=tied)
     kept = min(size, 99)
     before = model.model.shared.weight.detach()[:kept].clone()

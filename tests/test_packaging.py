@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory):
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the source distribution and the wheel into a folder."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
@@ -30,7 +31,7 @@ def distributions(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_source_distribution_holds_docs_and_examples(distributions):
+def test_source_distribution_holds_docs_and_examples(distributions: Path) -> None:
     with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for folder, pattern in (("docs", "*.md"), ("examples", "*.py"), ("training", "*.py"), ("tests", "*.py")):
@@ -39,7 +40,7 @@ def test_source_distribution_holds_docs_and_examples(distributions):
 
 
 @pytest.mark.slow
-def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions, tmp_path):
+def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: Path, tmp_path: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -59,7 +60,7 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions, 
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / ".github" / "dependabot.yml"], ids=lambda path: path.name)
-def test_workflow_is_yaml_with_the_fields_that_github_needs(path):
+def test_workflow_is_yaml_with_the_fields_that_github_needs(path: Path) -> None:
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     if path.parent.name == "workflows":
         assert tree["permissions"] == {"contents": "read"}
@@ -68,7 +69,7 @@ def test_workflow_is_yaml_with_the_fields_that_github_needs(path):
         assert {update["package-ecosystem"] for update in tree["updates"]} == {"github-actions", "pip"}
 
 
-def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions():
+def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions() -> None:
     ranges = [each for each in PROJECT["project"]["dependencies"] if each.startswith(("torch", "transformers"))]
     oldest = tuple(re.sub(r">=([\d.]+).*", r"==\1.0", each) for each in ranges)
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
@@ -79,12 +80,12 @@ def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions():
     assert all(f"`{each}`" in supported for each in ranges)
 
 
-def test_docs_workflow_installs_what_the_docs_extra_names():
+def test_docs_workflow_installs_what_the_docs_extra_names() -> None:
     workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
     assert all(f'"{requirement}"' in workflow for requirement in PROJECT["project"]["optional-dependencies"]["docs"])
 
 
-def test_addresses_of_the_project_have_the_owner_of_pyproject():
+def test_addresses_of_the_project_have_the_owner_of_pyproject() -> None:
     source = PROJECT["project"]["urls"]["Source"]
     owner = re.fullmatch(r"https://github\.com/([\w-]+)/vaswani-transformer", source)[1]
     patterns = ("*.md", "*.toml", "*.yml", "*.cff", "docs/**/*.md", "docs/**/*.ipynb", ".github/**/*.*")
@@ -94,14 +95,14 @@ def test_addresses_of_the_project_have_the_owner_of_pyproject():
         assert {"".join(groups) for groups in owners} <= {owner}, path
 
 
-def test_release_needs_a_tag_and_stores_no_token():
+def test_release_needs_a_tag_and_stores_no_token() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
     assert "secrets." not in text
     assert "id-token: write" in text
 
 
-def test_pre_commit_accepts_its_configuration():
+def test_pre_commit_accepts_its_configuration() -> None:
     load_config = pytest.importorskip("pre_commit.clientlib").load_config
     hooks = [
         hook["id"]
@@ -111,7 +112,7 @@ def test_pre_commit_accepts_its_configuration():
     assert {"ruff-check", "ruff-format", "ty"} <= set(hooks)
 
 
-def test_pre_commit_has_nothing_to_change():
+def test_pre_commit_has_nothing_to_change() -> None:
     """The hooks for white space and YAML would, on the next change of such a file, change or reject it."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -128,7 +129,7 @@ def test_pre_commit_has_nothing_to_change():
     assert hooks["check-yaml"]["args"] == ["--unsafe"]  # for the tags of mkdocs.yml
 
 
-def test_changelog_keeps_its_format():
+def test_changelog_keeps_its_format() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
@@ -137,7 +138,7 @@ def test_changelog_keeps_its_format():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
-def test_no_module_imports_from_a_test_module(path):
+def test_no_module_imports_from_a_test_module(path: Path) -> None:
     imports = [
         node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
     ]

@@ -6,6 +6,7 @@ import math
 import pkgutil
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 UNSTABLE = "PrintedDecoder"  # open beams of a sentence outside the training set: rounding errors can change them
 
 
-def assert_same_output(code, printed, expected):
+def assert_same_output(code: str, printed: str, expected: str) -> None:
     """Assert that a block prints what the page shows, numbers with a point within 2%, or 0.02 near zero."""
     if UNSTABLE in code:
         printed, expected = (re.sub(r"<s>.*|\[.*\]", "...", text) for text in (printed, expected))
@@ -41,7 +42,7 @@ def assert_same_output(code, printed, expected):
 
 
 @pytest.fixture
-def run_folder(tmp_path, monkeypatch):
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder for running the page, with a small model in runs/quickstart."""
     model, tokenizer = model_of_pairs()
     for part in (model, tokenizer):
@@ -50,18 +51,18 @@ def run_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_page_lists_each_section():
+def test_page_lists_each_section() -> None:
     assert len(NAMES) == len(set(NAMES)) >= 18
     assert len(BLOCKS) >= 25
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_listing_is_the_source_of_what_it_names(name):
+def test_listing_is_the_source_of_what_it_names(name: str) -> None:
     source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))
     assert source_of(name) == source.rstrip("\n")
 
 
-def test_listing_puts_methods_below_the_line_of_their_class():
+def test_listing_puts_methods_below_the_line_of_their_class() -> None:
     text = listing(["training.recipe.Recipe.model_config", "vaswani_transformer.schedule.learning_rate"])
     first, second = text.split("\n```python ")
     assert first.startswith('```python title="training/recipe.py"\nclass Recipe:\n    def model_config(')
@@ -69,27 +70,27 @@ def test_listing_puts_methods_below_the_line_of_their_class():
 
 
 @pytest.mark.parametrize("name", ["vaswani_transformer.layers.NoSuch", "nowhere.at.all"])
-def test_listing_of_a_name_that_does_not_exist_is_an_error(name):
+def test_listing_of_a_name_that_does_not_exist_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=r"not defined there|no file defines it"):
         on_page_markdown(f"```source\n{name}\n```\n")
 
 
-def test_page_without_listings_stays_as_it_is():
+def test_page_without_listings_stays_as_it_is() -> None:
     assert on_page_markdown("# A page\n\n```python\nprint(1)\n```\n") == "# A page\n\n```python\nprint(1)\n```\n"
 
 
-def test_pictures_are_files_and_drawn_by_the_block_above_them():
+def test_pictures_are_files_and_drawn_by_the_block_above_them() -> None:
     pictures = PICTURE.findall(TEXT)
     assert len(pictures) == len([code for code, _ in BLOCKS if "picture = " in code]) == 7
     assert all((PAGE.parent / name).read_text(encoding="utf-8").endswith("</svg>\n") for name in pictures)
 
 
-def test_notebook_is_made_from_the_page():
+def test_notebook_is_made_from_the_page() -> None:
     """`python -m docs.tools.paper` writes it."""
     assert NOTEBOOK.read_text(encoding="utf-8") == to_notebook(TEXT)
 
 
-def test_notebook_has_the_examples_of_the_page_in_their_order():
+def test_notebook_has_the_examples_of_the_page_in_their_order() -> None:
     notebook = json.loads(to_notebook(TEXT))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     examples = [code for code, _ in BLOCKS if NEEDS_RUN not in code]
@@ -99,7 +100,7 @@ def test_notebook_has_the_examples_of_the_page_in_their_order():
     assert all({"id", "cell_type", "metadata", "source"} <= cell.keys() for cell in notebook["cells"])
 
 
-def test_notebook_has_no_link_that_leads_nowhere():
+def test_notebook_has_no_link_that_leads_nowhere() -> None:
     """In a notebook there are no other pages, and no anchors of this one."""
     texts = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "markdown"]
     links = [link for text in texts for link in re.findall(r"\]\(([^)]*)\)", text)]
@@ -109,7 +110,7 @@ def test_notebook_has_no_link_that_leads_nowhere():
 
 
 @pytest.mark.slow
-def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder):
+def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder: Path) -> None:
     page = run_page(TEXT, run_folder)
     for (code, expected), match in zip(BLOCKS, PYTHON.finditer(page), strict=True):
         assert match[1] == code
@@ -119,7 +120,7 @@ def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder):
 
 
 @pytest.mark.slow
-def test_notebook_runs_from_top_to_bottom_and_prints_the_same():
+def test_notebook_runs_from_top_to_bottom_and_prints_the_same() -> None:
     """The cells run in order, without a kernel and without the cell that installs the package."""
     variables, expected = {"__name__": "notebook"}, dict(BLOCKS)
     cells = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "code"]

@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.generation import GenerationMixin
 
@@ -23,11 +25,13 @@ from vaswani_transformer.search import length_penalty
 START, END = 0, 2
 
 
-def source(*words):
+def source(*words: int) -> Tensor:
     return torch.tensor([[*words, END]])
 
 
-def best_of_all(model, input_ids, limit, alpha):
+def best_of_all(
+    model: VaswaniTransformerForConditionalGeneration, input_ids: Tensor, limit: int, alpha: float
+) -> tuple[float, list[int]]:
     """Score every target of at most `limit` new tokens by log P(Y | X) / lp(Y); return the best score and target."""
     best = (-float("inf"), [])
     open_targets = [([START], 0.0)]
@@ -50,7 +54,7 @@ def best_of_all(model, input_ids, limit, alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed, alpha):
+def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed: int, alpha: float) -> None:
     model = small_model(seed)
     input_ids = source(3 + seed % 3)
     score, target = best_of_all(model, input_ids, limit=4, alpha=alpha)
@@ -71,25 +75,29 @@ PARSING: dict[str, Any] = {"num_beams": 21, "length_penalty": 0.3, "max_source_r
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed):
+def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed: int) -> None:
     """Five words and three new tokens: 4^2 open targets before the last step, and a beam of 21."""
     model = small_model(seed, vocab_size=5)
     score, target = best_of_all(model, source(3), limit=3, alpha=0.3)
-    settings = PARSING | {"max_source_relative_length": 1, "return_dict_in_generate": True, "output_scores": True}
+    settings: dict[str, Any] = PARSING | {
+        "max_source_relative_length": 1,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
     generated = model.generate(source(3), **settings)
     assert generated.sequences[0].tolist()[: len(target)] == target
     assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score():
+def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score() -> None:
     """The settings are saved and loaded; without an end token every target reaches the limit."""
     model = small_model(0)
     model.generation_config.update(**PARSING)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
-    settings = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
+    settings: dict[str, Any] = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
     generated = model.generate(source(3, 4), num_return_sequences=21, **settings)
     assert generated.sequences.shape == (21, 1 + 3 + 300)
     for sequence, score in zip(generated.sequences[::10], generated.sequences_scores[::10], strict=True):
@@ -99,14 +107,14 @@ def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score():
         torch.testing.assert_close(score, total / ((5 + 303) / 6) ** 0.3, rtol=1e-4, atol=1e-3)  # a sum of 303
 
 
-def test_length_penalty_is_lp_of_wu_et_al():
+def test_length_penalty_is_lp_of_wu_et_al() -> None:
     assert length_penalty(1, 0.6) == 1.0
     assert length_penalty(7, 1.0) == 2.0
     assert length_penalty(19, 0.5) == 2.0
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
+def test_every_sentence_of_a_batch_has_its_own_limit(num_beams: int) -> None:
     """Without an end token every target reaches its limit, the length of its source plus two."""
     model = small_model(0)
     input_ids, mask = padded_batch([3, 5, 1], pad=1)
@@ -117,11 +125,11 @@ def test_every_sentence_of_a_batch_has_its_own_limit(num_beams):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed):
+def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed: int) -> None:
     model = small_model(seed, vocab_size=12)
     input_ids, mask = padded_batch([4, 2, 6], pad=1)
     input_ids = input_ids % 9 + 3
-    options = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3}
+    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3}
     options |= {"return_dict_in_generate": True, "output_scores": True}
     together = model.generate(input_ids.masked_fill(mask == 0, 1), attention_mask=mask, **options)
     for row, length in enumerate([4, 2, 6]):
@@ -134,7 +142,7 @@ def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_scores_equal_those_computed_from_the_logits(seed):
+def test_scores_equal_those_computed_from_the_logits(seed: int) -> None:
     model = small_model(seed, vocab_size=9)
     generated = model.generate(
         source(4, 5),
@@ -155,25 +163,25 @@ def test_scores_equal_those_computed_from_the_logits(seed):
 class NeverStop:
     """Turns the stop off: the search continues until every open beam has reached its limit."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(
             "vaswani_transformer.search.can_improve",
             lambda state, new_tokens, settings: torch.ones_like(state.is_active),
         )
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self.patch.undo()
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0, 1.5]), st.integers(2, 4), st.data())
-def test_stop_never_changes_the_result(seed, alpha, num_beams, data):
+def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, data: st.DataObject) -> None:
     """Each example searches for twenty sources at once, 3,000 in all."""
     model = small_model(seed, vocab_size=8)
     returned = data.draw(st.integers(1, num_beams))
-    options = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
+    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, "length_penalty": alpha}
     options |= {"early_stopping": data.draw(st.sampled_from([False, "never"]))}
     options |= {"max_source_relative_length": 4, "return_dict_in_generate": True, "output_scores": True}
     inputs = torch.randint(3, 8, (20, 4))
@@ -185,7 +193,7 @@ def test_stop_never_changes_the_result(seed, alpha, num_beams, data):
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
 @settings(max_examples=100)
-def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping):
+def test_search_under_power_equals_transformers_own(seed: int, alpha: float, early_stopping: bool | str) -> None:
     """Token for token and score for score, for padded sources and several returned targets."""
     model = small_model(seed, vocab_size=12)
     plain = PlainSearch(model.config).eval()
@@ -193,7 +201,12 @@ def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping)
     assert type(plain)._beam_search is GenerationMixin._beam_search
     input_ids, mask = padded_batch([4, 2, 5])
     input_ids = (input_ids % 9 + 3).masked_fill(mask == 0, 1)
-    options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": alpha, "early_stopping": early_stopping}
+    options: dict[str, Any] = {
+        "num_beams": 4,
+        "num_return_sequences": 2,
+        "length_penalty": alpha,
+        "early_stopping": early_stopping,
+    }
     options |= {"attention_mask": mask, "max_new_tokens": 7, "return_dict_in_generate": True, "output_scores": True}
     ours = model.generate(input_ids, length_penalty_type="power", **options)
     theirs = plain.generate(input_ids, **options)
@@ -202,10 +215,10 @@ def test_search_under_power_equals_transformers_own(seed, alpha, early_stopping)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed):
+def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed: int) -> None:
     """It may miss the best target, but never returns a better score than the full search."""
     model = small_model(seed, vocab_size=8)
-    options = {"max_source_relative_length": 6, "return_dict_in_generate": True, "output_scores": True}
+    options: dict[str, Any] = {"max_source_relative_length": 6, "return_dict_in_generate": True, "output_scores": True}
     early = model.generate(source(4, 5, 6), early_stopping=True, **options)
     late = model.generate(source(4, 5, 6), early_stopping=False, **options)
     assert len(early.scores) <= len(late.scores)
@@ -213,25 +226,30 @@ def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed):
 
 
 @pytest.mark.parametrize("way", [{"prompt_lookup_num_tokens": 2}, {"encoder_outputs": True}])
-def test_limit_holds_for_every_way_of_calling_generate(way):
+def test_limit_holds_for_every_way_of_calling_generate(way: dict[str, Any]) -> None:
     model = small_model(0)
     input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
-    options = {"attention_mask": mask, "max_source_relative_length": 2, "suppress_tokens": [1, END], "num_beams": 1}
+    options: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_source_relative_length": 2,
+        "suppress_tokens": [1, END],
+        "num_beams": 1,
+    }
     if "encoder_outputs" in way:
         with torch.no_grad():
-            way = {"encoder_outputs": model.get_encoder()(input_ids, attention_mask=mask).to_tuple()}
+            way: dict[str, Any] = {"encoder_outputs": model.get_encoder()(input_ids, attention_mask=mask).to_tuple()}
         generated = model.generate(**options, **way)
     else:
         generated = model.generate(input_ids, **options, **way)
     assert generated.shape[1] - 1 == 5
 
 
-def limit_of(model, **arguments):
+def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> int:
     """Return the number of new tokens of a target that nothing ends, for a source of three tokens."""
     return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
 
 
-def test_argument_of_the_call_wins_over_the_saved_limit():
+def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
     model = small_model(0)
     model.generation_config = GenerationConfig(
         bos_token_id=0,
@@ -252,7 +270,7 @@ def test_argument_of_the_call_wins_over_the_saved_limit():
     assert limit_of(model, generation_config=GenerationConfig(num_beams=1)) == 8
 
 
-def test_max_length_in_the_models_own_config_never_shortens_the_limit():
+def test_max_length_in_the_models_own_config_never_shortens_the_limit() -> None:
     model = small_model(0)
     model.generation_config.max_length = 4  # Seq2SeqTrainer leaves 20 there after an evaluation
     assert limit_of(model, max_source_relative_length=5) == 8
@@ -275,7 +293,7 @@ INVALID = [
 
 @pytest.mark.parametrize("level", ["call", "config", "model"])
 @pytest.mark.parametrize(("settings", "message"), INVALID)
-def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
+def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], message: str, level: str) -> None:
     model = small_model(0)
     if level == "model":
         vars(model.generation_config).update(settings)
@@ -287,7 +305,7 @@ def test_invalid_setting_is_an_error_of_one_line(settings, message, level):
     assert "\n" not in str(error.value)
 
 
-def test_none_against_a_saved_beam_setting_is_transformers_default():
+def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
     model = small_model(1)
     assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
     scores = [
@@ -297,14 +315,20 @@ def test_none_against_a_saved_beam_setting_is_transformers_default():
     assert torch.equal(scores[0].sequences_scores, scores[1].sequences_scores)
 
 
-def test_numbers_of_numpy_are_settings_like_pythons():
+def test_numbers_of_numpy_are_settings_like_pythons() -> None:
     model = small_model(1)
-    given = {"num_beams": np.int64(3), "length_penalty": np.float32(0.5), "max_source_relative_length": np.int32(2)}
+    given: dict[str, Any] = {
+        "num_beams": np.int64(3),
+        "length_penalty": np.float32(0.5),
+        "max_source_relative_length": np.int32(2),
+    }
     expected = model.generate(source(3, 4), num_beams=3, length_penalty=0.5, max_source_relative_length=2)
     assert torch.equal(model.generate(source(3, 4), **given), expected)
 
 
-def warnings_of(model, monkeypatch, **arguments):
+def warnings_of(
+    model: VaswaniTransformerForConditionalGeneration, monkeypatch: pytest.MonkeyPatch, **arguments: Any
+) -> list[str]:
     """Return the warnings of a call about lengths."""
     heard = []
     monkeypatch.setattr(generation_settings.logger, "warning_once", lambda text, *args: heard.append(text))
@@ -312,7 +336,7 @@ def warnings_of(model, monkeypatch, **arguments):
     return [text for text in heard if "max_length" in text]
 
 
-def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
+def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(0)
     assert not warnings_of(model, monkeypatch)
     model.generation_config.max_length = 4
@@ -322,7 +346,9 @@ def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch):
         assert not warnings_of(model, monkeypatch, **arguments)
 
 
-def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(caplog, monkeypatch):
+def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = small_model(0)
     with caplog.at_level("WARNING"):
@@ -331,7 +357,7 @@ def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(caplog, monkeypa
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_prompt_without_the_start_token_gets_it_and_counts_it(starts):
+def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> None:
     """Transformers puts it before such a prompt; the limit counts new tokens only."""
     model, prompt = small_model(0), torch.tensor([[START, 3, 4] if starts else [3, 4]])
     generated = model.generate(
@@ -340,7 +366,7 @@ def test_prompt_without_the_start_token_gets_it_and_counts_it(starts):
     assert generated.shape == (1, 3 + 2 + 1)
 
 
-def test_encoder_outputs_of_the_caller_are_unchanged():
+def test_encoder_outputs_of_the_caller_are_unchanged() -> None:
     model, ids = small_model(0), source(3, 4)
     encoded = model.get_encoder()(ids)
     before = encoded.last_hidden_state
@@ -348,14 +374,14 @@ def test_encoder_outputs_of_the_caller_are_unchanged():
     assert encoded.last_hidden_state is before
 
 
-def test_search_that_only_transformers_has_is_an_error_under_gnmt():
+def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:
     with pytest.raises(
         ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
     ):
         small_model(0).generate(source(3), prefill_chunk_size=2)
 
 
-def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step():
+def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step() -> None:
     model = small_model(0, position_embedding="learned", max_position_embeddings=6)
     assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
     with pytest.raises(
@@ -366,21 +392,21 @@ def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step()
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
 
 
-def test_papers_settings_are_saved_with_the_model(tmp_path):
+def test_papers_settings_are_saved_with_the_model(tmp_path: Path) -> None:
     small_model(0).save_pretrained(tmp_path)
     search = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config
     assert (search.num_beams, search.length_penalty) == (4, 0.6)
     assert (search.length_penalty_type, search.max_source_relative_length) == ("gnmt", 50)
 
 
-def test_model_without_saved_settings_decodes_greedily():
+def test_model_without_saved_settings_decodes_greedily() -> None:
     model = tiny_model()
     inputs = torch.randint(3, 99, (1, 4))
     greedy = model.generate(inputs, num_beams=1, do_sample=False, max_new_tokens=5)
     assert torch.equal(model.generate(inputs, max_new_tokens=5), greedy)
 
 
-def test_pad_id_0_keeps_the_limit_of_each_sentence():
+def test_pad_id_0_keeps_the_limit_of_each_sentence() -> None:
     model = small_model(0, pad_token_id=0, bos_token_id=1)
     input_ids, mask = padded_batch([3, 1], pad=0)
     input_ids = (input_ids % 3 + 3) * mask

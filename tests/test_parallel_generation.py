@@ -3,6 +3,7 @@
 B batch, S source, T target.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,14 @@ def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[
 
 def assert_mask_predict_equals_the_definition(seed: int) -> None:
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "encoder_layers": 1, "decoder_layers": 1}
+    sizes: dict[str, Any] = {
+        "vocab_size": 12,
+        "d_model": 8,
+        "num_heads": 2,
+        "d_ff": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
     config = VaswaniCmlmConfig(**sizes, mask_token_id=MASK, max_target_length=9)
     model = VaswaniCmlmForConditionalGeneration(config).double().eval()  # such weights amplify rounding
     for weight in model.parameters():
@@ -122,7 +130,7 @@ def test_sequences_begin_with_the_start_and_end_with_the_end(family: str) -> Non
 @pytest.mark.parametrize("family", FAMILY)
 def test_several_targets_of_a_source_come_best_first(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)
-    settings = {"length_beam_size": 5, "return_dict_in_generate": True}
+    settings: dict[str, Any] = {"length_beam_size": 5, "return_dict_in_generate": True}
     all_five = model.generate(source, num_return_sequences=5, **settings)
     scores = all_five.sequences_scores.view(3, 5)
     assert torch.equal(scores, scores.sort(dim=1, descending=True).values)
@@ -146,7 +154,7 @@ def test_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: s
     assert plain.shape[1] > 5
     model.generation_config.max_length = 3
     assert torch.equal(model.generate(source, length_beam_size=7, num_return_sequences=7), plain)
-    settings = {"length_beam_size": 7, "num_return_sequences": 7}
+    settings: dict[str, Any] = {"length_beam_size": 7, "num_return_sequences": 7}
     assert model.generate(source, max_new_tokens=4, **settings).shape[1] == 5
     assert model.generate(source, max_length=4, **settings).shape[1] == 4
     assert model.generate(source, GenerationConfig(max_length=4), **settings).shape[1] == 4
@@ -158,7 +166,7 @@ def test_source_relative_length_bounds_each_target_by_its_own_source(family: str
     model, (source, mask) = FAMILY[family](), padded_batch([9, 3, 5], "right")
     if family != "cmlm":  # predicts more tokens than two of the sources have
         model.length_difference.proj.bias.data[-1] = 1e4
-    call = {"attention_mask": mask, "return_dict_in_generate": True}
+    call: dict[str, Any] = {"attention_mask": mask, "return_dict_in_generate": True}
     free = model.generate(source, **call).lengths
     expected = torch.minimum(free, mask.sum(1) + 1)
     assert (expected < free).sum() >= 2
@@ -173,7 +181,7 @@ def test_source_relative_length_bounds_each_target_by_its_own_source(family: str
     assert torch.equal(both, expected.clamp(max=5))
 
 
-def test_settings_are_saved_and_overridden(tmp_path) -> None:
+def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
     model, source = tiny_cmlm(), random_tokens(3, 5)
     model.use_mask_predict(4, length_beam_size=3)
     model.save_pretrained(tmp_path)
@@ -181,7 +189,7 @@ def test_settings_are_saved_and_overridden(tmp_path) -> None:
     assert (again.generation_config.num_iterations, again.generation_config.length_beam_size) == (4, 3)
     explicit = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
     assert torch.equal(again.generate(source), explicit)
-    call = {"return_dict_in_generate": True, "return_history": True}
+    call: dict[str, Any] = {"return_dict_in_generate": True, "return_history": True}
     assert len(again.generate(source, **call).history) == 4
     assert len(again.generate(source, num_iterations=2, **call).history) == 2
     config = GenerationConfig(num_iterations=3)
@@ -193,7 +201,11 @@ def test_settings_are_saved_and_overridden(tmp_path) -> None:
 def test_generate_accepts_a_complete_batch_of_a_trainer(family: str) -> None:
     model, source = FAMILY[family](), random_tokens(3, 5)
     expected = model.generate(source)
-    extra = {"labels": targets(4, 2, 3), "decoder_input_ids": random_tokens(3, 4), "target_lengths": torch.ones(3)}
+    extra: dict[str, Any] = {
+        "labels": targets(4, 2, 3),
+        "decoder_input_ids": random_tokens(3, 4),
+        "target_lengths": torch.ones(3),
+    }
     assert torch.equal(model.generate(input_ids=source, synced_gpus=True, **extra), expected)
 
 

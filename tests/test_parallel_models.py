@@ -65,7 +65,7 @@ def test_padding_on_either_side_of_the_source_changes_nothing(family: str, side:
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_sentence_is_decoded_by_itself_as_in_a_batch(family: str, side: str) -> None:
     model = FAMILY[family]()
-    settings = {"length_beam_size": 4, "num_iterations": 3 if family == "cmlm" else 1}
+    settings: dict[str, Any] = {"length_beam_size": 4, "num_iterations": 3 if family == "cmlm" else 1}
     tokens, mask = padded_batch([3, 9, 1, 5], side)
     together = model.generate(tokens, attention_mask=mask, **settings)
     for row in range(4):

@@ -40,7 +40,7 @@ def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: A
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_auto_classes_know_the_family(family: str, tmp_path) -> None:
+def test_auto_classes_know_the_family(family: str, tmp_path: Path) -> None:
     model, name = FAMILY[family](), CLASS_NAMES[family]
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
@@ -85,7 +85,7 @@ print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_published_folder_carries_its_own_files_only(family: str, tmp_path) -> None:
+def test_published_folder_carries_its_own_files_only(family: str, tmp_path: Path) -> None:
     FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
     name = CLASS_NAMES[family]
@@ -98,7 +98,7 @@ def test_published_folder_carries_its_own_files_only(family: str, tmp_path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY)
-def test_published_folder_loads_without_the_package(family: str, tmp_path) -> None:
+def test_published_folder_loads_without_the_package(family: str, tmp_path: Path) -> None:
     folder, elsewhere, text = tmp_path / "published", tmp_path / "elsewhere", "hello world"
     elsewhere.mkdir()
     tokenizer = tokenizer_with_mask()
@@ -149,10 +149,10 @@ def trainer_for(family: str, folder: Path, collates_masks: bool = False, **setti
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
-def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path) -> None:
+def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path: Path) -> None:
     """The model memorizes six pairs; the loss is over real tokens, or over those that the collator masks."""
     trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
-    settings = {"num_iterations": 4} if family == "cmlm" else {}
+    settings: dict[str, Any] = {"num_iterations": 4} if family == "cmlm" else {}
     before = trainer.evaluate(**settings)
     trainer.train()
     after = trainer.evaluate(**settings)
@@ -162,14 +162,14 @@ def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, t
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path) -> None:
+def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: Path) -> None:
     trainer = trainer_for(family, tmp_path, generation_num_beams=4)
     with pytest.raises(ValueError, match=r"^num_beams: "):
         trainer.evaluate()
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_lora_learns_merges_and_saves(family: str, tmp_path) -> None:
+def test_lora_learns_merges_and_saves(family: str, tmp_path: Path) -> None:
     model, source, labels = FAMILY[family](dropout=0.0), random_tokens(3, 6), targets(5, 3, 4)
     model.save_pretrained(tmp_path / "base")
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
@@ -198,7 +198,11 @@ def test_lora_learns_merges_and_saves(family: str, tmp_path) -> None:
 def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
     """In float32; the other two have 8 bits a number, and their scores and losses stay near."""
     model, source = FAMILY[family](), random_tokens(3, 6)
-    settings = {"length_beam_size": 3, "num_iterations": 3 if family == "cmlm" else 1, "return_history": True}
+    settings: dict[str, Any] = {
+        "length_beam_size": 3,
+        "num_iterations": 3 if family == "cmlm" else 1,
+        "return_history": True,
+    }
     labels = targets(5, 3, 4)
     loss = model(input_ids=source, labels=labels).loss
     expected = model.generate(source, **settings, return_dict_in_generate=True)
@@ -225,7 +229,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
 
 
-def test_tokenizer_of_a_family_is_the_packages(tmp_path) -> None:
+def test_tokenizer_of_a_family_is_the_packages(tmp_path: Path) -> None:
     for model in (tiny_nat(), tiny_cmlm()):
         model.save_pretrained(tmp_path)
         tokenizer_with_mask().save_pretrained(tmp_path)

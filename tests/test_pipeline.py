@@ -2,14 +2,17 @@
 
 import copy
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset as HubDataset
+from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, model_of_pairs, run_python, tiny_model
+from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
@@ -17,7 +20,7 @@ SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
 
 @pytest.fixture(scope="module")
-def components():
+def components() -> ModelAndTokenizer:
     """Return a model with the paper's decoding, and its tokenizer."""
     trained, tokenizer = model_of_pairs()
     model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
@@ -27,30 +30,30 @@ def components():
 
 
 @pytest.fixture
-def translator(components):
+def translator(components: ModelAndTokenizer) -> VaswaniTransformerTranslationPipeline:
     return pipeline(TASK, model=components[0], tokenizer=components[1], device="cpu")
 
 
-def generated(components, text, **settings):
+def generated(components: ModelAndTokenizer, text: str, **settings: Any) -> list[str]:
     """Return the translations of a single text by `generate()`, without special tokens."""
     model, tokenizer = components
     batch = tokenizer([text], return_tensors="pt")
     return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
 
 
-def as_records(texts):
+def as_records(texts: list[str]) -> list[dict[str, str]]:
     return [{"translation_text": text} for text in texts]
 
 
 class Sentences(Dataset):
-    def __len__(self):
+    def __len__(self) -> int:
         return len(SOURCES)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> str:
         return SOURCES[index]
 
 
-def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator):
+def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator: VaswaniTransformerTranslationPipeline) -> None:
     assert translator(SOURCES[0]) == as_records(TARGETS[:1])
     assert translator(SOURCES) == as_records(TARGETS)
     assert translator(tuple(SOURCES)) == as_records(TARGETS)
@@ -58,7 +61,9 @@ def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator):
     assert translator([]) == []
 
 
-def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(translator):
+def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
+    translator: VaswaniTransformerTranslationPipeline,
+) -> None:
     each = [as_records([target]) for target in TARGETS]
     for texts in (iter(SOURCES), (text for text in SOURCES), Sentences()):
         results = translator(texts, batch_size=4)
@@ -66,18 +71,22 @@ def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(translator):
         assert list(results) == each
 
 
-def test_pipeline_takes_a_column_of_a_dataset(translator):
+def test_pipeline_takes_a_column_of_a_dataset(translator: VaswaniTransformerTranslationPipeline) -> None:
     assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
 
 
-def test_batches_by_length_keep_order_and_translations(components, translator):
+def test_batches_by_length_keep_order_and_translations(
+    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
+) -> None:
     texts = ["cat", *SOURCES[:3], "", "the cat is black i love you", "  "]
     expected = [generated(components, text)[0] if text.strip() else "" for text in texts]
     for batch_size in (1, 2, 5, 100):
         assert translator(texts, batch_size=batch_size) == as_records(expected)
 
 
-def test_n_best_lists_are_lists_of_lists_in_batches_too(components, translator):
+def test_n_best_lists_are_lists_of_lists_in_batches_too(
+    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
+) -> None:
     expected = [as_records(generated(components, text, num_return_sequences=3)) for text in SOURCES]
     assert all(len(best) == 3 for best in expected)
     assert translator(SOURCES, num_return_sequences=3, batch_size=4) == expected
@@ -85,7 +94,9 @@ def test_n_best_lists_are_lists_of_lists_in_batches_too(components, translator):
     assert list(translator(iter(SOURCES), num_return_sequences=3, batch_size=4)) == expected
 
 
-def test_prepared_model_translates_the_same_and_cannot_be_saved(components, translator, tmp_path):
+def test_prepared_model_translates_the_same_and_cannot_be_saved(
+    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline, tmp_path: Path
+) -> None:
     fast = pipeline(TASK, model=prepare_for_inference(components[0]), tokenizer=components[1], device="cpu")
     texts = ["cat", *SOURCES, "", "my name is black"]
     assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
@@ -93,12 +104,14 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(components, tran
         fast.save_pretrained(tmp_path)
 
 
-def test_empty_text_has_empty_translations(translator):
+def test_empty_text_has_empty_translations(translator: VaswaniTransformerTranslationPipeline) -> None:
     assert translator("") == as_records([""])
     assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
-def test_records_have_scores_if_generate_returns_them(components, translator):
+def test_records_have_scores_if_generate_returns_them(
+    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline
+) -> None:
     asked = {"num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
     batch = components[1]([SOURCES[2]], return_tensors="pt")
     expected = components[0].generate(**batch, **asked).sequences_scores
@@ -121,11 +134,11 @@ SETTINGS = [
 
 
 @pytest.fixture
-def generations(components, monkeypatch):
+def generations(components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Tensor]]:
     """Record arguments and result of every later call of the model's `generate()`."""
     calls, generate = [], components[0].generate
 
-    def watched(**arguments):
+    def watched(**arguments: Any) -> Tensor:
         calls.append((arguments, generate(**arguments)))
         return calls[-1][1]
 
@@ -134,7 +147,12 @@ def generations(components, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_settings_of_call_and_pipeline_reach_generate(components, translator, settings, generations):
+def test_settings_of_call_and_pipeline_reach_generate(
+    components: ModelAndTokenizer,
+    translator: VaswaniTransformerTranslationPipeline,
+    settings: dict[str, Any],
+    generations: list[tuple[dict[str, Any], Tensor]],
+) -> None:
     model, tokenizer = components
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", **settings)("what is the cat")
     translator("what is the cat", **settings)
@@ -144,14 +162,16 @@ def test_settings_of_call_and_pipeline_reach_generate(components, translator, se
     assert torch.equal(second, expected)
 
 
-def test_list_is_batched_longest_first(translator, generations):
+def test_list_is_batched_longest_first(
+    translator: VaswaniTransformerTranslationPipeline, generations: list[tuple[dict[str, Any], Tensor]]
+) -> None:
     translator(["a", "a a a a a a", "a a", "a a a a a"], batch_size=2)
     (first, longest), (second, shortest) = [arguments["input_ids"].shape for arguments, _ in generations]
     assert (first, second) == (2, 2)
     assert longest > shortest
 
 
-def test_pipeline_keeps_the_model_s_search_settings():
+def test_pipeline_keeps_the_model_s_search_settings() -> None:
     """Random weights rarely predict an end, so the paper's limit, source + 50, ends the target, not 256."""
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer))
@@ -168,7 +188,9 @@ def test_pipeline_keeps_the_model_s_search_settings():
     assert model.generation_config.to_dict() == before
 
 
-def test_spaces_before_punctuation_are_removed_on_request(translator, monkeypatch):
+def test_spaces_before_punctuation_are_removed_on_request(
+    translator: VaswaniTransformerTranslationPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, decode = [], translator.tokenizer.batch_decode
     monkeypatch.setattr(
         translator.tokenizer, "batch_decode", lambda *args, **kwargs: asked.append(kwargs) or decode(*args, **kwargs)
@@ -179,12 +201,12 @@ def test_spaces_before_punctuation_are_removed_on_request(translator, monkeypatc
 
 
 @pytest.mark.parametrize("wrong", [3, ["hello", 3], [["hello"]], {"text": "hello"}])
-def test_input_that_is_not_a_text_is_an_error(translator, wrong):
+def test_input_that_is_not_a_text_is_an_error(translator: VaswaniTransformerTranslationPipeline, wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"not a text to translate; got .*, expected str"):
         translator(wrong)
 
 
-def test_pipeline_loads_a_saved_folder(components, tmp_path):
+def test_pipeline_loads_a_saved_folder(components: ModelAndTokenizer, tmp_path: Path) -> None:
     for component in components:
         component.save_pretrained(tmp_path)
     assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
@@ -212,7 +234,9 @@ print(json.dumps(results))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved_by", ["pipeline", "model"])
-def test_published_folder_contains_the_pipeline(components, saved_by, tmp_path, monkeypatch):
+def test_published_folder_contains_the_pipeline(
+    components: ModelAndTokenizer, saved_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = components
     folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -237,7 +261,9 @@ def test_published_folder_contains_the_pipeline(components, saved_by, tmp_path, 
 
 
 @pytest.mark.parametrize("trust", [None, True])
-def test_installed_package_loads_a_published_folder_without_trust(components, translator, trust, tmp_path):
+def test_installed_package_loads_a_published_folder_without_trust(
+    components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline, trust: bool | None, tmp_path: Path
+) -> None:
     translator.save_pretrained(tmp_path)
     made = pipeline(TASK, model=str(tmp_path), trust_remote_code=trust, device="cpu")
     assert type(made) is VaswaniTransformerTranslationPipeline
@@ -245,7 +271,7 @@ def test_installed_package_loads_a_published_folder_without_trust(components, tr
     assert made(SOURCES[0]) == as_records(TARGETS[:1])
 
 
-def test_folder_without_code_names_none(translator, tmp_path):
+def test_folder_without_code_names_none(translator: VaswaniTransformerTranslationPipeline, tmp_path: Path) -> None:
     translator.save_pretrained(tmp_path / "published")
     assert {path.suffix for path in (tmp_path / "published").iterdir()} == {".json", ".py", ".safetensors"}
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
@@ -256,7 +282,9 @@ def test_folder_without_code_names_none(translator, tmp_path):
         assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}
 
 
-def test_special_tokens_in_a_text_are_text_and_tags_are_tokens(components, monkeypatch):
+def test_special_tokens_in_a_text_are_text_and_tags_are_tokens(
+    components: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = copy.deepcopy(components[1])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
     model = tiny_model(vocab_size=len(tokenizer))

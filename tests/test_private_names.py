@@ -1,8 +1,10 @@
 """The private names of Transformers and torch that the package uses are listed here, and a missing one is an error."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +110,7 @@ OWNERS = {
 }
 
 
-def private_names(path):
+def private_names(path: Path) -> Iterator[str]:
     """Yield the names that a file reads, overrides or writes as a string, and functions of `torch.ops`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
@@ -125,7 +127,7 @@ def private_names(path):
             yield node.value
 
 
-def own_names():
+def own_names() -> set[str]:
     """Return the private functions and attributes that the package defines itself, other than overrides."""
     foreign = set().union(*USED.values())
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
@@ -136,7 +138,7 @@ def own_names():
     return (functions | names | stored) - foreign
 
 
-def test_every_private_name_is_listed_by_its_file():
+def test_every_private_name_is_listed_by_its_file() -> None:
     own_private, used = own_names() | {"_", "_proj"}, {}
     for path in PACKAGE.rglob("*.py"):
         names = set(private_names(path))
@@ -148,11 +150,11 @@ def test_every_private_name_is_listed_by_its_file():
 
 
 @pytest.mark.parametrize("name", sorted(OWNERS))
-def test_private_name_exists_in_this_version(name):
+def test_private_name_exists_in_this_version(name: str) -> None:
     assert hasattr(OWNERS[name], name)
 
 
-def rename(monkeypatch, owner, name):
+def rename(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     """Delete a name from its owner and from the classes that the owner inherits it from."""
     for each in (owner, *owner.__mro__):
         if name in vars(each):
@@ -160,7 +162,9 @@ def rename(monkeypatch, owner, name):
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(name, monkeypatch):
+def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, (ids, mask) = tiny_model(), padded_batch([3, 2])
     model.use_paper_decoding()
     monkeypatch.delattr(GenerationMixin, name)
@@ -169,14 +173,16 @@ def test_missing_entry_point_is_an_error_that_names_the_versions_that_have_it(na
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_entry_point_with_other_arguments_is_an_error(name, monkeypatch):
+def test_entry_point_with_other_arguments_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GenerationMixin, name, lambda self, input_ids, **kwargs: input_ids)
     with pytest.raises(RuntimeError, match=rf"{name} of this Transformers does not take .*generation_config"):
         tiny_model().generate(torch.tensor([[5, 2]]))
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names])
-def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(owner, name, monkeypatch):
+def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
+    owner: type[PreTrainedConfig | PreTrainedModel], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_config()
     rename(monkeypatch, owner, name)
     with pytest.raises(RuntimeError, match=rf"has no {owner.__name__}\.{name}, .*install Transformers 5\.17 to 5\.23"):
@@ -193,11 +199,13 @@ def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(o
         ("linear_unpack", "int8"),
     ],
 )
-def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_same_result(function, dtype, monkeypatch):
+def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_same_result(
+    function: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     namespace = torch.ops.mkldnn if function.startswith("_") else torch.ops.quantized
 
     class Missing:
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             if name == function:
                 raise AttributeError(name)
             return getattr(namespace, name)
@@ -206,18 +214,18 @@ def test_prepared_model_without_a_function_of_torch_has_plain_layers_and_the_sam
     model, (ids, mask) = tiny_model(), padded_batch([3, 2])
     prepared = prepare_for_inference(model, dtype)
     assert {type(module) for module in prepared.modules()} & {nn.Linear}
-    options = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": 2}
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": 2}
     assert torch.equal(prepared.generate(ids, **options), model.generate(ids, **options))
 
 
-def test_operator_without_its_compiled_function_is_called_as_it_is():
+def test_operator_without_its_compiled_function_is_called_as_it_is() -> None:
     operator = torch.ops.mkldnn._linear_pointwise.default
     assert raw_op(operator) is operator._op is not operator
     renamed = SimpleNamespace(compiled=operator._op)
     assert raw_op(renamed) is renamed
 
 
-def test_fast_paths_are_on(monkeypatch):
+def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 and int8 are packed on x86 in the tested versions, and encoder and decoder take the fast path."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
@@ -233,7 +241,7 @@ def test_fast_paths_are_on(monkeypatch):
     assert len(taken) == 1 + 3
 
 
-def test_published_code_imports_nothing_of_the_cpu_folder(tmp_path):
+def test_published_code_imports_nothing_of_the_cpu_folder(tmp_path: Path) -> None:
     model = tiny_model()
     model.with_remote_code().save_pretrained(tmp_path)
     published = {path.name for path in tmp_path.glob("*.py")}

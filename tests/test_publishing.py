@@ -42,7 +42,7 @@ def is_unregistered(*components: object) -> bool:
     return all(component._auto_class is None for component in (*CLASSES, *components))
 
 
-def test_plain_save_has_no_code_after_a_save_with_code(tmp_path) -> None:
+def test_plain_save_has_no_code_after_a_save_with_code(tmp_path: Path) -> None:
     model, tokenizer = model_of_pairs()
     for component in (model, tokenizer):
         component.with_remote_code().save_pretrained(tmp_path / "published")
@@ -55,7 +55,7 @@ def test_plain_save_has_no_code_after_a_save_with_code(tmp_path) -> None:
         assert "auto_map" not in json.loads((tmp_path / "plain" / name).read_text())
 
 
-def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path) -> None:
+def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path: Path) -> None:
     for component in model_of_pairs():
         component.with_remote_code().save_pretrained(tmp_path / "published")
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
@@ -65,7 +65,7 @@ def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path) -> No
     assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
 
 
-def test_published_folder_names_the_body_too(tmp_path) -> None:
+def test_published_folder_names_the_body_too(tmp_path: Path) -> None:
     model = tiny_model()
     model.with_remote_code().save_pretrained(tmp_path / "whole")
     model.model.with_remote_code().save_pretrained(tmp_path / "body")
@@ -84,7 +84,7 @@ def test_copy_with_code_shares_weights_and_logits() -> None:
     )
 
 
-def test_failed_push_changes_nothing(tmp_path) -> None:
+def test_failed_push_changes_nothing(tmp_path: Path) -> None:
     """Tests run offline, so every push fails at its first request."""
     model, tokenizer = model_of_pairs()
     for component in (model, tokenizer):
@@ -95,7 +95,7 @@ def test_failed_push_changes_nothing(tmp_path) -> None:
     assert names(tmp_path) == PLAIN
 
 
-def test_models_save_without_code_while_another_is_published(tmp_path) -> None:
+def test_models_save_without_code_while_another_is_published(tmp_path: Path) -> None:
     published, other = tiny_model(), tiny_model()
     is_done = threading.Event()
 
@@ -189,7 +189,7 @@ def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, l
 
 
 @pytest.fixture(scope="module")
-def pushed(tmp_path_factory):
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hub]:
     """Return a folder with a model and its tokenizer, and the Hub that they were pushed to."""
     folder, hub = tmp_path_factory.mktemp("made-on-this-machine"), Hub()
     trained, tokenizer = model_of_pairs()
@@ -214,7 +214,7 @@ def pull(hub: Hub, home: Path, has_package: bool, *revisions: tuple[str, str], t
 
 
 @pytest.mark.slow
-def test_push_is_one_commit_with_code_and_auto_map(pushed) -> None:
+def test_push_is_one_commit_with_code_and_auto_map(pushed: tuple[Path, Hub]) -> None:
     _, hub = pushed
     for name in ("somebody/open", "somebody/secret"):
         assert hub.messages(name) == ["the model", "the tokenizer"]
@@ -225,7 +225,7 @@ def test_push_is_one_commit_with_code_and_auto_map(pushed) -> None:
 
 
 @pytest.mark.slow
-def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed) -> None:
+def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed: tuple[Path, Hub]) -> None:
     folder, hub = pushed
     traces = [str(folder), folder.name, str(Path.home()), str(ROOT), TOKEN]
     people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b".encode())
@@ -237,7 +237,9 @@ def test_push_has_no_pickle_and_no_trace_of_its_machine(pushed) -> None:
 
 
 @pytest.mark.slow
-def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(pushed, tmp_path) -> None:
+def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(
+    pushed: tuple[Path, Hub], tmp_path: Path
+) -> None:
     folder, hub = pushed
     commit = hub.repositories["somebody/open"].branches["main"]
     revisions = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
@@ -251,7 +253,7 @@ def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(pushe
 
 
 @pytest.mark.slow
-def test_pull_with_the_package_needs_no_trust(pushed, tmp_path) -> None:
+def test_pull_with_the_package_needs_no_trust(pushed: tuple[Path, Hub], tmp_path: Path) -> None:
     folder, hub = pushed
     results = pull(hub, tmp_path, True, ("somebody/open", "main"), ("somebody/at-once", "main"))
     tokens, logits, translations = local_results(folder, list(PAIRS))
@@ -261,14 +263,14 @@ def test_pull_with_the_package_needs_no_trust(pushed, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_private_repository_needs_a_token(pushed, tmp_path) -> None:
+def test_private_repository_needs_a_token(pushed: tuple[Path, Hub], tmp_path: Path) -> None:
     _, hub = pushed
     with pytest.raises(AssertionError, match=r"(?s)somebody/secret.*(private|not a valid model)"):
         pull(hub, tmp_path, False, ("somebody/secret", "main"), token=None)
 
 
 @pytest.mark.slow
-def test_stock_trainer_pushes_code_only_of_registered_classes(tmp_path) -> None:
+def test_stock_trainer_pushes_code_only_of_registered_classes(tmp_path: Path) -> None:
     hub = Hub()
     with serving(hub) as url:
         environment = client_environment(url, tmp_path / "home") | {"PYTHONPATH": str(ROOT)}

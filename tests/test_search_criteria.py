@@ -1,10 +1,12 @@
 """The search ends by each criterion of a call, and searches within or next to a search do not disturb it."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -21,10 +23,10 @@ from vaswani_transformer.generation_settings import SourceLimitCriteria, search_
 class CallEveryStep(StoppingCriteria):
     """Calls a function at every step, and stops nothing."""
 
-    def __init__(self, do):
+    def __init__(self, do: Callable[[Tensor], Any]) -> None:
         self.do = do
 
-    def __call__(self, input_ids, scores, **kwargs):
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         self.do(input_ids)
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
@@ -32,7 +34,7 @@ class CallEveryStep(StoppingCriteria):
 class SumCriterion(StoppingCriteria):
     """A caller's criterion that ends the targets whose sum of tokens is a multiple of a number."""
 
-    def __call__(self, input_ids, scores, **kwargs):
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         return input_ids.sum(1) % 7 == 5
 
 
@@ -51,7 +53,7 @@ CRITERIA = {
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_search_ends_the_rows_that_its_criteria_end(name):
+def test_search_ends_the_rows_that_its_criteria_end(name: str) -> None:
     """Twenty beams of two sources end by the settings that the criteria give."""
     criteria = StoppingCriteriaList(CRITERIA[name]())
     config = GenerationConfig(num_beams=10, num_return_sequences=1, max_length=6, eos_token_id=END, pad_token_id=1)
@@ -68,7 +70,7 @@ def test_search_ends_the_rows_that_its_criteria_end(name):
         state.beams = search_module.extend(state, rows.flatten(), tokens.flatten())
 
 
-def test_max_length_criterion_is_a_limit_that_no_step_asks_for():
+def test_max_length_criterion_is_a_limit_that_no_step_asks_for() -> None:
     """It would warn beyond `max_position_embeddings`; but sinusoids have no end, and that of a table is an error."""
     prompt = torch.zeros(1, 1, dtype=torch.long)
     config = GenerationConfig(num_beams=1, num_return_sequences=1, max_length=9, pad_token_id=1)
@@ -80,7 +82,7 @@ def test_max_length_criterion_is_a_limit_that_no_step_asks_for():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_search_ends_targets_by_all_its_criteria(way):
+def test_search_ends_targets_by_all_its_criteria(way: str) -> None:
     """A criterion equal to the end token gives the same targets as the end token."""
     model, ends = ending_model(1), CallEveryStep(lambda _: None)
     expected = model.generate(**call_arguments(way))
@@ -92,16 +94,16 @@ def test_search_ends_targets_by_all_its_criteria(way):
         )
 
 
-def calling(do):
+def calling(do: Callable[[Tensor], Any]) -> StoppingCriteriaList:
     return StoppingCriteriaList([CallEveryStep(do)])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_failed_call_leaves_no_state_in_the_model(way):
+def test_failed_call_leaves_no_state_in_the_model(way: str) -> None:
     model = ending_model(1)
     expected = model.generate(**call_arguments(way))
 
-    def fail(input_ids):
+    def fail(input_ids: Tensor) -> None:
         if input_ids.shape[1] > 3:
             raise KeyError("in the middle")
 
@@ -115,12 +117,12 @@ INNER_WAYS: dict[str, dict[str, Any]] = {**WAYS, "assisted": {"num_beams": 1, "p
 
 @pytest.mark.parametrize("inner_way", INNER_WAYS)
 @pytest.mark.parametrize("way", ["greedy", "beam"])
-def test_nested_searches_are_independent(way, inner_way):
+def test_nested_searches_are_independent(way: str, inner_way: str) -> None:
     outer, inner = ending_model(1), ending_model(2, 97)
     options = sources([4] if inner_way == "assisted" else [4, 2], 97) | INNER_WAYS[inner_way]
     options |= {"max_source_relative_length": 8}
 
-    def search_within():
+    def search_within() -> Tensor:
         torch.manual_seed(5)
         return inner.generate(**options)
 
@@ -133,7 +135,7 @@ def test_nested_searches_are_independent(way, inner_way):
     assert all(torch.equal(each, expected_within) for each in inner_results)
 
 
-def test_searches_on_several_threads_are_independent():
+def test_searches_on_several_threads_are_independent() -> None:
     """Each thread waits within its search until all others are within theirs."""
     ways = ["greedy", "beam", "many", "power"]
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
@@ -141,8 +143,8 @@ def test_searches_on_several_threads_are_independent():
     expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
     barrier, drawn = threading.Barrier(len(ways)), [None] * len(ways)
 
-    def decode(index):
-        def meet(input_ids):
+    def decode(index: int) -> None:
+        def meet(input_ids: Tensor) -> None:
             if input_ids.shape[1] <= 3:
                 barrier.wait(timeout=60)
 

@@ -1,5 +1,6 @@
 """The shortcuts of the search, choosing tokens by groups and dropping finished sources, change no result."""
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
@@ -14,7 +16,8 @@ from transformers import (
 
 from tests.builders import PlainSearch
 from tests.ending_models import BATCH, END, WAYS, call_arguments, ending_model, sources
-from tests.helpers import FLOAT32, tiny_model
+from tests.helpers import FLOAT32, Batch, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
 from vaswani_transformer.search import grouped_topk, topk_continuations
@@ -23,14 +26,14 @@ from vaswani_transformer.search import grouped_topk, topk_continuations
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 5e-6}
 
 
-def sorted_continuations(logits, scores, count):
+def sorted_continuations(logits: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
     """Return the same by a sort of the complete vocabulary."""
     every = logits.float().log_softmax(1).view(*scores.shape, -1) + scores[:, :, None]
     return every.flatten(1).topk(count)
 
 
 @contextmanager
-def search_with(by_groups=True, drops_finished=True):
+def search_with(by_groups: bool = True, drops_finished: bool = True) -> Generator[None]:
     """Within the block, searches use the shortcuts or not: choosing by groups, and dropping finished sources."""
     with pytest.MonkeyPatch.context() as patch:
         if not by_groups:
@@ -43,11 +46,11 @@ def search_with(by_groups=True, drops_finished=True):
 
 
 @contextmanager
-def record_row_counts(model):
+def record_row_counts(model: VaswaniTransformerForConditionalGeneration) -> Generator[list[int]]:
     """Record the number of target rows of each call of the decoder, in order."""
     rows = []
 
-    def count(module, arguments, inputs):
+    def count(module: nn.Module, arguments: Any, inputs: dict[str, Any]) -> None:
         rows.append(inputs["input_ids"].shape[0])
 
     hook = model.model.decoder.register_forward_pre_hook(count, with_kwargs=True)
@@ -67,7 +70,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def searches(draw):
+def searches(draw: st.DrawFn) -> dict[str, Any]:
     """Draw the settings of a beam search with one end token, several or none."""
     drawn = {name: draw(values) for name, values in SETTINGS.items()}
     drawn |= {"max_new_tokens": draw(st.integers(1, 9)), "num_return_sequences": draw(st.integers(1, 2))}
@@ -75,7 +78,7 @@ def searches(draw):
     return drawn | ({} if ends == END else {"eos_token_id": ends})
 
 
-def draw_prefixes(draw, rows):
+def draw_prefixes(draw: st.DrawFn, rows: int) -> Batch:
     """Draw a prefix of each target, some of its first tokens padding."""
     length = draw(st.integers(1, 3))
     mask = torch.ones(rows, length + 1, dtype=torch.long)
@@ -87,7 +90,9 @@ def draw_prefixes(draw, rows):
 
 @settings(max_examples=300)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 400), st.integers(1, 30), st.booleans(), st.booleans())
-def test_grouped_topk_equals_topk(seed, rows, width, count, has_ties, has_holes):
+def test_grouped_topk_equals_topk(
+    seed: int, rows: int, width: int, count: int, has_ties: bool, has_holes: bool
+) -> None:
     torch.manual_seed(seed)
     logits, count = torch.randn(rows, width), min(count, width)
     logits = logits.round() if has_ties else logits
@@ -107,7 +112,9 @@ def test_grouped_topk_equals_topk(seed, rows, width, count, has_ties, has_holes)
     st.sampled_from([0.1, 3.0, 1000.0]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
-def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, num_sources, k, width, scale, dtype):
+def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(
+    seed: int, num_sources: int, k: int, width: int, scale: float, dtype: torch.dtype
+) -> None:
     """The number of sources in a group changes nothing.
 
     The loop converts logits to float32 before their log-softmax.
@@ -126,7 +133,9 @@ def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(seed, 
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([22, 97, 500, 1003]))
-def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(data, seed, options, lengths, vocab_size):
+def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(
+    data: st.DataObject, seed: int, options: dict[str, Any], lengths: list[int], vocab_size: int
+) -> None:
     model = ending_model(seed, vocab_size)
     options = options | sources(lengths, vocab_size)
     options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
@@ -137,11 +146,16 @@ def test_search_by_groups_finds_what_a_sorted_vocabulary_gives(data, seed, optio
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1003])
-def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_size):
+def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_size: int) -> None:
     """A beam search may need (1 + end tokens) x beams tokens of one beam, more than exist."""
     ends = list(range(3, 3 + vocab_size // 2))
     model = ending_model(0, vocab_size)
-    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 3, "eos_token_id": ends} | sources([2])
+    options: dict[str, Any] = {
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "max_new_tokens": 3,
+        "eos_token_id": ends,
+    } | sources([2])
     with search_with(by_groups=False):
         expected = model.generate(**options)
     with search_with(by_groups=True):
@@ -149,10 +163,10 @@ def test_search_never_selects_more_continuations_of_a_beam_than_tokens(vocab_siz
 
 
 @pytest.mark.parametrize("kind", ["nan", "-inf", "peaked"])
-def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(kind):
+def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(kind: str) -> None:
     model = ending_model(0, 60)
 
-    def change(module, arguments, logits):
+    def change(module: nn.Module, arguments: Any, logits: Tensor) -> Tensor:
         if kind == "nan":
             return torch.full_like(logits, torch.nan)
         if kind == "-inf":
@@ -160,7 +174,7 @@ def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(
         return logits * 1e4
 
     model.lm_head.register_forward_hook(change)
-    options = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, **sources([3, 2])}
     with search_with(by_groups=False, drops_finished=False):
         expected = model.generate(**options)
     with search_with():
@@ -172,9 +186,13 @@ def test_search_by_groups_handles_nan_infinite_and_peaked_logits_as_a_sort_does(
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), SEEDS, searches(), LENGTHS, st.sampled_from([1.0, 3.0, 5.0]))
-def test_dropping_finished_sources_changes_nothing_in_beam_search(data, seed, options, lengths, eagerness):
+def test_dropping_finished_sources_changes_nothing_in_beam_search(
+    data: st.DataObject, seed: int, options: dict[str, Any], lengths: list[int], eagerness: float
+) -> None:
     model = ending_model(seed, eagerness=eagerness)
-    options = options | sources(lengths) | (draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
+    options: dict[str, Any] = (
+        options | sources(lengths) | (draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {})
+    )
     with search_with(by_groups=False, drops_finished=False), record_row_counts(model) as all_rows:
         expected = model.generate(**options)
     with search_with(by_groups=data.draw(st.booleans())), record_row_counts(model) as rows:
@@ -187,10 +205,10 @@ def test_dropping_finished_sources_changes_nothing_in_beam_search(data, seed, op
 @settings(max_examples=100)
 @given(st.data(), SEEDS, LENGTHS, st.integers(1, 3), st.booleans(), st.sampled_from([END, [END, 7, 8], None]))
 def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling(
-    data, seed, lengths, returned, samples, ends
-):
+    data: st.DataObject, seed: int, lengths: list[int], returned: int, samples: bool, ends: int | list[int] | None
+) -> None:
     model = ending_model(seed)
-    options = sources(lengths) | {"max_new_tokens": 10, "num_beams": 1, "eos_token_id": ends}
+    options: dict[str, Any] = sources(lengths) | {"max_new_tokens": 10, "num_beams": 1, "eos_token_id": ends}
     options |= {"max_source_relative_length": data.draw(SETTINGS["max_source_relative_length"])}
     options |= {"do_sample": samples, "num_return_sequences": returned if samples else 1}
     options |= draw_prefixes(data.draw, len(lengths)) if data.draw(st.booleans()) else {}
@@ -207,9 +225,16 @@ def test_dropping_finished_sources_changes_nothing_in_greedy_search_and_sampling
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(SEEDS, LENGTHS, st.integers(2, 3), st.integers(1, 2))
-def test_dropping_finished_sources_changes_nothing_in_beam_sampling(seed, lengths, num_beams, returned):
+def test_dropping_finished_sources_changes_nothing_in_beam_sampling(
+    seed: int, lengths: list[int], num_beams: int, returned: int
+) -> None:
     model = ending_model(seed)
-    options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": returned, "max_new_tokens": 8}
+    options: dict[str, Any] = {
+        "do_sample": True,
+        "num_beams": num_beams,
+        "num_return_sequences": returned,
+        "max_new_tokens": 8,
+    }
     options |= sources(lengths) | {"max_source_relative_length": None}
     generated = []
     for drops_finished in (True, False):
@@ -220,7 +245,7 @@ def test_dropping_finished_sources_changes_nothing_in_beam_sampling(seed, length
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_finished_sources_are_not_decoded(way):
+def test_finished_sources_are_not_decoded(way: str) -> None:
     model, falls = ending_model(1), 0
     for seed in range(4):
         model = ending_model(seed)
@@ -245,7 +270,7 @@ def test_finished_sources_are_not_decoded(way):
     ],
     ids=str,
 )
-def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, more):
+def test_dropping_finished_sources_changes_nothing_with_other_arguments(way: str, more: dict[str, Any]) -> None:
     for seed in range(3):
         model = ending_model(seed)
         with search_with(drops_finished=False):
@@ -260,7 +285,7 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way, mor
         assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
 
 
-def test_greedy_search_without_an_end_token_drops_no_row():
+def test_greedy_search_without_an_end_token_drops_no_row() -> None:
     """Transformers' loop then continues after a row's limit, and writes no padding."""
     model = ending_model(0)
     options = call_arguments("greedy", eos_token_id=None)
@@ -271,7 +296,7 @@ def test_greedy_search_without_an_end_token_drops_no_row():
     assert set(rows) == {len(BATCH)}
 
 
-def test_finished_sources_are_dropped_with_stacks_of_different_depths():
+def test_finished_sources_are_dropped_with_stacks_of_different_depths() -> None:
     """Transformers makes a cache with the number of layers of the encoder."""
     model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
     norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
@@ -284,7 +309,7 @@ def test_finished_sources_are_dropped_with_stacks_of_different_depths():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_returned_cache_has_every_row_and_every_token(way):
+def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
     k = max(WAYS[way]["num_beams"], WAYS[way].get("num_return_sequences", 1))
     rows = k * len(BATCH)
     model, given = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -301,12 +326,12 @@ def test_returned_cache_has_every_row_and_every_token(way):
 @settings(max_examples=150)
 @given(SEEDS, SETTINGS["length_penalty"], SETTINGS["early_stopping"], LENGTHS, st.integers(2, 5), st.data())
 def test_search_under_power_with_both_shortcuts_equals_transformers_own(
-    seed, alpha, early_stopping, lengths, num_beams, data
-):
+    seed: int, alpha: float, early_stopping: bool | str, lengths: list[int], num_beams: int, data: st.DataObject
+) -> None:
     model = ending_model(seed, 97)
     plain = PlainSearch(model.config).eval().double()
     plain.load_state_dict(model.state_dict())
-    options = {"num_beams": num_beams, "num_return_sequences": data.draw(st.integers(1, num_beams))}
+    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": data.draw(st.integers(1, num_beams))}
     options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": data.draw(SIZES)}
     options |= sources(lengths)
     with search_with():
@@ -333,7 +358,7 @@ PROCESSORS = [
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda processor: next(iter(processor)))
 @pytest.mark.parametrize("way", ["greedy", "sampling", "many", "power"])
-def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way, processor):
+def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way: str, processor: dict[str, Any]) -> None:
     for seed in range(2):
         model = ending_model(seed)
         with search_with(by_groups=False, drops_finished=False):
@@ -342,10 +367,14 @@ def test_logits_processors_give_the_same_when_finished_sources_are_dropped(way, 
             assert torch.equal(model.generate(**call_arguments(way, **processor)), expected)
 
 
-def test_returned_scores_are_the_log_softmax_of_the_returned_logits():
+def test_returned_scores_are_the_log_softmax_of_the_returned_logits() -> None:
     """If scores are requested, the loop uses the complete vocabulary, and returns a row of that width for each beam."""
     model = ending_model(1, 97)
-    options = sources([3, 2], 97) | {"num_beams": 3, "max_new_tokens": 5, "return_dict_in_generate": True}
+    options: dict[str, Any] = sources([3, 2], 97) | {
+        "num_beams": 3,
+        "max_new_tokens": 5,
+        "return_dict_in_generate": True,
+    }
     with search_with():
         generated = model.generate(**options, output_scores=True, output_logits=True)
     assert {step.shape for step in (*generated.scores, *generated.logits)} == {torch.Size([6, 97])}

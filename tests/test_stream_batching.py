@@ -3,6 +3,9 @@
 import itertools
 import math
 import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -15,7 +18,7 @@ from transformers.testing_utils import CaptureLogger
 
 from tests.helpers import PAIRS, model_of_pairs, tiny_model
 from tests.samplers import LENGTHS, sampler
-from vaswani_transformer import batching
+from vaswani_transformer import VaswaniTransformerTokenizer, batching
 from vaswani_transformer.batching import TokenBudgetBatches
 from vaswani_transformer.schedule import paper_adam, paper_schedule
 
@@ -23,30 +26,34 @@ from vaswani_transformer.schedule import paper_adam, paper_schedule
 class Stream:
     """Pairs of these lengths; every iteration begins with the first."""
 
-    def __init__(self, pairs):
+    def __init__(self, pairs: list[tuple[int, int]]) -> None:
         self.pairs = pairs
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, (source, target) in enumerate(self.pairs):
             yield {"number": number, "input_ids": [5] * source, "labels": [6] * target}
 
 
-def streamed(pairs, **options):
+def streamed(pairs: list[tuple[int, int]], **options: Any) -> TokenBudgetBatches:
     return TokenBudgetBatches(Stream(pairs), **{"source_tokens": 60, "target_tokens": 60, "buffer_size": 60} | options)
 
 
-def numbers(batches):
+def numbers(batches: Iterable[Any]) -> list[list[int]]:
     return [[pair["number"] for pair in batch] for batch in batches]
 
 
-def ranks_of(pairs, num_processes, accumulation, epoch=0):
+def ranks_of(
+    pairs: list[tuple[int, int]], num_processes: int, accumulation: int, epoch: int = 0
+) -> list[list[list[int]]]:
     """Return the numbers of the pairs in every rank's batches of an epoch."""
-    options = {"num_processes": num_processes, "accumulation": accumulation}
+    options: dict[str, Any] = {"num_processes": num_processes, "accumulation": accumulation}
     return [numbers(streamed(pairs, rank=rank, **options).batches_of(epoch)) for rank in range(num_processes)]
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 5))
-def test_streamed_ranks_get_every_pair_once_and_the_same_number_of_batches(pairs, num_processes, accumulation, epoch):
+def test_streamed_ranks_get_every_pair_once_and_the_same_number_of_batches(
+    pairs: list[tuple[int, int]], num_processes: int, accumulation: int, epoch: int
+) -> None:
     ranks = ranks_of(pairs, num_processes, accumulation, epoch)
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(len(pairs)))
     assert len({len(rank) for rank in ranks}) == 1
@@ -56,8 +63,8 @@ def test_streamed_ranks_get_every_pair_once_and_the_same_number_of_batches(pairs
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2))
 def test_streamed_step_keeps_to_both_budgets_and_a_micro_batch_to_its_share_plus_one_pair(
-    pairs, num_processes, accumulation
-):
+    pairs: list[tuple[int, int]], num_processes: int, accumulation: int
+) -> None:
     for rank in ranks_of(pairs, num_processes, accumulation):
         for batch in rank:
             longest = max(max(pairs[number]) for number in batch)
@@ -67,7 +74,9 @@ def test_streamed_step_keeps_to_both_budgets_and_a_micro_batch_to_its_share_plus
 
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=72, max_size=300), st.integers(0, 3))
-def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches(pairs, epoch):
+def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches(
+    pairs: list[tuple[int, int]], epoch: int
+) -> None:
     """Every step of such short pairs has a pair for each micro-batch, except the last of a buffer."""
     (one_process,) = ranks_of(pairs, 1, 1, epoch)
     assume(min(map(len, one_process)) >= 6)
@@ -80,7 +89,7 @@ def test_streamed_step_is_the_same_for_any_number_of_processes_and_micro_batches
         assert steps == [sorted(batch) for batch in one_process]
 
 
-def test_stream_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
+def test_stream_that_fits_in_a_buffer_has_the_steps_of_the_sampler() -> None:
     generator = random.Random(0)
     pairs = [(generator.randint(1, 9), generator.randint(1, 9)) for _ in range(310)]
     lengths = [sorted(pairs[number] for number in batch) for batch in sampler(pairs)]
@@ -88,7 +97,7 @@ def test_stream_that_fits_in_a_buffer_has_the_steps_of_the_sampler():
     assert sorted(lengths) == sorted(sorted(pairs[number] for number in batch) for batch in stream_steps)
 
 
-def test_streamed_epochs_differ_and_the_seed_determines_each():
+def test_streamed_epochs_differ_and_the_seed_determines_each() -> None:
     generator = random.Random(0)
     pairs = [(generator.randint(3, 12), generator.randint(3, 12)) for _ in range(500)]
     first, second = (numbers(streamed(pairs, seed=1).batches_of(epoch)) for epoch in (0, 1))
@@ -98,7 +107,7 @@ def test_streamed_epochs_differ_and_the_seed_determines_each():
     assert numbers(streamed(pairs, seed=2).batches_of(0)) != first
 
 
-def test_stream_continues_from_epoch_to_epoch():
+def test_stream_continues_from_epoch_to_epoch() -> None:
     pairs = [(length % 9 + 1, length % 7 + 1) for length in range(200)]
     stream = streamed(pairs)
     epochs = [numbers(stream.batches_of(epoch)) for epoch in range(3)]
@@ -107,7 +116,7 @@ def test_stream_continues_from_epoch_to_epoch():
     assert stream.epoch == 2
 
 
-def test_stream_sets_the_epoch_of_its_source_before_reading_it():
+def test_stream_sets_the_epoch_of_its_source_before_reading_it() -> None:
     epochs = []
     stream = streamed([(3, 3)] * 20)
     stream.source.set_epoch = epochs.append
@@ -120,22 +129,22 @@ class Counted(dict):
 
     alive = most = 0
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         Counted.alive += 1
         Counted.most = max(Counted.most, Counted.alive)
 
-    def __del__(self):
+    def __del__(self) -> None:
         Counted.alive -= 1
 
 
 class CountedStream(Stream):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(Counted, super().__iter__())
 
 
 @pytest.mark.parametrize("buffer_size", [50, 200])
-def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_size):
+def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_size: int) -> None:
     Counted.most = 0
     generator = random.Random(0)
     pairs = [(generator.randint(1, 30), generator.randint(1, 30)) for _ in range(2000)]
@@ -145,10 +154,10 @@ def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(0, 200))
-def test_stream_resumes_from_its_saved_position(pairs, accumulation, steps):
+def test_stream_resumes_from_its_saved_position(pairs: list[tuple[int, int]], accumulation: int, steps: int) -> None:
     """The batches are equal, also in a later epoch, and on another number of processes from the same step."""
     pairs = [(9, 40), *pairs]  # an incomplete step, which resuming drops
-    options = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"}
+    options: dict[str, Any] = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"}
     left = streamed(pairs, **options)
     batches = iter(left)
     list(itertools.islice(batches, steps * accumulation))
@@ -160,7 +169,7 @@ def test_stream_resumes_from_its_saved_position(pairs, accumulation, steps):
     assert left.state_dict() == resumed.state_dict()
 
 
-def test_resumed_stream_repeats_an_incomplete_step():
+def test_resumed_stream_repeats_an_incomplete_step() -> None:
     stream = streamed([(3, 3)] * 100, accumulation=2)
     first = numbers(itertools.islice(stream, 5))
     again = streamed([(3, 3)] * 100, accumulation=2)
@@ -168,10 +177,10 @@ def test_resumed_stream_repeats_an_incomplete_step():
     assert numbers([next(iter(again))]) == first[4:]
 
 
-def test_resumed_stream_encodes_only_the_buffer_of_its_position():
+def test_resumed_stream_encodes_only_the_buffer_of_its_position() -> None:
     encoded = []
 
-    def encode(items):
+    def encode(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         encoded.extend(item["number"] for item in items)
         return items
 
@@ -190,7 +199,7 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position():
         next(iter(streamed(pairs, encode=lambda items: items[:2])))
 
 
-def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly():
+def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly() -> None:
     rows = [{"number": number, "input_ids": [5] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
     shards = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=6)
     stream, other = (
@@ -205,7 +214,7 @@ def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly():
     assert numbers(itertools.islice(other, len(second) - 11)) == second[11:]
 
 
-def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count():
+def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count() -> None:
     pairs = [(3, 3), (3, 61), (3, 3), (31, 3)]
     with pytest.raises(ValueError, match=r"Pair 1 has 3 source and 61 target tokens, more than 60 and 60; .*drop"):
         next(iter(streamed(pairs)))
@@ -219,7 +228,7 @@ def test_streamed_pairs_that_are_too_long_are_an_error_or_dropped_with_a_count()
     assert not captured.out  # only one rank reports it
 
 
-def test_count_of_dropped_pairs_continues_in_a_resumed_stream():
+def test_count_of_dropped_pairs_continues_in_a_resumed_stream() -> None:
     pairs = [(3, 61 if number % 10 == 0 else 3) for number in range(300)]
     stream, resumed = (streamed(pairs, too_long="drop") for _ in range(2))
     list(itertools.islice(stream, 7))
@@ -231,7 +240,7 @@ def test_count_of_dropped_pairs_continues_in_a_resumed_stream():
     assert "dropped 30 of 300 pairs" in captured.out
 
 
-def test_stream_that_cannot_be_batched_is_an_error():
+def test_stream_that_cannot_be_batched_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"an iterator \(generator\), which ends with the first epoch"):
         TokenBudgetBatches(iter(Stream([(3, 3)])))
     with pytest.raises(ValueError, match=r"buffer_size \(30\) is too small for the 4 micro-batches .* at least 40"):
@@ -240,20 +249,20 @@ def test_stream_that_cannot_be_batched_is_an_error():
         next(iter(streamed([(3, 3), (3, 99)] + [(3, 3)] * 2, num_processes=2, accumulation=2, too_long="drop")))
 
 
-def first_batches(stream, workers):
+def first_batches(stream: TokenBudgetBatches, workers: int) -> list[list[int]]:
     loader = DataLoader(stream, batch_size=None, collate_fn=lambda pairs: pairs, num_workers=workers)
     return numbers(itertools.islice(loader, 10))
 
 
 @pytest.mark.slow
-def test_one_worker_process_gives_the_same_batches_and_several_are_an_error():
+def test_one_worker_process_gives_the_same_batches_and_several_are_an_error() -> None:
     stream = streamed([(length % 9 + 1, 5) for length in range(200)])
     assert first_batches(stream, 1) == first_batches(stream, 0)
     with pytest.raises(ValueError, match=r"2 worker processes would each yield all batches; .*num_workers=1"):
         first_batches(stream, 2)
 
 
-def padding_share(batches):
+def padding_share(batches: Iterable[Any]) -> float:
     positions = tokens = 0
     for batch in batches:
         for side in ("input_ids", "labels"):
@@ -267,7 +276,9 @@ def padding_share(batches):
 @pytest.mark.parametrize(
     ("buffer_size", "tokens", "share"), [(20_000, 4_096, 0.04), (20_000, 25_000, 0.12), (100_000, 25_000, 0.05)]
 )
-def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buffer_size, tokens, share):
+def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(
+    buffer_size: int, tokens: int, share: float
+) -> None:
     """Bounds are just above the measured share. A buffer of 20,000 makes only 28 steps of 25,000 tokens, so each step
     has a twenty-eighth of all lengths.
     """
@@ -283,31 +294,31 @@ def test_padding_share_falls_with_larger_buffers_and_rises_with_larger_steps(buf
 class StreamTrainer(Seq2SeqTrainer):
     """The stock Trainer with the data loader of the docstring of `TokenBudgetBatches`."""
 
-    def get_train_dataloader(self):
+    def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=None, collate_fn=self.data_collator)
 
 
 class TextStream:
     """The six pairs for training a model, repeated until an epoch has several buffers."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: VaswaniTransformerTokenizer) -> None:
         self.rows = [
             dict(tokenizer(f"{source} {number}", text_target=target))
             for number in range(8)
             for source, target in PAIRS.items()
         ]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path, accumulation):
+def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path: Path, accumulation: int) -> None:
     """Dropout and batches are those of an uninterrupted run."""
     _, tokenizer = model_of_pairs()
 
-    def train(folder, resume=None):
+    def train(folder: Path, resume: Path | None = None) -> Any:
         torch.manual_seed(7)
         model = tiny_model(vocab_size=len(tokenizer)).train()
         batches = TokenBudgetBatches(TextStream(tokenizer), 60, 60, accumulation=accumulation, buffer_size=20)

@@ -3,13 +3,15 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, TokenizersBackend
 
 from tests.helpers import run_python
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -122,13 +124,15 @@ def tagged(name: str) -> VaswaniTransformerTokenizer:
     return tokenizer
 
 
-def tokens_of(tokenizer, text: str) -> list[str]:
+def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("load", [VaswaniTransformerTokenizer, AutoTokenizer, PreTrainedTokenizerFast])
-def test_added_special_token_is_one_token_after_saving(load, name: str, tmp_path) -> None:
+def test_added_special_token_is_one_token_after_saving(
+    load: type[AutoTokenizer | TokenizersBackend | VaswaniTransformerTokenizer], name: str, tmp_path: Path
+) -> None:
     tagged(name).save_pretrained(tmp_path)
     assert not json.loads((tmp_path / "tokenizer_config.json").read_text()).get("split_special_tokens")
     again = load.from_pretrained(tmp_path)
@@ -162,7 +166,7 @@ def test_text_encoder_changes_nothing_and_knows_tokens_added_later() -> None:
     assert tokens_of(text_encoder(tokenizer), "<2it>")[0] == "<2it>"
 
 
-def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path) -> None:
+def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path: Path) -> None:
     tokenizer = tagged("bpe")
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
@@ -187,7 +191,7 @@ print(json.dumps(tokenizer.convert_ids_to_tokens(tokenizer("<2es> the cat").inpu
 
 
 @pytest.mark.slow
-def test_published_tokenizer_knows_its_tags_without_the_package(tmp_path) -> None:
+def test_published_tokenizer_knows_its_tags_without_the_package(tmp_path: Path) -> None:
     tokenizer = tagged("bpe")
     tokenizer.with_remote_code().save_pretrained(tmp_path / "published")
     (tmp_path / "elsewhere").mkdir()
@@ -242,7 +246,7 @@ def test_vocabulary_is_the_same_in_another_process(hash_seed: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("load", [VaswaniTransformerTokenizer.from_pretrained, AutoTokenizer.from_pretrained])
-def test_saved_tokenizer_loads_completely(load, name: str, tmp_path) -> None:
+def test_saved_tokenizer_loads_completely(load: Callable[..., Any], name: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[name]
     tokenizer.save_pretrained(tmp_path)
     again = load(tmp_path)
@@ -255,14 +259,14 @@ def test_saved_tokenizer_loads_completely(load, name: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
-def test_copy_of_a_text_encoder_encodes_the_same(again) -> None:
+def test_copy_of_a_text_encoder_encodes_the_same(again: Callable[..., Any]) -> None:
     """Worker processes get copies."""
     for encode in (ENCODERS["bpe"], text_encoder(tagged("bpe"))):
         assert again(encode)("a </s> <2es> b").input_ids == encode("a </s> <2es> b").input_ids
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizer_json_needs_no_plugin(name: str, tmp_path) -> None:
+def test_tokenizer_json_needs_no_plugin(name: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[name]
     tokenizer.save_pretrained(tmp_path)
     file = str(tmp_path / "tokenizer.json")
@@ -304,7 +308,7 @@ def byte_fallback() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [unigram, byte_fallback])
 @pytest.mark.parametrize("is_configured", [True, False])
-def test_any_tokenizer_json_loads_completely(make, is_configured: bool, tmp_path: Path) -> None:
+def test_any_tokenizer_json_loads_completely(make: Callable[..., Any], is_configured: bool, tmp_path: Path) -> None:
     foreign, file = make(), str(tmp_path / "tokenizer.json")
     foreign.save(file)
     if is_configured:

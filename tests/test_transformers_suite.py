@@ -1,6 +1,7 @@
 """The test suite that Transformers runs on each of its models, run on ours."""
 
 import unittest
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -92,7 +93,9 @@ def test_suite_has_the_tests_of_generate() -> None:
     assert names <= set(dir(TestTransformersSuite))
 
 
-def test_suite_that_cannot_be_fetched_is_skipped_with_its_reason(tmp_path, monkeypatch) -> None:
+def test_suite_that_cannot_be_fetched_is_skipped_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRANSFORMERS_SOURCE", raising=False)
     monkeypatch.setattr(transformers_suite, "UNPACKED", tmp_path / "transformers-0")
     monkeypatch.setattr(transformers_suite, "VERSION", "0.0.0.dev0")

@@ -1,6 +1,7 @@
 """Restricted self-attention equals a loop over neighborhoods, in every implementation, in training and in decoding."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,14 @@ def windowed(attention: SelfAttention, states: Tensor, attention_mask: Tensor | 
     implementation=st.sampled_from(["eager", "sdpa"]),
     seed=st.integers(0, 2**32),
 )
-def test_window_equals_a_loop_over_neighborhoods(reach, length, widths, kind, implementation, seed):
+def test_window_equals_a_loop_over_neighborhoods(
+    reach: int,
+    length: int,
+    widths: tuple[int | None, int | None],
+    kind: type[SelfAttention],
+    implementation: str,
+    seed: int,
+) -> None:
     torch.manual_seed(seed)
     config = tiny_config(
         num_heads=2, d_k=widths[0], d_v=widths[1], attention_window=reach, attn_implementation=implementation
@@ -158,7 +166,7 @@ def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: s
 @pytest.mark.parametrize("implementation", MODELS)
 def test_window_as_wide_as_the_texts_changes_nothing(implementation: str) -> None:
     source, mask = padded_batch([8, 5])
-    batch = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": random_tokens(2, 6)}
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": random_tokens(2, 6)}
     wide = tiny_model(attention_window=7, attn_implementation=implementation)
     complete = tiny_model(attn_implementation=implementation)
     torch.testing.assert_close(wide(**batch).logits, complete(**batch).logits, **FLOAT32)
@@ -197,7 +205,7 @@ def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: st
     """A prompt with padding on its right has padding between tokens, from which the cache keeps every key."""
     model = MODELS["sdpa"]
     source, mask = padded_batch([7, 3])
-    batch = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
     if prompt != "none":
         target, target_mask = padded_batch([5, 2], prompt)
         target[:, 0] = 0
@@ -213,7 +221,7 @@ def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: st
 
 def test_other_ways_of_decoding_give_the_same_tokens() -> None:
     model, source = MODELS["sdpa"], random_tokens(1, 7)
-    options = {"max_new_tokens": 12, "min_new_tokens": 12}
+    options: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12}
     expected = model.generate(source, **options)
     ways = [
         {"cache_implementation": "static", "disable_compile": True},
@@ -252,7 +260,7 @@ def test_cache_that_dropped_a_neighbor_is_an_error() -> None:
 def test_prepared_model_decodes_the_same_tokens(dtype: str, beams: int) -> None:
     model = tiny_model(attention_window=REACH)
     source, mask = padded_batch([LONG, 9])
-    options = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
+    options: dict[str, Any] = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
     prepared = prepare_for_inference(model, dtype)
     assert torch.equal(prepared.generate(source, **options), model.generate(source, **options))
 
@@ -264,7 +272,7 @@ def test_flash_attention_gets_the_window(monkeypatch: pytest.MonkeyPatch, target
     model.config._attn_implementation_internal = "flash_attention_2"
     source, source_mask = padded_batch([11, 6])
     target, target_mask = padded_batch(targets)
-    batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
     batch["decoder_attention_mask"] = target_mask
     expected, logits = MODELS["eager"](**batch).logits, model(**batch).logits
     torch.testing.assert_close(logits[target_mask.bool()], expected[target_mask.bool()], **FLOAT32)
@@ -277,7 +285,12 @@ def test_flex_attention_equals_eager_and_leaves_blocks_out() -> None:
     flex = tiny_model(**widths, attn_implementation="flex_attention").requires_grad_(False)
     source, mask = padded_batch([600, 590])
     mask[0, 50:60] = 0
-    batch = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": source, "decoder_attention_mask": mask}
+    batch: dict[str, Any] = {
+        "input_ids": source,
+        "attention_mask": mask,
+        "decoder_input_ids": source,
+        "decoder_attention_mask": mask,
+    }
     expected, logits = eager(**batch).logits, flex(**batch).logits
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
     block_mask = Window(flex.config, torch.empty(2, 600, 32)).mask(mask)
@@ -306,10 +319,10 @@ def test_non_autoregressive_models_have_no_window(config_class: type) -> None:
         config_class(attention_window=3)
 
 
-def test_window_is_saved_with_the_model(tmp_path) -> None:
+def test_window_is_saved_with_the_model(tmp_path: Path) -> None:
     MODELS["sdpa"].save_pretrained(tmp_path)
     loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    batch = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 8)}
+    batch: dict[str, Any] = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 8)}
     assert loaded.config.attention_window == REACH
     assert torch.equal(loaded(**batch).logits, MODELS["sdpa"](**batch).logits)
     assert not torch.equal(loaded(**batch).logits, tiny_model()(**batch).logits)

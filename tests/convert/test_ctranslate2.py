@@ -55,7 +55,7 @@ def log_probs_of_ctranslate2(
     return torch.tensor([result.log_probs for result in scored])
 
 
-def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: float) -> None:
+def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: Any) -> None:
     sources = [[*random_tokens(length).tolist(), END] for length in (5, 2, 9, 1)]
     targets = random_tokens(len(sources), 6)
     ours = log_probs(model, sources, targets)
@@ -99,13 +99,14 @@ def generate_with_scores(
     model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
 ) -> list[list[tuple[list[int], float]]]:
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
-    width, settings = max(map(len, sources)), {"num_return_sequences": 1} | settings
+    width = max(map(len, sources))
     input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
-    options = {"return_dict_in_generate": True, "output_scores": True}
-    generated = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options | settings)
+    options: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": True, "output_scores": True}
+    options |= settings
+    generated = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options)
     rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
     scores = generated.sequences_scores.tolist()
-    every, count = list(zip(rows, scores, strict=True)), settings["num_return_sequences"]
+    every, count = list(zip(rows, scores, strict=True)), options["num_return_sequences"]
     return [every[start : start + count] for start in range(0, len(every), count)]
 
 
@@ -152,7 +153,12 @@ def test_beam_search_under_power_equals_generate(
     to_ctranslate2(model, None, folder)
     sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
     count = num_beams if every else 1
-    settings = {"num_beams": num_beams, "length_penalty": alpha, "max_new_tokens": limit, "num_return_sequences": count}
+    settings: dict[str, Any] = {
+        "num_beams": num_beams,
+        "length_penalty": alpha,
+        "max_new_tokens": limit,
+        "num_return_sequences": count,
+    }
     assert_same_search(model, folder, sources, is_early, **settings)
 
 
@@ -194,7 +200,12 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(
 def test_search_of_a_trained_model_equals_generate(num_beams: int, is_early: bool, pairs_folder: Path) -> None:
     model, tokenizer = model_of_pairs()
     sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
-    settings = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
+    settings: dict[str, Any] = {
+        "num_beams": num_beams,
+        "length_penalty": 0.6,
+        "num_return_sequences": 2,
+        "max_new_tokens": 30,
+    }
     assert_same_search(model, pairs_folder, sources, is_early, **settings)
 
 
@@ -220,7 +231,7 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder: Path) -> None:
     """Scores are those of the model itself, and the best is the model's if both searches finished it."""
     model, tokenizer = model_of_pairs()
     sources = tokenizer(list(PAIRS))["input_ids"]
-    options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
+    options: dict[str, Any] = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 20}
     search = CTranslate2Engine(
         pairs_folder, scores=True, length_penalty_type="gnmt", num_return_sequences=3, threads=1, **options
     )
@@ -229,7 +240,8 @@ def test_gnmt_ranks_by_lp_of_the_paper(pairs_folder: Path) -> None:
     ):
         assert converted[0][0] == original[0]
         assert converted[0][1] == pytest.approx(original[1], abs=1e-4)
-        assert [score for _, score in converted] == sorted((score for _, score in converted), reverse=True)
+        found: list[Any] = [score for _, score in converted]
+        assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "bfloat16", "int16"])
@@ -266,7 +278,7 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
     model = tiny_model(vocab_size=size + 3)
     folder = to_ctranslate2(model, tokenizer, tmp_path / "converted")
     strings = json.loads((folder / "shared_vocabulary.json").read_text())
-    assert strings[:size] == tokenizer.convert_ids_to_tokens(range(size))
+    assert strings[:size] == tokenizer.convert_ids_to_tokens(list(range(size)))
     assert len(set(strings)) == size + 3
     saved = json.loads((folder / "config.json").read_text())
     assert (saved["bos_token"], saved["eos_token"], saved["decoder_start_token"]) == ("<s>", "</s>", "<s>")
@@ -309,7 +321,7 @@ def prepared() -> nn.Module:
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_model_that_ctranslate2_cannot_represent_is_an_error_that_leaves_no_file(
-    make: Callable[..., Any], options: dict[str, Any], message: str, tmp_path: Path
+    make: Callable[[], Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         to_ctranslate2(make(), None, tmp_path / "converted", **options)

@@ -58,6 +58,9 @@ class FairseqLayer(nn.Module):
 class FairseqTransformer(nn.Module):
     """The oracle: fairseq's transformer_wmt_en_de with torch's own attention."""
 
+    encoder: Any
+    decoder: Any
+
     def __init__(self, scale: bool = True) -> None:
         super().__init__()
         for name in ("encoder", "decoder"):
@@ -123,6 +126,7 @@ def test_fairseq_checkpoint_computes_what_plain_torch_does(newer: bool, scale: b
     path = save_checkpoint(tmp_path / "c.pt", original.state_dict(), newer, no_scale_embedding=not scale)
     imported = from_fairseq(path)
     assert_alike(imported.model, original, PAD)
+    assert imported.difference is not None
     assert imported.difference < 1e-4  # from Transformers' FSMT
     config = imported.model.config
     assert (config.target_start_token_id, config.max_position_embeddings, config.dropout) == (END, 64, 0.3)

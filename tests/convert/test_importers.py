@@ -18,6 +18,7 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     MarianTokenizer,
+    PreTrainedModel,
 )
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
@@ -33,28 +34,41 @@ SHAPE: dict[str, Any] = {
 
 
 def marian(**overrides: Any) -> MarianMTModel:
-    ids = {"pad_token_id": V - 1, "decoder_start_token_id": V - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
-    model = randomize_weights(MarianMTModel(MarianConfig(**{"vocab_size": V, **SHAPE, **ids, **overrides})))
+    ids = {
+        "pad_token_id": V - 1,
+        "decoder_start_token_id": V - 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    }
+    settings: dict[str, Any] = {"vocab_size": V, **SHAPE, **ids, **overrides}
+    model = randomize_weights(MarianMTModel(MarianConfig(**settings)))
     model.generation_config.bad_words_ids = [[V - 1]]
     return model
 
 
 def fsmt(**overrides: Any) -> FSMTForConditionalGeneration:
-    sizes = {"langs": ["en", "de"], "src_vocab_size": V, "tgt_vocab_size": V, "tie_word_embeddings": True}
-    return randomize_weights(FSMTForConditionalGeneration(FSMTConfig(**{**SHAPE, **sizes, **overrides})))
+    sizes = {
+        "langs": ["en", "de"],
+        "src_vocab_size": V,
+        "tgt_vocab_size": V,
+        "tie_word_embeddings": True,
+    }
+    settings: dict[str, Any] = {**SHAPE, **sizes, **overrides}
+    return randomize_weights(FSMTForConditionalGeneration(FSMTConfig(**settings)))
 
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
 def test_marian_model_computes_the_same(activation: str, scale: bool, tmp_path: Path) -> None:
-    original = marian(activation_function=activation, scale_embedding=scale)
+    original: Any = marian(activation_function=activation, scale_embedding=scale)
     original.save_pretrained(tmp_path)
     imported = from_marian(str(tmp_path), with_tokenizer=False)
+    assert imported.difference is not None
     assert imported.difference < 1e-4
     assert_alike(imported.model, original, PAD)
     assert imported.model.config.tie_word_embeddings
     assert imported.model.config.activation_function == activation.replace("swish", "silu")
-    beams = {"num_beams": 3, "max_new_tokens": 8}
+    beams: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 8}
     sources = torch.randint(4, V - 1, (2, 6))
     assert torch.equal(imported.model.generate(sources, **beams), original.generate(sources, **beams))
 
@@ -78,6 +92,7 @@ def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed: int, tmp_
     original.save_pretrained(tmp_path)
     imported = from_marian(str(tmp_path), with_tokenizer=False)
     assert not imported.model.config.tie_word_embeddings
+    assert imported.difference is not None
     assert imported.difference < 1e-4
     assert_alike(imported.model, original, PAD)
     imported.model.save_pretrained(tmp_path / "ours")
@@ -87,7 +102,8 @@ def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed: int, tmp_
 def test_bias_that_rounding_would_lose_is_an_error(tmp_path: Path) -> None:
     original = marian()
     original.final_logits_bias.normal_()
-    original.model.decoder.layers[-1].final_layer_norm.weight.data[3] = 0
+    norm: Any = original.model.decoder.layers[-1].final_layer_norm
+    norm.weight.data[3] = 0
     original.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"final_logits_bias cannot be represented: .* gains close to 0"):
         from_marian(str(tmp_path), with_tokenizer=False)
@@ -98,6 +114,7 @@ def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
     original = fsmt(scale_embedding=scale)
     original.save_pretrained(tmp_path)
     imported = from_fsmt(str(tmp_path), with_tokenizer=False)
+    assert imported.difference is not None
     assert imported.difference < 1e-4
     assert_alike(imported.model, original, PAD)
     assert imported.model.config.target_start_token_id == END
@@ -121,7 +138,7 @@ def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
     ],
 )
 def test_setting_without_a_counterpart_is_an_error_that_names_it(
-    make: Callable[..., Any], message: str, tmp_path: Path
+    make: Callable[[], PreTrainedModel], message: str, tmp_path: Path
 ) -> None:
     original = make()
     original.save_pretrained(tmp_path)
@@ -165,7 +182,8 @@ def test_command_imports_a_marian_model_with_its_tokenizer(
     texts = ["the cat is good", "el morning"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert torch.equal(batch["input_ids"], reference(texts, padding=True, return_tensors="pt")["input_ids"])
-    model, original = AutoModelForSeq2SeqLM.from_pretrained(out), MarianMTModel.from_pretrained(marian_folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(out)
+    original: Any = MarianMTModel.from_pretrained(marian_folder)
     generated = model.generate(**batch, num_beams=2, max_new_tokens=6)
     expected = original.generate(**batch, num_beams=2, max_new_tokens=6)
     assert tokenizer.batch_decode(generated) == reference.batch_decode(expected)

@@ -25,6 +25,8 @@ class Graphs:
 
     def __init__(self, folder: Any, config: Any) -> None:
         self.config = config
+        self.encoder: Any
+        self.decoder: Any
         self.encoder, self.decoder = (
             onnxruntime.InferenceSession(folder / f"{stack}.onnx", providers=["CPUExecutionProvider"])
             for stack in ("encoder", "decoder")

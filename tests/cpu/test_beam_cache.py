@@ -1,9 +1,12 @@
 """A cache that keeps the beams of a source in one row: each beam attends to its own tokens only."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from tests.builders import KINDS, random_model
@@ -15,11 +18,11 @@ from vaswani_transformer.cpu.layers import GROWTH
 LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
 
 
-def new_token(rows):
+def new_token(rows: int) -> list[tuple[Tensor, ...]]:
     return [tuple(torch.randn(rows, HEADS, 1, width) for width in WIDTHS) for _ in range(LAYERS)]
 
 
-def attended(kept, mask, targets):
+def attended(kept: Tensor, mask: Tensor, targets: int) -> Tensor:
     """Return the entries (k B, H, T, d) that each beam attends to, in order, among all stored ones (B, H, T k, d)."""
     sources, heads, length, _ = kept.shape
     every = (mask.expand(sources * heads, targets, length) == 0).unflatten(0, (sources, heads))
@@ -31,7 +34,9 @@ def attended(kept, mask, targets):
 
 @settings(max_examples=40)
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
-def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(seed, sources, targets, steps):
+def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(
+    seed: int, sources: int, targets: int, steps: int
+) -> None:
     torch.manual_seed(seed)
     plain, cache = DynamicCache(), BeamCache(LAYERS, sources, HEADS, targets, *WIDTHS)
     for _ in range(steps):
@@ -63,7 +68,9 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(seed, sources, t
         [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True}, {"num_beams": 2}]
     ),
 )
-def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, lengths, way):
+def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(
+    seed: int, kind: str, lengths: list[int], way: str
+) -> None:
     """The search writes more tokens than the first slots hold, and drops sources that end early."""
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
@@ -89,7 +96,9 @@ def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(seed, kind, le
     ],
     ids=str,
 )
-def test_fast_path_is_taken_unless_the_call_needs_more(options, steps, monkeypatch):
+def test_fast_path_is_taken_unless_the_call_needs_more(
+    options: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, step = [], DecoderStep.__call__
     monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
@@ -101,7 +110,7 @@ def test_fast_path_is_taken_unless_the_call_needs_more(options, steps, monkeypat
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_prepared_model_fills_the_cache_of_its_caller(beams):
+def test_prepared_model_fills_the_cache_of_its_caller(beams: int) -> None:
     """The caller gets the keys and values of each beam, which the fast path does not have."""
     model = random_model()
     ids, mask = padded_batch([5, 3])

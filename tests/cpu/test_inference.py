@@ -4,8 +4,10 @@ import copy
 import inspect
 import logging
 import pickle
+from collections.abc import Callable
 from contextlib import nullcontext
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def needs(dtype):
+def needs(dtype: str) -> Any:
     return pytest.param(
         dtype, marks=pytest.mark.skipif(dtype not in DTYPES, reason=f"this CPU or torch has no {dtype}")
     )
@@ -49,21 +51,28 @@ EVERY_LAYER = {dtype: make for dtype, make in LINEAR_FACTORIES.items() if dtype 
 }
 
 
-def test_every_dtype_of_this_cpu_has_packed_layers():
+def test_every_dtype_of_this_cpu_has_packed_layers() -> None:
     assert set(DTYPES) <= {dtype for dtype, make in LINEAR_FACTORIES.items() if is_supported(make)}
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32_copy_finds_the_same_tokens_and_scores(kind, way, is_packed, monkeypatch):
+def test_float32_copy_finds_the_same_tokens_and_scores(
+    kind: str, way: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sizes give layers that are too narrow to be packed, and packed ones."""
     if is_packed:
         monkeypatch.setattr(cpu_linear, "NARROW_WIDTH", 0)
     model = random_model(**KINDS[kind])
     model.use_paper_decoding()
     source, mask = padded_batch([5, 3, 6])
-    options = {"attention_mask": mask, "max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True}
+    options: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": 8,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
     true = model.generate(source, **options, **WAYS[way])
     prepared = prepare_for_inference(model)
     assert type(prepared.lm_head) is (PackedLinear if is_packed else TransposedLinear)
@@ -78,11 +87,16 @@ def test_float32_copy_finds_the_same_tokens_and_scores(kind, way, is_packed, mon
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from(list(KINDS)), st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_float32_copy_computes_the_same(seed, kind, lengths):
+def test_float32_copy_computes_the_same(seed: int, kind: str, lengths: list[int]) -> None:
     model = random_model(seed, **KINDS[kind])
     source, mask = padded_batch(lengths)
     targets = random_batch(len(lengths))["decoder_input_ids"]
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": targets, "output_hidden_states": True}
+    inputs: dict[str, Any] = {
+        "input_ids": source,
+        "attention_mask": mask,
+        "decoder_input_ids": targets,
+        "output_hidden_states": True,
+    }
     prepared_output, true = prepare_for_inference(model)(**inputs), model(**inputs)
     torch.testing.assert_close(prepared_output.logits, true.logits, **FLOAT32)
     assert len(prepared_output.decoder_hidden_states) == len(true.decoder_hidden_states) == 3
@@ -92,7 +106,9 @@ def test_float32_copy_computes_the_same(seed, kind, lengths):
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 3), (2, 3, 4), (40,), (0,), (3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", EVERY_LAYER)
 @pytest.mark.parametrize("bias", [True, False])
-def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bias, rows):
+def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
+    dtype: str, bias: bool, rows: tuple[int, ...]
+) -> None:
     """The error bound is that of a product of 48 pairs of numbers, each near 1.
 
     bfloat16 has 8 bits, so each number, and the output, has a relative error of at most 2^-9; int8 splits the
@@ -123,7 +139,7 @@ def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(dtype, bi
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", EVERY_LAYER)
-def test_packed_layer_and_the_relu_after_it_are_the_same_as_one_function(dtype, bias, rows):
+def test_packed_layer_and_the_relu_after_it_are_the_same_as_one_function(dtype: str, bias: bool, rows: int) -> None:
     layer, hidden_states = EVERY_LAYER[dtype](nn.Linear(16, 8, bias).requires_grad_(False)), torch.randn(rows, 16)
     given = hidden_states.clone()
     assert torch.equal(compose(layer, nn.ReLU())(hidden_states), layer(given).relu())
@@ -131,7 +147,7 @@ def test_packed_layer_and_the_relu_after_it_are_the_same_as_one_function(dtype, 
 
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="this CPU or torch has no int8")
-def test_packed_row_of_zero_weights_gives_its_bias():
+def test_packed_row_of_zero_weights_gives_its_bias() -> None:
     linear = nn.Linear(8, 4).requires_grad_(False)
     linear.weight[1] = 0
     packed = LINEAR_FACTORIES["int8"](linear)(torch.randn(3, 8))
@@ -140,14 +156,17 @@ def test_packed_row_of_zero_weights_gives_its_bias():
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_confident_model_decodes_the_same_in_every_dtype(dtype):
+def test_confident_model_decodes_the_same_in_every_dtype(dtype: str) -> None:
     model, tokenizer = model_of_pairs()
     prepared = prepare_for_inference(model, dtype)
     batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
     for way in WAYS.values():
         generated = prepared.generate(**batch, max_new_tokens=20, **way)[:: way.get("num_return_sequences", 1)]
         assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
-    inputs = {**batch, "labels": tokenizer(list(PAIRS.values()), padding=True, return_tensors="pt")["input_ids"]}
+    inputs: dict[str, Any] = {
+        **batch,
+        "labels": tokenizer(list(PAIRS.values()), padding=True, return_tensors="pt")["input_ids"],
+    }
     true, generated = model(**inputs), prepared(**inputs)
     # Every layer has a relative error of about 2^-9, or half of 1/127. Norms bring each output back to size 1, and the
     # independent errors of about twenty products add up like their root.
@@ -159,7 +178,7 @@ def test_confident_model_decodes_the_same_in_every_dtype(dtype):
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("kind", ["plain", "own projection"])
-def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind, dtype):
+def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind: str, dtype: str) -> None:
     model = random_model(**KINDS[kind]).train()
     model.model.encoder.layers[0].self_attn.q_proj.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -182,14 +201,14 @@ def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind, 
     assert torch.equal(prepared(**inputs).logits, logits)
 
 
-def test_preparing_draws_no_random_number_of_the_caller():
+def test_preparing_draws_no_random_number_of_the_caller() -> None:
     state = torch.get_rng_state()
     prepare_for_inference(tiny_model(), DTYPES[-1])
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype, tmp_path):
+def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype: str, tmp_path: Path) -> None:
     prepared = prepare_for_inference(tiny_model(), dtype)
     assert prepared.eval() is prepared
     assert prepared.train(False) is prepared
@@ -213,9 +232,12 @@ def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dtype):
+def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dtype: str) -> None:
     prepared = prepare_for_inference(tiny_model(), dtype)
-    inputs = {"inputs_embeds": torch.randn(2, 3, 32, requires_grad=True), "decoder_input_ids": torch.zeros(2, 1).long()}
+    inputs: dict[str, Any] = {
+        "inputs_embeds": torch.randn(2, 3, 32, requires_grad=True),
+        "decoder_input_ids": torch.zeros(2, 1).long(),
+    }
     with pytest.raises(RuntimeError, match=r"passes no gradients back; call it under torch\.no_grad"):
         prepared(**inputs)
     for way in (torch.no_grad(), torch.inference_mode()):
@@ -223,7 +245,7 @@ def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dty
             assert not prepared(**inputs).logits.requires_grad
 
 
-def test_prepared_model_gives_the_same_in_every_mode_without_gradients():
+def test_prepared_model_gives_the_same_in_every_mode_without_gradients() -> None:
     prepared, inputs = prepare_for_inference(random_model()), random_batch()
     logits = []
     for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
@@ -242,15 +264,19 @@ def test_prepared_model_gives_the_same_in_every_mode_without_gradients():
         (lambda model: model.to("meta"), "float32", r"weights of torch\.float32 on meta; move it by"),
     ],
 )
-def test_object_that_cannot_be_prepared_is_an_error(change, dtype, message):
+def test_object_that_cannot_be_prepared_is_an_error(
+    change: Callable[[nn.Module], Any], dtype: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         prepare_for_inference(change(tiny_model()), dtype)
 
 
 @pytest.mark.parametrize("missing", ["functions", "results"])
 @pytest.mark.parametrize("dtype", LINEAR_FACTORIES)
-def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_ones(dtype, missing, monkeypatch, caplog):
-    def lack(linear):
+def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_ones(
+    dtype: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lack(linear: nn.Linear) -> nn.Linear:
         if missing == "functions":
             return torch.ops.mkldnn.no_such_function(linear.weight)
         return nn.Linear(linear.in_features, linear.out_features)
@@ -269,7 +295,7 @@ def test_prepared_model_has_plain_layers_and_a_warning_if_torch_lacks_packed_one
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
-def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype):
+def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype: str) -> None:
     model = tiny_model()
     prepared = prepare_for_inference(model, dtype)
     assert isinstance(prepared, type(model))
@@ -285,13 +311,13 @@ def test_prepared_model_is_of_its_class_and_has_a_dtype_and_a_device(dtype):
 
 
 @pytest.mark.parametrize("name", ["forward", "generate", "model.encoder.forward", "get_encoder().forward"])
-def test_prepared_model_has_the_signatures_of_the_model(name):
+def test_prepared_model_has_the_signatures_of_the_model(name: str) -> None:
     models = tiny_model(), prepare_for_inference(tiny_model())
     functions = [model.get_encoder().forward if "get_encoder" in name else attrgetter(name)(model) for model in models]
     assert len({str(inspect.signature(function)) for function in functions}) == 1
 
 
-def test_attention_of_a_prepared_model_can_be_changed():
+def test_attention_of_a_prepared_model_can_be_changed() -> None:
     prepared, inputs = prepare_for_inference(random_model()), random_batch()
     assert prepared.config._attn_implementation == "eager"
     logits = prepared(**inputs).logits
@@ -299,7 +325,7 @@ def test_attention_of_a_prepared_model_can_be_changed():
     torch.testing.assert_close(prepared(**inputs).logits, logits, **FLOAT32)
 
 
-def test_body_and_a_single_stack_can_be_prepared():
+def test_body_and_a_single_stack_can_be_prepared() -> None:
     model, inputs = VaswaniTransformerModel(tiny_model().config).eval(), random_batch()
     torch.testing.assert_close(
         prepare_for_inference(model)(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **FLOAT32
@@ -310,15 +336,18 @@ def test_body_and_a_single_stack_can_be_prepared():
 
 @pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
-def test_prepared_modules_return_the_outputs_that_they_can_record(part, wanted):
+def test_prepared_modules_return_the_outputs_that_they_can_record(part: str, wanted: str) -> None:
     model = random_model()
     model.set_attn_implementation("eager")
     model = model.get_submodule(part).eval()
     inputs = random_batch()
     if part == "model.encoder":
-        inputs = {"input_ids": inputs["input_ids"]}
+        inputs: dict[str, Any] = {"input_ids": inputs["input_ids"]}
     if part == "model.decoder":
-        inputs = {"input_ids": inputs["decoder_input_ids"], "encoder_hidden_states": torch.randn(3, 7, 32)}
+        inputs: dict[str, Any] = {
+            "input_ids": inputs["decoder_input_ids"],
+            "encoder_hidden_states": torch.randn(3, 7, 32),
+        }
     prepared_output, true = (
         each(**inputs, use_cache=False, **{wanted: True}) for each in (prepare_for_inference(model), model)
     )
@@ -328,7 +357,7 @@ def test_prepared_modules_return_the_outputs_that_they_can_record(part, wanted):
         torch.testing.assert_close(prepared_output[name], output, **FLOAT32)
 
 
-def test_used_model_is_prepared_like_a_new_one():
+def test_used_model_is_prepared_like_a_new_one() -> None:
     """The use leaves hooks for attentions, a cache of a search, and a gradient."""
     model, inputs = random_model(), random_batch()
     model(**inputs, output_attentions=True)
@@ -359,7 +388,7 @@ print(int8_sum_overflows(), float(error))
     or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
     reason="oneDNN's older instructions are those of x86",
 )
-def test_int8_layer_uses_one_bit_less_if_its_sums_overflow():
+def test_int8_layer_uses_one_bit_less_if_its_sums_overflow() -> None:
     """oneDNN is limited to instructions without sums of four products, which older CPUs lack."""
     is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
     assert is_over == "True"

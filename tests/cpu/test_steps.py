@@ -1,13 +1,17 @@
 """The fast path through a prepared encoder and decoder computes what its modules compute."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import BaseModelOutput
 
 from tests.builders import DTYPES, KINDS, random_model
 from tests.helpers import FLOAT32, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from vaswani_transformer.attention import CrossAttention
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.layers import embed_fn
@@ -16,7 +20,7 @@ from vaswani_transformer.embeddings import ScaledEmbedding
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
 
 
-def sources_of(attention, count, tokens, targets):
+def sources_of(attention: CrossAttention, count: int, tokens: int, targets: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return states (k B, d_model), a memory (B, K, d_model) with padding at the end of a source, and its mask."""
     d_model = attention.config.d_model
     mask = torch.zeros(count, 1, 1, tokens)
@@ -28,7 +32,7 @@ def sources_of(attention, count, tokens, targets):
 @pytest.mark.parametrize("has_padding", [True, False])
 @pytest.mark.parametrize(("count", "tokens"), [(1, 8), (2, 4), (1, 9), (3, 5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_cross_attention_equals_its_module(kind, count, tokens, has_padding):
+def test_cached_cross_attention_equals_its_module(kind: str, count: int, tokens: int, has_padding: bool) -> None:
     """Weight absorption is used for at most 32 columns of scores, the width of the model."""
     attention = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
     assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
@@ -44,7 +48,7 @@ def test_cached_cross_attention_equals_its_module(kind, count, tokens, has_paddi
 
 
 @pytest.mark.skipif("int8" not in DTYPES, reason="no packed layers in int8 here")
-def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
+def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> None:
     """Absorption does not round the inputs, so it is closer to the float32 result than the layers are."""
     model = random_model()
     attention = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
@@ -59,7 +63,7 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have():
 
 
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="no packed layers in bfloat16 here")
-def test_cross_attention_in_bfloat16_absorbs_no_weights():
+def test_cross_attention_in_bfloat16_absorbs_no_weights() -> None:
     attention = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
     assert not CachedCrossAttention(attention).weights
 
@@ -68,7 +72,7 @@ def test_cross_attention_in_bfloat16_absorbs_no_weights():
 @pytest.mark.parametrize("lengths", [[3], [8, 5, 1]])
 @pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoder_step_has_the_logits_of_the_complete_decoder(kind, prompt, lengths):
+def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: int, lengths: list[int]) -> None:
     """The steps take one token at a time, or the first three at once."""
     prepared = prepare_for_inference(random_model(**KINDS[kind]))
     ids, mask = padded_batch(lengths)
@@ -84,38 +88,38 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind, prompt, lengt
 class Halved(nn.LayerNorm):
     """A norm with another forward."""
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states: Tensor) -> Tensor:
         return super().forward(hidden_states) * 0.5
 
 
 @needs_float32
-def test_norm_with_another_forward_is_called():
+def test_norm_with_another_forward_is_called() -> None:
     model = random_model()
     for layer in model.model.decoder.layers:
         layer.cross_attn_add_norm.norm.__class__ = Halved
     ids, mask = padded_batch([5, 3])
-    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
     assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
 
 
 class HalvedEmbedding(ScaledEmbedding):
     """Embeddings with another forward."""
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * 0.5
 
 
 @pytest.mark.parametrize("kind", [ScaledEmbedding, HalvedEmbedding])
-def test_embed_fn_adds_positions_to_embeddings(kind):
+def test_embed_fn_adds_positions_to_embeddings(kind: type[HalvedEmbedding | ScaledEmbedding]) -> None:
     embed, ids, positions = kind(random_model().config), torch.tensor([3, 1, 3]), torch.randn(3, 32)
     torch.testing.assert_close(embed_fn(embed)(ids, positions), embed(ids) + positions, **FLOAT32)
 
 
 @needs_float32
-def test_next_search_uses_changed_embedding_weights():
+def test_next_search_uses_changed_embedding_weights() -> None:
     model = random_model(tie_word_embeddings=False)
     ids, mask = padded_batch([5, 3])
-    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
     prepared = prepare_for_inference(model)
     as_before = prepared.generate(ids, **options)
     torch.manual_seed(1)
@@ -130,12 +134,12 @@ def test_next_search_uses_changed_embedding_weights():
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams):
+def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(beams: int) -> None:
     """Under autocast attention would multiply in bfloat16, which a packed layer does not take, so its modules run."""
     model = random_model()
     prepared = prepare_for_inference(model)
     ids, mask = padded_batch([5, 3])
-    options = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams}
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams}
     true = prepared.generate(ids, **options)
     with torch.autocast("cpu", torch.bfloat16):
         assert prepared.generate(ids, **options).shape[0] == 2
@@ -148,26 +152,28 @@ def test_prepared_model_finds_the_same_under_autocast_and_another_default_dtype(
 
 @needs_float32
 @pytest.mark.parametrize("beams", [1, 3])
-def test_subclass_with_another_forward_takes_every_step_of_a_search(beams):
+def test_subclass_with_another_forward_takes_every_step_of_a_search(beams: int) -> None:
     class Halving(VaswaniTransformerForConditionalGeneration):
-        def forward(self, *args, **kwargs):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
             output = super().forward(*args, **kwargs)
             output.logits = output.logits.roll(1, dims=-1)
             return output
 
     ids, mask = padded_batch([5, 3])
     model = Halving(random_model().config).eval()
-    options = {"attention_mask": mask, "min_new_tokens": 4, "max_new_tokens": 4, "num_beams": beams}
+    options: dict[str, Any] = {"attention_mask": mask, "min_new_tokens": 4, "max_new_tokens": 4, "num_beams": beams}
     assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
 
 
 class CallWithinSearch(StoppingCriteria):
     """Calls the model for one more token, with or without a cache, in the middle of a search."""
 
-    def __init__(self, model, memory, has_cache):
+    def __init__(
+        self, model: VaswaniTransformerForConditionalGeneration, memory: BaseModelOutput, has_cache: bool
+    ) -> None:
         self.model, self.memory, self.has_cache, self.found = model, memory, has_cache, []
 
-    def __call__(self, input_ids, scores, **kwargs):
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         cache = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if self.has_cache else {}
         output = self.model(decoder_input_ids=input_ids[:, -1:], encoder_outputs=self.memory, **cache)
         self.found.append((output.logits, type(output.past_key_values.self_attention_cache)))
@@ -176,7 +182,7 @@ class CallWithinSearch(StoppingCriteria):
 
 @needs_float32
 @pytest.mark.parametrize("has_cache", [True, False])
-def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
+def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache: bool) -> None:
     model = random_model()
     ids, mask = padded_batch([4])
     results = []
@@ -197,7 +203,9 @@ def test_call_within_a_search_is_not_taken_for_a_step_of_it(has_cache):
 @pytest.mark.parametrize("lengths", [[4], [6, 1, 3], [2, 2]])
 @pytest.mark.parametrize("side", ["left", "right", None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_encoder_pass_has_the_states_of_the_complete_encoder(kind, side, lengths, monkeypatch):
+def test_encoder_pass_has_the_states_of_the_complete_encoder(
+    kind: str, side: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = prepare_for_inference(random_model(**KINDS[kind])).get_encoder()
     ids, mask = padded_batch(lengths)
     ids, mask = (ids.flip(1), mask.flip(1)) if side == "left" else (ids, mask)
@@ -217,7 +225,7 @@ def test_encoder_pass_has_the_states_of_the_complete_encoder(kind, side, lengths
 @pytest.mark.parametrize(
     "options", [{}, {"return_dict_in_generate": True, "output_attentions": True}], ids=["", "attentions"]
 )
-def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options):
+def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options: dict[str, Any]) -> None:
     prepared = prepare_for_inference(random_model())
     hooked = []
     prepared.model.encoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
@@ -230,7 +238,7 @@ def test_search_encodes_by_the_fast_path_unless_it_returns_attentions(options):
 
 
 @needs_float32
-def test_source_beyond_the_learned_positions_of_a_prepared_model_is_an_error():
+def test_source_beyond_the_learned_positions_of_a_prepared_model_is_an_error() -> None:
     prepared = prepare_for_inference(random_model(position_embedding="learned", max_position_embeddings=6))
     ids, mask = padded_batch([7])
     with pytest.raises(ValueError, match=r"A text of 7 tokens is longer than the table of 6 learned positions"):

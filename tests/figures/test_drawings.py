@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -66,7 +67,9 @@ def lines_of(figure: Figure) -> dict[tuple[str, int, int], float]:
     """Return the opacity of each line of a figure by its head's color, query and key."""
     lines = {}
     for collection in figure.axes[0].collections:
-        for (start, end), color in zip(collection.get_segments(), collection.get_colors(), strict=True):
+        assert isinstance(collection, LineCollection)
+        colors = np.asarray(collection.get_colors())
+        for (start, end), color in zip(collection.get_segments(), colors, strict=True):
             lines[to_hex(color), round(start[0]), round(end[0])] = color[3]
     return lines
 
@@ -140,7 +143,7 @@ def test_words_of_an_attention_figure_do_not_overlap(stack: str, word: int | Non
 def test_heat_maps_of_a_layer_are_its_weights(stack: str, heads: int) -> None:
     maps = random_attention_maps(heads=heads)
     figure = draw_heat_maps(maps, stack, layer=2)
-    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    images: list[Any] = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert np.array_equal(images, maps.weights(stack)[1])
     assert_legible(figure)
     words = [text for text, _ in words_of(figure)]
@@ -150,7 +153,7 @@ def test_heat_maps_of_a_layer_are_its_weights(stack: str, heads: int) -> None:
 def test_heat_maps_of_all_layers_have_a_row_per_layer_and_a_column_per_head() -> None:
     maps = random_attention_maps(heads=5, layers=3)
     figure = draw_heat_maps(maps, "cross", heads=[1, 5])
-    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    images: list[Any] = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert np.array_equal(images, maps.cross[:, [0, 4]].reshape(6, *maps.cross.shape[2:]))
     assert_legible(figure)
     assert {"layer 1", "layer 2", "layer 3", "head 1", "head 5"} <= {text for text, _ in words_of(figure)}
@@ -172,13 +175,14 @@ def test_heads_have_different_colors(count: int) -> None:
 @pytest.mark.parametrize("wavelengths", [False, True])
 def test_positional_encoding_is_the_model_s(wavelengths: bool) -> None:
     figure = draw_positional_encoding(50, 64, wavelengths)
-    assert np.array_equal(figure.axes[0].images[0].get_array(), sinusoids(torch.arange(50), 64).numpy())
+    image: Any = figure.axes[0].images[0].get_array()
+    assert np.array_equal(image, sinusoids(torch.arange(50), 64).numpy())
     assert_legible(figure)
 
 
 def test_wavelengths_are_those_of_the_sinusoids() -> None:
     (axes,) = [axes for axes in draw_positional_encoding(50, 16, True).axes if axes.get_ylabel().startswith("wave")]
-    lengths = axes.lines[0].get_ydata()
+    lengths = np.asarray(axes.lines[0].get_ydata())
     for dimension in range(16):
         assert lengths[dimension] == pytest.approx(2 * np.pi * 10000 ** (dimension // 2 * 2 / 16))
 
@@ -194,7 +198,7 @@ def test_positional_encoding_without_positions_or_dimensions_is_an_error(sizes: 
 def test_learning_rate_is_equation_3_with_its_peak(pairs: list[tuple[int, int]]) -> None:
     axes = draw_learning_rate(pairs, steps=9000).axes[0]
     for (d_model, warmup), line in zip(pairs, axes.lines, strict=True):
-        steps, rates = line.get_data()
+        steps, rates = map(np.asarray, line.get_data())
         assert list(rates) == [learning_rate(int(step), d_model, warmup) for step in steps]
         assert max(rates) == learning_rate(warmup, d_model, warmup)
 
@@ -224,7 +228,11 @@ def write_log(folder: Path, log: list[dict[str, float]], name: str = "log_histor
 
 
 def curves(figure: Figure) -> dict[str, list[list[float]]]:
-    return {line.get_label(): [list(data) for data in line.get_data()] for axes in figure.axes for line in axes.lines}
+    return {
+        str(line.get_label()): [list(np.asarray(data)) for data in line.get_data()]
+        for axes in figure.axes
+        for line in axes.lines
+    }
 
 
 def test_loss_of_a_run_is_drawn_with_its_bleu(tmp_path: Path) -> None:
@@ -297,10 +305,11 @@ def test_smoothed_loss_is_that_of_training(smoothing: float) -> None:
 def test_points_of_label_smoothing_are_the_minima_of_their_curves() -> None:
     figure = draw_label_smoothing((0.0, 0.1, 0.2), vocab_size=100)
     assert_legible(figure)
-    curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
-    points = [line.get_ydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
-    assert [min(curve.get_ydata()) for curve in curves[1:]] == pytest.approx(points, abs=1e-3)
-    assert min(curves[0].get_ydata()) == pytest.approx(0, abs=1e-5)
+    heights = [np.asarray(line.get_ydata()) for line in figure.axes[0].lines]
+    curves = [line for line in heights if len(line) > 1]
+    points = [line[0] for line in heights if len(line) == 1]
+    assert [min(curve) for curve in curves[1:]] == pytest.approx(points, abs=1e-3)
+    assert min(curves[0]) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("settings", [((), 100), ((1.0,), 100), ((0.1,), 1)])

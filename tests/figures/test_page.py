@@ -31,8 +31,8 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append({"tag": tag, "text": "", **dict(attributes)})
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append({"tag": tag, "text": "", **dict(attrs)})
         if tag not in ("meta", "input", "link", "br", "img"):
             self.open.append(self.elements[-1])
 
@@ -146,6 +146,7 @@ def opened(text: str, folder: Path, address: str = "", actions: str = "") -> Pag
     script = f"<script>{{ const $ = (selector) => document.querySelectorAll(selector); {actions} }}</script>"
     path = folder / "page.html"
     path.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
+    assert CHROMIUM is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
     finished = subprocess.run(
         [CHROMIUM, *flags, f"--user-data-dir={folder}/profile", "--dump-dom", f"{path.as_uri()}{address}"],

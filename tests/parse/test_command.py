@@ -11,7 +11,7 @@ import torch
 
 from tests.helpers import ModelAndTokenizer, Run, tiny_model
 from tests.trees import GOLD
-from vaswani_transformer import VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
+from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
 from vaswani_transformer.parse import command, linearize
 from vaswani_transformer.parse.linear import linear_tokens
 from vaswani_transformer.parse.parser import SourceTexts
@@ -67,7 +67,7 @@ def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Captu
     return run
 
 
-def lines(texts: Iterable[str]) -> str:
+def lines(texts: Iterable[str | Tree]) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.helpers import PAIRS, ROOT
 
@@ -20,4 +20,5 @@ def start(folder: str, *arguments: str | Path, **pipes: Any) -> subprocess.Popen
     """Start the command in another process."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     module = [sys.executable, "-m", "vaswani_transformer.translate", folder]
-    return subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)
+    process = subprocess.Popen([*module, *map(str, arguments)], cwd=ROOT, env=environment, **pipes)
+    return cast("subprocess.Popen[bytes]", process)

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig
 
-from tests.helpers import ROOT, Run, tiny_model
+from tests.helpers import ROOT, Run, load_tokenizer, tiny_model
 from tests.translate.commands import SOURCES, TARGETS, lines
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.translate import command, loading
@@ -35,7 +35,7 @@ def test_files_are_read_and_written(run: Run, tmp_path: Path) -> None:
 
 
 def n_best(folder: str, **settings: Any) -> list[list[Hypothesis]]:
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     return [translation.hypotheses for translation in translate(model, tokenizer, SOURCES, scores=True, **settings)]
 
 
@@ -60,7 +60,7 @@ def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
     assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
     output, _, _ = run("--format=jsonl", "--nbest=2", "--scores", stdin=lines(rows).encode())
     for line, best in zip(output.splitlines(), n_best(folder, num_return_sequences=2), strict=True):
-        expected = [{"translation": each.text, "score": round(each.score, 4)} for each in best]
+        expected = [{"translation": each.text, "score": round(cast(float, each.score), 4)} for each in best]
         assert json.loads(line) == expected[0] | {"nbest": expected}
 
 
@@ -136,7 +136,7 @@ def test_prepared_model_finds_what_the_plain_one_finds(run: Run, folder: str) ->
     """The lines have the learned words in orders that the model has never seen."""
     words = " ".join(SOURCES).split()
     texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     expected = [translation.text for translation in translate(model, tokenizer, texts)]
     assert run("--device=cpu", stdin=lines(texts).encode()) == (lines(expected), "", 0)
 
@@ -159,7 +159,7 @@ def test_tokenizer_of_another_model_ends_the_command_with_one_line(run: Run, fol
     _, errors, status = run(stdin=b"cat\n", model=tmp_path)
     assert (status, errors.count("\n")) == (2, 1)
     assert errors.startswith(f"{tmp_path}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     tokenizer.save_pretrained(tmp_path)
     expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
     assert run(stdin=b"cat\n", model=tmp_path) == ("", expected, 2)

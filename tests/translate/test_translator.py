@@ -12,7 +12,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.translate.engine import TransformersEngine, log_probabilities
+from vaswani_transformer.translate.engine import ScoredTokens, TransformersEngine, log_probabilities
 from vaswani_transformer.translate.translator import Hypothesis, TooLongError, Translator, batches_by_length, translate
 
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
@@ -48,12 +48,13 @@ def tagged(tokenizer: VaswaniTransformerTokenizer) -> VaswaniTransformerTokenize
 class Echo:
     """A search that returns each text, and records its batches."""
 
-    num_translations, scores = 1, False
+    num_translations: int = 1
+    scores: bool = False
 
     def __init__(self) -> None:
-        self.batches = []
+        self.batches: list[list[list[int]]] = []
 
-    def __call__(self, sources: list[list[int]]) -> list[list[tuple[list[int], None]]]:
+    def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
         self.batches.append(sources)
         return [[(source, None)] for source in sources]
 
@@ -85,7 +86,12 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(
     bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
 ) -> None:
     complete, remainder = Echo(), Echo()
-    settings = {"tokenizer": bytes_tokenizer, "max_source_tokens": 100, "batch_tokens": budget, "window": window}
+    settings: dict[str, Any] = {
+        "tokenizer": bytes_tokenizer,
+        "max_source_tokens": 100,
+        "batch_tokens": budget,
+        "window": window,
+    }
     translations = list(Translator(complete, **settings)(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
     assert [translation.source_tokens for translation in translations] == [
@@ -106,7 +112,7 @@ def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer: ModelAn
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
-def test_arguments_of_generate_are_passed_on(model_and_tokenizer: ModelAndTokenizer, settings: dict[str, int]) -> None:
+def test_arguments_of_generate_are_passed_on(model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any]) -> None:
     translations = translate(*model_and_tokenizer, TEXTS[4:9], **settings)
     expected = [generate_single(model_and_tokenizer, text, **settings) for text in TEXTS[4:9]]
     assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
@@ -208,7 +214,7 @@ def test_learned_positions_bound_the_source_and_its_translation() -> None:
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
     assert TransformersEngine(model, 1).max_source_tokens() == 30
     model.use_paper_decoding()
-    model.generation_config.max_source_relative_length = 10
+    model.generation_config.update(max_source_relative_length=10)
     assert TransformersEngine(model, 1).max_source_tokens() == 20
     assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
     (translation,) = translate(model, tokenizer, [LONG * 3])
@@ -244,7 +250,7 @@ def test_model_of_another_architecture_translates_too() -> None:
         pad_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
     )  # fmt: skip
     model = MarianMTModel(config).eval()
-    settings = {"num_beams": 3, "max_new_tokens": 6}
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6}
     translations = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
     assert [translation.text for translation in translations] == [
         generate_single((model, tokenizer), text, **settings)[0] for text in TEXTS
@@ -288,7 +294,7 @@ def test_tokenizer_without_padding_is_an_error(bytes_tokenizer: VaswaniTransform
         pad_token_id = None
 
     with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
-        translate(tiny_model(), WithoutPadding(), ["a"])
+        translate(tiny_model(), WithoutPadding(), ["a"])  # ty: ignore[invalid-argument-type] - no more is looked at
 
 
 def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
@@ -305,5 +311,5 @@ def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(
     for tokens in search.batches[0]:
         assert tokens[-1] == tokenizer.eos_token_id
         assert not {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])
-    tag = tokenizer.convert_tokens_to_ids("<2es>")
+    (tag,) = tokenizer.convert_tokens_to_ids(["<2es>"])
     assert sorted(tokens.count(tag) for tokens in search.batches[0]) == [0, 1]
