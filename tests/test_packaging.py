@@ -46,7 +46,8 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
         names = set(archive.namelist())
         description = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
-    assert {"vaswani_transformer/py.typed", "vaswani_transformer/figures/page.html"} <= names
+    page = {f"vaswani_transformer/figures/page.{suffix}" for suffix in ("html", "css", "js")}
+    assert {"vaswani_transformer/py.typed", *page} <= names
     files = f"{PROJECT['project']['urls']['Source']}/blob/main/"
     assert f"]({files}docs/results.md#quickstart)" in description  # PyPI's page has no files of the repository
     assert not re.search(r"\]\((?!https://)", description.partition("# vaswani-transformer")[2])

@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from .style import head_colors
 from .weights import STACKS, AttentionMaps, attention_maps
 
-TEMPLATE = Path(__file__).with_name("page.html")
+FOLDER = Path(__file__).parent
 
 
 def payload(maps: AttentionMaps) -> str:
@@ -41,8 +41,11 @@ def render_page(maps: AttentionMaps) -> str:
         "target": html.escape(maps.target),
         "model": f"Attention in {layers} encoder and {len(maps.decoder)} decoder layers of {heads} heads",
         "payload": payload(maps),
+        "style": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "script": (FOLDER / "page.js").read_text(encoding="utf-8"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], TEMPLATE.read_text(encoding="utf-8"))
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 
 def attention_page(
