@@ -20,14 +20,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned": {"position_embedding": "learned", "max_position_embeddings": 40, "attention_bias": True, "d_v": 5},
 }
 # Bytes; the matrix of 99 by 32 float32 numbers has 12,672, a layer of the encoder about 34,000.
-ROOM = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
+MAX_MEMORY = {"memory": None, "memory and disk": {"cpu": 100_000}, "disk": {"cpu": 20_000}}
 EMBEDDINGS = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
 
 
-def distribute(folder: Path, room: dict[str, int] | None) -> VaswaniTransformerForConditionalGeneration:
+def distribute(folder: Path, memory: dict[str, int] | None) -> VaswaniTransformerForConditionalGeneration:
     offloaded = folder / "offloaded"
     return AutoModelForSeq2SeqLM.from_pretrained(
-        folder, device_map="auto", max_memory=None if room is None else dict(room), offload_folder=offloaded
+        folder, device_map="auto", max_memory=None if memory is None else dict(memory), offload_folder=offloaded
     )
 
 
@@ -42,16 +42,16 @@ def weight_devices(model: VaswaniTransformerForConditionalGeneration) -> set[str
 
 @pytest.mark.parametrize("files", ["one file", "many"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("room", ROOM)
-def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, files: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", MAX_MEMORY)
+def test_logits_are_the_same_wherever_the_weights_are(memory: str, variant: str, files: str, tmp_path: Path) -> None:
     model = tiny_model(**VARIANTS[variant])
     model.use_paper_decoding()
     model.save_pretrained(tmp_path, max_shard_size="20KB" if files == "many" else "1GB")
     source, mask = padded_batch([5, 3])
     target, _ = padded_batch([4, 6])
     batch = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target == 1, -100)}
-    again = distribute(tmp_path, ROOM[room])
-    assert weight_devices(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[room]
+    again = distribute(tmp_path, MAX_MEMORY[memory])
+    assert weight_devices(again) == {"memory": {"cpu"}, "memory and disk": {"cpu", "meta"}, "disk": {"meta"}}[memory]
     with torch.no_grad():
         outputs, expected = again(**batch), model(**batch)
     assert torch.equal(outputs.logits, expected.logits)
@@ -62,12 +62,12 @@ def test_logits_are_the_same_wherever_the_weights_are(room: str, variant: str, f
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
-@pytest.mark.parametrize("room", ROOM)
-def test_shared_matrix_stays_tied_and_is_saved_once(room: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", MAX_MEMORY)
+def test_shared_matrix_stays_tied_and_is_saved_once(memory: str, tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")
-    again = distribute(tmp_path / "model", ROOM[room])
-    if room != "disk":  # no weight stays in memory there
+    again = distribute(tmp_path / "model", MAX_MEMORY[memory])
+    if memory != "disk":  # no weight stays in memory there
         assert {again.get_submodule(name).weight for name in (*EMBEDDINGS, "lm_head")} == {again.model.shared.weight}
     again.save_pretrained(tmp_path / "again")
     complete = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
@@ -84,8 +84,8 @@ def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bo
     with torch.device("meta"):
         model = tiny_model(tie_word_embeddings=tied)
     model.tie_weights()
-    room = {0: first, 1: second, "cpu": 10**6}
-    device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=list(model._no_split_modules))
+    memory = {0: first, 1: second, "cpu": 10**6}
+    device_map = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=list(model._no_split_modules))
 
     def device_of(name: str) -> int | str:
         return next(
@@ -108,4 +108,4 @@ def test_model_in_memory_can_be_prepared(tmp_path: Path) -> None:
 def test_model_on_disk_cannot_be_prepared(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
-        prepare_for_inference(distribute(tmp_path, ROOM["disk"]), "int8")
+        prepare_for_inference(distribute(tmp_path, MAX_MEMORY["disk"]), "int8")

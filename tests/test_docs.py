@@ -217,6 +217,13 @@ def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
     assert second.strip() == (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
 
 
+def test_readme_leads_straight_to_what_a_reader_of_the_paper_asks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    answers = ("paper.md#where-dropout-is-applied", "paper.md#why-labels-are-shifted", "decoding.md#how-the-beam-stops")
+    answers += ("training.md#change-the-learning-rate", "publishing.md#what-goes-to-the-hub")
+    assert [answer for answer in answers if f"(docs/{answer})" not in readme] == []
+
+
 def test_every_page_is_in_the_navigation_and_in_the_readme() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -107,8 +107,8 @@ class TestCmlmSuite(ParallelSuite, unittest.TestCase):
     config = VaswaniCmlmConfig(**TINY, max_position_embeddings=50, mask_token_id=3, max_target_length=1)
     all_model_classes = (VaswaniCmlmForConditionalGeneration,)
 
-    def count_states(self) -> None:
-        """The encoder's states have a row for the length token before those of the source."""
+    def assert_shapes_of_states(self) -> None:
+        """Assert that the encoder's states have a row for the length token before those of the source."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         config._attn_implementation = "eager"
         model = self.all_model_classes[0](config).eval()
@@ -120,10 +120,10 @@ class TestCmlmSuite(ParallelSuite, unittest.TestCase):
         assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(13, 4, 7, 7)] * 2
 
     def test_attention_outputs(self) -> None:
-        self.count_states()
+        self.assert_shapes_of_states()
 
     def test_hidden_states_output(self) -> None:
-        self.count_states()
+        self.assert_shapes_of_states()
 
 
 del ParallelSuite

@@ -126,9 +126,9 @@ class Window:
 
     def sees_all(self, attention_mask: Tensor | None) -> bool:
         """Return whether every query may attend to every key."""
-        is_whole = isinstance(self.past, int) and self.offset + self.num_keys == self.past + self.queries.shape[1]
+        has_every_key = isinstance(self.past, int) and self.offset + self.num_keys == self.past + self.queries.shape[1]
         is_last = not self.is_causal or self.queries.shape[1] == 1
-        return attention_mask is None and is_whole and is_last and self.num_keys - 1 <= self.reach
+        return attention_mask is None and has_every_key and is_last and self.num_keys - 1 <= self.reach
 
     def allowed(self, attention_mask: Tensor | None) -> Tensor:
         """Return whether each query may attend to each key (B or 1, 1, Q, K)."""

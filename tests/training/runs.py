@@ -130,12 +130,13 @@ def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor
         torch.testing.assert_close(first[name], second[name], **FLOAT32)
 
 
-def same_checkpoints(first: Path, second: Path) -> bool:
-    """Return whether two runs have complete checkpoints of the same steps, with the same bits there and at the end."""
+def assert_same_checkpoints(first: Path, second: Path) -> None:
+    """Assert that two runs have complete checkpoints of the same steps, with the same bits there and at the end."""
     names = [[path.name for path in complete_checkpoints(run)] for run in (first, second)]
     assert names[0] == names[1] == [path.name for path in all_checkpoints(second)]
     folders = [*zip(complete_checkpoints(first), complete_checkpoints(second), strict=True), (first, second)]
-    return all(equal(weights(one), weights(other)) for one, other in folders)
+    for folder, expected in folders:
+        assert equal(weights(folder), weights(expected)), folder
 
 
 def rewind(folder: Path, step: int) -> None:

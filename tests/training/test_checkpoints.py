@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.training.runs import TIRED, TWO_PROCESSES, finish, make_arguments, rewind, same_checkpoints, start
+from tests.training.runs import TIRED, TWO_PROCESSES, assert_same_checkpoints, finish, make_arguments, rewind, start
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
@@ -157,7 +157,7 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
     assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed))
-    assert same_checkpoints(uninterrupted, killed)
+    assert_same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
     assert steps_of(all_checkpoints(killed)) == [3, 6]
     assert step_of(last_checkpoint(killed)) == 3
     finish(start(arguments, killed, launcher=TWO_PROCESSES))
-    assert same_checkpoints(uninterrupted, killed)
+    assert_same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
     assert "Traceback" not in errors
     assert step_of(last_checkpoint(folder)) < 9
     finish(start(arguments, folder))
-    assert same_checkpoints(uninterrupted, folder)
+    assert_same_checkpoints(uninterrupted, folder)
 
 
 @pytest.mark.slow
@@ -264,5 +264,5 @@ def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
     assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)
     again = run(recipes[1])
     assert again["steps"] == first["steps"] <= 30
-    assert same_checkpoints(uninterrupted, killed)
+    assert_same_checkpoints(uninterrupted, killed)
     assert json.dumps(again["validation"]) == json.dumps(first["validation"])

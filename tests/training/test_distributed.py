@@ -16,7 +16,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch import Tensor
 
 from tests.helpers import ROOT, tiny_model
-from tests.training.runs import rewind, same_checkpoints
+from tests.training.runs import assert_same_checkpoints, rewind
 from training.distributed import (
     KERNELS,
     RunError,
@@ -248,7 +248,7 @@ def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_b
     run(recipes[1])
     rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 6
-    assert same_checkpoints(*runs)
+    assert_same_checkpoints(*runs)
 
 
 @pytest.mark.slow
@@ -257,4 +257,4 @@ def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments: list[str], tm
     for name in ("false", "true"):
         more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]
         run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert same_checkpoints(tmp_path / "false", tmp_path / "true")
+    assert_same_checkpoints(tmp_path / "false", tmp_path / "true")

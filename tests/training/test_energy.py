@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.helpers import FLOAT32, padded_batch, tiny_model
 from tests.parallel_models import END, targets, tiny_cmlm
 from tests.training import gradients
-from tests.training.runs import TINY, make_arguments, rewind, same_checkpoints
+from tests.training.runs import TINY, assert_same_checkpoints, make_arguments, rewind
 from training import energy as energy_module
 from training import train
 from training.base_models import check_same_energy, record_models, recorded_models
@@ -210,7 +210,7 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
     run(recipes[1])
     rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 12
-    assert same_checkpoints(*runs)
+    assert_same_checkpoints(*runs)
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from tests.training import gradients
 from tests.training.runs import (
     LANGUAGE,
     TWO_PROCESSES,
+    assert_same_checkpoints,
     assert_same_tensors,
     finish,
     make_arguments,
     rewind,
-    same_checkpoints,
     start,
 )
 from training.draws import add_masks, pair_draws
@@ -134,7 +134,7 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
     set_seed(99)
     results = run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={again}"]))
     assert results["steps"] == 9
-    assert same_checkpoints(finished(kind), again)
+    assert_same_checkpoints(finished(kind), again)
 
 
 @pytest.mark.slow

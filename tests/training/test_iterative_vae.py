@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.parallel_models import tiny_iterative_vae
-from tests.training.runs import rewind, same_checkpoints
+from tests.training.runs import assert_same_checkpoints, rewind
 from training.callbacks import KlScaleCallback
 from training.kinds import KINDS, kind_of
 from training.monitor.trainer import by_layer
@@ -96,5 +96,5 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     run(recipes[1])
     rewind(runs[1], 3)
     assert run(recipes[1])["steps"] == 6
-    assert same_checkpoints(*runs)
+    assert_same_checkpoints(*runs)
     assert json.loads((runs[1] / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"

@@ -17,11 +17,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.training.runs import (
     TIRED,
     TWO_PROCESSES,
+    assert_same_checkpoints,
     equal,
     finish,
     kill_after,
     rewind,
-    same_checkpoints,
     start,
     weights,
 )
@@ -45,7 +45,7 @@ def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
     finish(start(arguments, uninterrupted, launcher=launcher))
     assert step_of(kill_after(9, start(arguments, killed, launcher=launcher), killed)) < 40
     finish(start(arguments, killed, launcher=launcher))
-    assert same_checkpoints(uninterrupted, killed)
+    assert_same_checkpoints(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
     assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
 

@@ -13,12 +13,12 @@ from tests.training import gradients
 from tests.training.runs import (
     SHARDED,
     TWO_PROCESSES,
+    assert_same_checkpoints,
     assert_same_tensors,
     finish,
     kill,
     launched_by,
     make_arguments,
-    same_checkpoints,
     start,
     weights,
 )
@@ -120,7 +120,7 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     kill(process)
     assert step_of(last_checkpoint(sharded)) < 9
     finish(start(settings, sharded, **SHARDED))
-    assert same_checkpoints(unsharded, sharded)
+    assert_same_checkpoints(unsharded, sharded)
     results = [json.loads((folder / "results.json").read_text()) for folder in (unsharded, sharded)]
     for name in ("validation", "steps", "processes"):
         assert results[0][name] == results[1][name]

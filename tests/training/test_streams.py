@@ -8,9 +8,9 @@ import pytest
 from tests.training.runs import (
     LANGUAGE,
     TWO_PROCESSES,
+    assert_same_checkpoints,
     finish,
     kill_after,
-    same_checkpoints,
     start,
 )
 from training.checkpoints import last_checkpoint, step_of
@@ -47,7 +47,7 @@ def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(
     assert step_of(checkpoint) < 50
     assert json.loads((checkpoint / "stream.json").read_text())["epoch"] > 0
     finish(start(arguments, killed, launcher=launcher))
-    assert same_checkpoints(uninterrupted, killed)
+    assert_same_checkpoints(uninterrupted, killed)
     curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (uninterrupted, killed)]
     for single, resumed in zip(*curves, strict=True):
         for name in ("step", "epoch", "loss", "eval_loss"):

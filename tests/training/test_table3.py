@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.runs import make_arguments, rewind, same_checkpoints, weights
+from tests.training.runs import assert_same_checkpoints, make_arguments, rewind, weights
 from training import table3
 from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
@@ -182,10 +182,10 @@ def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: 
     (folder / "base" / "seed-1").rename(uninterrupted)
     finished = (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns
     run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
-    assert same_checkpoints(uninterrupted, folder / "base" / "seed-1")
+    assert_same_checkpoints(uninterrupted, folder / "base" / "seed-1")
     rewind(folder / "base" / "seed-1", 2)
     again = run_table(arguments, folder, rows, "--seeds=1", "--training.checkpoint_steps=2")
-    assert same_checkpoints(uninterrupted, folder / "base" / "seed-1")
+    assert_same_checkpoints(uninterrupted, folder / "base" / "seed-1")
     assert (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns == finished
     assert again["rows"]["A-h1"] == first["rows"]["A-h1"]  # the other seed stays in the table
 

@@ -61,19 +61,19 @@ class LogLineCallback(TrainerCallback):
 
     def __init__(self, format_metrics: MetricFormat, monitor: TrainingMonitor) -> None:
         self.format_metrics, self.monitor = format_metrics, monitor
-        self.begin = (0.0, 0)  # moment and step at which this process began to train
+        self.started = (0.0, 0)  # moment and step at which this process began to train
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.begin = (time.perf_counter(), state.global_step)
+        self.started = (time.perf_counter(), state.global_step)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero and (metrics := self.format_metrics(logs)):
             text = ", ".join(f"{name} {value}" for name, value in metrics.items())
-            (moment, step), remaining = self.begin, state.max_steps - state.global_step
+            (moment, step), remaining = self.started, state.max_steps - state.global_step
             if remaining and "loss" in logs:
                 seconds = (time.perf_counter() - moment) / (state.global_step - step) * remaining
                 seconds = min(seconds, max(0.0, self.monitor.time_limit - self.monitor.trained))

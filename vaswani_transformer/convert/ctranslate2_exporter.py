@@ -118,15 +118,15 @@ def set_linear(spec: Any, *linears: nn.Linear) -> None:
 def widen_heads(linear: nn.Linear, num_heads: int, width: int) -> nn.Linear:
     """Return the projection with each head's output padded with zeros to `width`."""
 
-    def widen(rows: Tensor) -> Tensor:
+    def pad_heads(rows: Tensor) -> Tensor:
         heads = rows.detach().unflatten(0, (num_heads, -1))  # (H, d_k or d_v, ...)
         missing = heads.new_zeros(num_heads, width - heads.shape[1], *heads.shape[2:])
         return torch.cat((heads, missing), dim=1).flatten(0, 1)
 
     wide = nn.Linear(linear.in_features, num_heads * width, bias=linear.bias is not None, device="meta")
-    wide.weight = nn.Parameter(widen(linear.weight))
+    wide.weight = nn.Parameter(pad_heads(linear.weight))
     if linear.bias is not None:
-        wide.bias = nn.Parameter(widen(linear.bias))
+        wide.bias = nn.Parameter(pad_heads(linear.bias))
     return wide
 
 
