@@ -198,7 +198,7 @@ def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
     workspace = scores.new_empty(at_once * k, vocabulary)
     chunks = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
-    values, indices = zip(*(best(*chunk, workspace[: chunk[0].shape[0]]) for chunk in chunks), strict=True)
+    values, indices = zip(*(best(part, of, workspace[: part.shape[0]]) for part, of in chunks), strict=True)
     return torch.cat(values), torch.cat(indices)
 
 
