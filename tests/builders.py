@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from tests.helpers import tiny_model
@@ -72,6 +73,11 @@ def small_model(seed: int, vocab_size: int = 6, **overrides: Any) -> VaswaniTran
         weight.data = torch.randn_like(weight) * (0.6 if weight.dim() > 1 else 0.1)
     model.use_paper_decoding()
     return model
+
+
+def source(*words: int) -> Tensor:
+    """Return one source (1, S) of these words and the end token of `small_model`."""
+    return torch.tensor([[*words, 2]])
 
 
 class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):

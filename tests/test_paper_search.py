@@ -1,32 +1,23 @@
-"""The paper's beam search inside generate(): its scores, its limits, its stop and its settings (6.1)."""
+"""The paper's beam search inside generate(): its scores, its limits and its stop (6.1)."""
 
-import logging
 import tempfile
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.generation import GenerationMixin
 
-from tests.builders import PlainSearch, small_model
-from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.builders import PlainSearch, small_model, source
+from tests.helpers import FLOAT32, padded_batch
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
-    generation_settings,
 )
 from vaswani_transformer.search import length_penalty
 
 START, END = 0, 2
-
-
-def source(*words: int) -> Tensor:
-    return torch.tensor([[*words, END]])
 
 
 def best_of_all(
@@ -244,118 +235,6 @@ def test_limit_holds_for_every_way_of_calling_generate(way: dict[str, Any]) -> N
     assert generated.shape[1] - 1 == 5
 
 
-def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> int:
-    """Return the number of new tokens of a target that nothing ends, for a source of three tokens."""
-    return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
-
-
-def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
-    model = small_model(0)
-    model.generation_config = GenerationConfig(
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        num_beams=2,
-        length_penalty_type="gnmt",
-        max_source_relative_length=5,
-    )
-    assert limit_of(model) == 8
-    assert limit_of(model, max_new_tokens=11) == 11
-    assert limit_of(model, max_length=12) == 11
-    assert limit_of(model, max_source_relative_length=1) == 4
-    assert limit_of(model, max_source_relative_length=9, max_new_tokens=6) == 6
-    assert limit_of(model, max_source_relative_length=2, max_new_tokens=6) == 5
-    assert limit_of(model, max_source_relative_length=None, max_new_tokens=4) == 4
-    assert limit_of(model, generation_config=GenerationConfig(max_new_tokens=10, num_beams=1)) == 10
-    assert limit_of(model, generation_config=GenerationConfig(num_beams=1)) == 8
-
-
-def test_max_length_in_the_models_own_config_never_shortens_the_limit() -> None:
-    model = small_model(0)
-    model.generation_config.max_length = 4  # Seq2SeqTrainer leaves 20 there after an evaluation
-    assert limit_of(model, max_source_relative_length=5) == 8
-    assert limit_of(model) == 53
-
-
-INVALID = [
-    ({"length_penalty_type": "wu"}, r"length_penalty_type is 'wu'; choose one of"),
-    ({"max_source_relative_length": -1}, r"max_source_relative_length: .*got -1, expected a whole number of at"),
-    ({"max_source_relative_length": "ten"}, r"max_source_relative_length: .*got 'ten', expected a whole number"),
-    ({"max_source_relative_length": 2.5}, r"max_source_relative_length: .*got 2\.5, expected a whole number"),
-    ({"max_source_relative_length": True}, r"max_source_relative_length: .*got True, expected a whole number"),
-    ({"length_penalty": "x"}, r"length_penalty: .*got 'x', expected a finite one"),
-    ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite one"),
-    ({"length_penalty": float("inf")}, r"length_penalty: .*got inf, expected a finite one"),
-    ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
-    ({"num_beams": -2}, r"num_beams: .*got -2, expected a whole number of at least 1"),
-]
-
-
-@pytest.mark.parametrize("level", ["call", "config", "model"])
-@pytest.mark.parametrize(("settings", "message"), INVALID)
-def test_invalid_setting_is_an_error_of_one_line(settings: dict[str, Any], message: str, level: str) -> None:
-    model = small_model(0)
-    if level == "model":
-        vars(model.generation_config).update(settings)
-    config = GenerationConfig(num_beams=2)
-    vars(config).update(settings)
-    given = {"call": settings, "config": {"generation_config": config}, "model": {}}[level]
-    with pytest.raises(ValueError, match=message) as error:
-        model.generate(source(3), **given)
-    assert "\n" not in str(error.value)
-
-
-def test_none_against_a_saved_beam_setting_is_transformers_default() -> None:
-    model = small_model(1)
-    assert torch.equal(model.generate(source(3, 4), num_beams=None), model.generate(source(3, 4), num_beams=1))
-    scores = [
-        model.generate(source(3, 4), length_penalty=alpha, return_dict_in_generate=True, output_scores=True)
-        for alpha in (None, 1.0)
-    ]
-    assert torch.equal(scores[0].sequences_scores, scores[1].sequences_scores)
-
-
-def test_numbers_of_numpy_are_settings_like_pythons() -> None:
-    model = small_model(1)
-    given: dict[str, Any] = {
-        "num_beams": np.int64(3),
-        "length_penalty": np.float32(0.5),
-        "max_source_relative_length": np.int32(2),
-    }
-    expected = model.generate(source(3, 4), num_beams=3, length_penalty=0.5, max_source_relative_length=2)
-    assert torch.equal(model.generate(source(3, 4), **given), expected)
-
-
-def warnings_of(
-    model: VaswaniTransformerForConditionalGeneration, monkeypatch: pytest.MonkeyPatch, **arguments: Any
-) -> list[str]:
-    """Return the warnings of a call about lengths."""
-    heard = []
-    monkeypatch.setattr(generation_settings.logger, "warning_once", lambda text, *args: heard.append(text))
-    model.generate(source(3, 4), **arguments)
-    return [text for text in heard if "max_length" in text]
-
-
-def test_saved_max_length_that_is_ignored_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model(0)
-    assert not warnings_of(model, monkeypatch)
-    model.generation_config.max_length = 4
-    assert len(heard := warnings_of(model, monkeypatch)) == 1
-    assert "max_length=4, which is ignored: its max_source_relative_length=50" in heard[0]
-    for arguments in ({"max_new_tokens": 5}, {"max_length": 5}, {"max_source_relative_length": None}):
-        assert not warnings_of(model, monkeypatch, **arguments)
-
-
-def test_saved_beam_setting_gives_no_warning_in_a_greedy_search(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = small_model(0)
-    with caplog.at_level("WARNING"):
-        model.generate(source(3), num_beams=1)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("starts", [True, False])
 def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> None:
     """Transformers puts it before such a prompt; the limit counts new tokens only."""
@@ -372,38 +251,6 @@ def test_encoder_outputs_of_the_caller_are_unchanged() -> None:
     before = encoded.last_hidden_state
     model.generate(encoder_outputs=encoded)
     assert encoded.last_hidden_state is before
-
-
-def test_search_that_only_transformers_has_is_an_error_under_gnmt() -> None:
-    with pytest.raises(
-        ValueError, match='length_penalty_type="gnmt" goes with neither prefill_chunk_size nor low_memory'
-    ):
-        small_model(0).generate(source(3), prefill_chunk_size=2)
-
-
-def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step() -> None:
-    model = small_model(0, position_embedding="learned", max_position_embeddings=6)
-    assert model.generate(source(3), max_new_tokens=6).shape[1] <= 7
-    with pytest.raises(
-        ValueError, match=r"max_length \(8, .*table of 6 learned positions; .* max_new_tokens of at most 6"
-    ):
-        model.generate(source(3), max_new_tokens=7)
-    padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
-    assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
-
-
-def test_papers_settings_are_saved_with_the_model(tmp_path: Path) -> None:
-    small_model(0).save_pretrained(tmp_path)
-    search = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config
-    assert (search.num_beams, search.length_penalty) == (4, 0.6)
-    assert (search.length_penalty_type, search.max_source_relative_length) == ("gnmt", 50)
-
-
-def test_model_without_saved_settings_decodes_greedily() -> None:
-    model = tiny_model()
-    inputs = torch.randint(3, 99, (1, 4))
-    greedy = model.generate(inputs, num_beams=1, do_sample=False, max_new_tokens=5)
-    assert torch.equal(model.generate(inputs, max_new_tokens=5), greedy)
 
 
 def test_pad_id_0_keeps_the_limit_of_each_sentence() -> None:

@@ -1,5 +1,6 @@
 """The results of a run that never was, for tests of cards and of publishing."""
 
+import copy
 from typing import Any
 
 from training.recipe import Recipe, to_dict
@@ -7,6 +8,13 @@ from training.recipe import Recipe, to_dict
 REPOSITORY = "somebody/own"
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
+TEST_RESULTS = {
+    "signature": SIGNATURE,
+    "chrf": 50.0,
+    "chrf_signature": CHRF_SIGNATURE,
+    "sentences": 16,
+    "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}],
+}
 
 
 def results_of(
@@ -45,12 +53,5 @@ def results_of(
     if validation is not None:
         results["validation"] = {"loss": 1.0, "perplexity": 2.7, "bleu": validation, "signature": SIGNATURE}
     if test is not None:
-        results["test"] = {
-            "bleu": test,
-            "signature": SIGNATURE,
-            "chrf": 50.0,
-            "chrf_signature": CHRF_SIGNATURE,
-            "sentences": 16,
-            "examples": [{"source": 'say "\u00e4"\n', "translation": "x"}],
-        }
+        results["test"] = {"bleu": test} | copy.deepcopy(TEST_RESULTS)
     return results
