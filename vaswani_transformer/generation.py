@@ -259,17 +259,17 @@ class PaperBeamSearch(GenerationMixin):
                 )
             given = (input_ids, logits_processor, stopping_criteria, config)
             return super()._beam_search(*given, synced_gpus=synced_gpus, **model_kwargs)
-        is_shared, records = has_new_cache(model_kwargs, config), bool(config.return_dict_in_generate)
-        inputs = share_sources(model_kwargs, k) if is_shared else model_kwargs
+        shares_source, records = has_new_cache(model_kwargs, config), bool(config.return_dict_in_generate)
+        inputs = share_sources(model_kwargs, k) if shares_source else model_kwargs
         decoder = self.make_decoder(inputs, k, records=records, synced=synced_gpus)
-        compacts = is_shared and not records and not synced_gpus
+        compacts = shares_source and not records and not synced_gpus
         settings, scores = search_settings(input_ids, logits_processor, stopping_criteria, config, compacts)
         hypotheses = beam_search(decoder, input_ids, settings)
         if isinstance(decoder, ModelDecoder):
             decoder.finish()
         if not records:
             return hypotheses.tokens
-        if is_shared and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
+        if shares_source and decoder.cache is not None:  # who gets the cache expects a row for each beam in it
             decoder.cache.cross_attention_cache.batch_repeat_interleave(k)
         return GenerateBeamEncoderDecoderOutput(
             sequences=hypotheses.tokens,
@@ -292,9 +292,9 @@ class PaperBeamSearch(GenerationMixin):
         """Greedy search or sampling for `generate()`; what shows more than tokens goes to Transformers' own loop."""
         config, rows = generation_config, generation_config.num_return_sequences
         is_special = config.is_assistant or config.prefill_chunk_size is not None
-        is_shared = has_new_cache(model_kwargs, config) and not is_special
-        if not is_shared or config.return_dict_in_generate or streamer is not None or synced_gpus:
-            inputs = model_kwargs | {"past_key_values": None} if is_shared else model_kwargs
+        shares_source = has_new_cache(model_kwargs, config) and not is_special
+        if not shares_source or config.return_dict_in_generate or streamer is not None or synced_gpus:
+            inputs = model_kwargs | {"past_key_values": None} if shares_source else model_kwargs
             given = (input_ids, logits_processor, stopping_criteria, config)
             return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **inputs)
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)

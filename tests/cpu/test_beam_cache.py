@@ -45,8 +45,8 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(
             by_source = torch.cat(states, dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
             true, (keys, values) = plain.update(*states, index), cache.write(index, by_source)
             for true_part, cached_part in zip(true, (keys.transpose(1, 2), values), strict=True):
-                by_head = cached_part.unflatten(0, (sources, HEADS))
-                assert torch.equal(attended(by_head, cache.mask, targets), true_part)
+                cached_heads = cached_part.unflatten(0, (sources, HEADS))
+                assert torch.equal(attended(cached_heads, cache.mask, targets), true_part)
         assert cache.length == plain.get_seq_length()
         beams = (torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets).flatten()
         plain.reorder_cache(beams)

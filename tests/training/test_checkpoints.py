@@ -95,12 +95,12 @@ def test_run_without_a_complete_checkpoint_starts_over(tmp_path: Path) -> None:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
 def test_best_and_newest_checkpoints_are_never_deleted(
-    tmp_path_factory: pytest.TempPathFactory, course: list[tuple[bool, bool]], keep: int
+    tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[bool, bool]], keep: int
 ) -> None:
     """Each example is a sequence of saves, some of them a new best, some incomplete."""
     run, best, saved = tmp_path_factory.mktemp("run"), None, []
-    for step, (is_best, is_cut) in enumerate(course, start=1):
-        if is_cut:
+    for step, (is_best, is_partial) in enumerate(saves, start=1):
+        if is_partial:
             make_checkpoint(run, step, finished=False)
             continue
         make_checkpoint(run, step)

@@ -142,9 +142,9 @@ def set_attention(spec: Any, attention: MultiHeadAttention, is_self_attention: b
         set_linear(spec.linear[0], query)
         set_linear(spec.linear[1], key, value)
     set_linear(spec.linear[-1], attention.o_proj)
-    by_head = attention.o_proj.weight.detach().unflatten(1, (heads, -1))  # (d_model, H, d_v)
+    head_weights = attention.o_proj.weight.detach().unflatten(1, (heads, -1))  # (d_model, H, d_v)
     spec.linear[-1].weight = to_cpu_float32(
-        nn.functional.pad(by_head, (0, width - attention.value_head_dim)).flatten(1)
+        nn.functional.pad(head_weights, (0, width - attention.value_head_dim)).flatten(1)
     )
     spec.queries_scale = attention.scaling
 

@@ -155,11 +155,11 @@ class CachedCrossAttention:
         batch, product = (sources,), torch.baddbmm
         if sources == 1:  # a dimension of one would take time
             to_scores, to_output, added, batch, product = to_scores[0], to_output[0], added[0], (), torch.addmm
-        to_states, by_head = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
+        to_states, head_shape = (*batch, num_beams, w_q.shape[2]), (*batch, num_beams, heads, tokens)
 
         def cross_attend(hidden_states: Tensor) -> Tensor:
             states = hidden_states.view(to_states)  # (B, k, d_model)
-            weights = product(added, states, to_scores).view(by_head).softmax(-1)
+            weights = product(added, states, to_scores).view(head_shape).softmax(-1)
             return product(states, weights.flatten(-2), to_output).view(hidden_states.shape)
 
         return cross_attend

@@ -34,8 +34,10 @@ class FusedQKVAttention(CausalSelfAttention):
         outputs = sum(linear.out_features for linear in linears)
         self.qkv_proj = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
         for name, parameter in self.qkv_proj.named_parameters():
-            by_head = [getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears]
-            parameter.data = torch.cat(by_head, dim=1).flatten(0, 1)
+            head_weights = [
+                getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears
+            ]
+            parameter.data = torch.cat(head_weights, dim=1).flatten(0, 1)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, which each head has side by side."""
