@@ -309,7 +309,7 @@ def serving(hub: Hub, dies_at: str | None = None, spoils_uploads: bool = False) 
         thread.join(timeout=10)
 
 
-def client_environment(url: str, home: Any, token: str | None = "hf_of_somebody") -> dict[str, str]:
+def client_environment(url: str, home: Any, token: str | None = "hf_of_somebody") -> dict[str, Any]:
     """Return the environment in which another process uses that Hub, with an empty cache."""
     variables = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}

@@ -23,7 +23,8 @@ SEARCH: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 20, "length_penalty"
 def adapted(**settings: Any) -> PeftModel:
     """The model of six sentence pairs with adapters that a few steps have trained away from them."""
     model, tokenizer = model_of_pairs()
-    config = LoraConfig(**{"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj", "v_proj"]} | settings)
+    plain: dict[str, Any] = {"r": 4, "task_type": "SEQ_2_SEQ_LM", "target_modules": ["q_proj", "v_proj"]}
+    config = LoraConfig(**plain | settings)
     adapter = get_peft_model(copy.deepcopy(model), config).train()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values())[::-1], padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
@@ -82,15 +83,15 @@ def test_merged_adapter_is_saved_and_loaded_as_a_model(variant: str, tmp_path: P
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapter_is_saved_and_loaded_onto_the_model(variant: str, tmp_path: Path) -> None:
     model = adapted(**VARIANTS[variant])
-    model.save_pretrained(tmp_path / "adapter")
+    model.save_pretrained(str(tmp_path / "adapter"))
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), model)
 
 
 def test_transformers_loads_the_adapter(tmp_path: Path) -> None:
     model, plain = adapted(), base(tmp_path)
-    model.save_pretrained(tmp_path / "adapter")
-    plain.load_adapter(tmp_path / "adapter")
+    model.save_pretrained(str(tmp_path / "adapter"))
+    plain.load_adapter(str(tmp_path / "adapter"))
     assert_same_answers(plain, model)
 
 
@@ -113,7 +114,8 @@ def test_untrained_adapter_changes_nothing() -> None:
 def test_lora_on_the_embeddings_of_one_stack_is_merged() -> None:
     model = tiny_model().get_encoder()
     adapter = get_peft_model(model, LoraConfig(r=2, target_modules=["embed_tokens"])).eval()
-    adapter.base_model.embed_tokens.lora_embedding_A["default"].data.normal_()
+    embeddings: Any = adapter.base_model.embed_tokens
+    embeddings.lora_embedding_A["default"].data.normal_()
     tokens = random_batch()["input_ids"]
     expected = adapter(input_ids=tokens).last_hidden_state
     assert not torch.equal(expected, tiny_model().get_encoder()(tokens).last_hidden_state)
@@ -144,7 +146,8 @@ def test_lora_on_one_use_of_the_shared_matrix_is_a_warning(module: str) -> None:
 )
 def test_adapter_without_tokens_is_an_error(tied: bool, settings: dict[str, Any]) -> None:
     """PEFT ties adapters only if the config says that the output projection is tied."""
-    config = LoraConfig(**{"target_modules": ["q_proj"]} | settings)
+    plain: dict[str, Any] = {"target_modules": ["q_proj"]}
+    config = LoraConfig(**plain | settings)
     adapter = get_peft_model(tiny_model(tie_word_embeddings=tied), config)
     with pytest.raises(ValueError, match=r"`shared` is wrapped in a \w+, which would learn"):
         adapter(**random_batch())
@@ -155,11 +158,11 @@ def test_stock_trainer_trains_and_saves_only_the_adapter(tmp_path: Path) -> None
     model, tokenizer = model_of_pairs()
     plain = copy.deepcopy(model)
     adapter = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM"))
-    arguments = Seq2SeqTrainingArguments(tmp_path, max_steps=2, learning_rate=0.01, report_to="none", use_cpu=True)
-    data = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), max_steps=2, learning_rate=0.01, report_to="none", use_cpu=True)
+    data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
     trainer = Seq2SeqTrainer(adapter, arguments, DataCollatorForSeq2Seq(tokenizer, model), train_dataset=data)
     trainer.train()
-    trainer.save_model(tmp_path / "adapter")
+    trainer.save_model(str(tmp_path / "adapter"))
     assert not list((tmp_path / "adapter").glob("model*"))
     assert_same_answers(PeftModel.from_pretrained(base(tmp_path), tmp_path / "adapter"), adapter.eval())
     assert not torch.equal(answers(adapter)[0], answers(model)[0])

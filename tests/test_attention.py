@@ -1,6 +1,7 @@
 """Attention equals a loop over equation (1) in every implementation, and masks decide which positions it attends to."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def equation_1(query: np.ndarray, key: np.ndarray, value: np.ndarray, visible: n
     return attended
 
 
-def multi_head(attention: nn.Module, states: Tensor, memory: Tensor, visible: np.ndarray) -> np.ndarray:
+def multi_head(attention: Any, states: Tensor, memory: Tensor, visible: np.ndarray) -> np.ndarray:
     """MultiHead(Q, K, V) of 3.2.2 for one text, one head at a time, in float64."""
 
     def project(projection: nn.Linear, rows: Tensor) -> np.ndarray:
@@ -190,7 +191,7 @@ def test_flash_attention_gets_one_head_width(monkeypatch: pytest.MonkeyPatch, d_
     widths = []
 
     def one_width(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         widths.extend([query.shape[-1], key.shape[-1], value.shape[-1]])
         return scaled_dot_product_attention(module, query, key, value, *args, **kwargs)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 def compiled_by(backend: str | Callable[..., Any]) -> CompileConfig:
     """Make `generate()` compile on the CPU what it compiles on an accelerator, as one graph."""
-    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=cast(str, None))
     config._compile_all_devices = True
     return config
 

@@ -157,7 +157,8 @@ def test_d_model_may_be_odd_with_learned_positions() -> None:
     ],
 )
 def test_float_field_accepts_an_int(field: str, value: int) -> None:
-    assert getattr(VaswaniTransformerConfig(**{field: value}), field) == value
+    fields: dict[str, Any] = {field: value}
+    assert getattr(VaswaniTransformerConfig(**fields), field) == value
 
 
 def test_eos_token_id_accepts_several_tokens() -> None:
@@ -177,7 +178,8 @@ def test_attribute_names_of_transformers_map_to_the_paper_s_fields() -> None:
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (32, 4, 3)
     config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 64, 8, 5
     assert (config.d_model, config.num_heads, config.encoder_layers) == (64, 8, 5)
-    assert VaswaniTransformerConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).d_model == 64
+    names: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    assert VaswaniTransformerConfig(**names).d_model == 64
 
 
 # For every error: the fields given, then words of the message that name field, value and fix.
@@ -220,7 +222,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSALS, ids=[str(fields) for fields, _ in REFUSALS])
-def test_config_error_names_field_value_and_fix(fields: dict[str, object], words: tuple[str, ...]) -> None:
+def test_config_error_names_field_value_and_fix(fields: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(StrictDataclassError) as error:
         VaswaniTransformerConfig(**fields)
     for word in words:
@@ -308,6 +310,6 @@ def test_stack_config_has_the_depth_of_its_stack(side: dict[str, Any]) -> None:
 
 def test_generation_config_has_the_special_tokens_and_the_settings() -> None:
     config = tiny_config(bos_token_id=4, pad_token_id=5, eos_token_id=[6, 7], decoder_start_token_id=8)
-    search = config.make_generation_config(num_beams=3, length_penalty_type="gnmt")
+    search: Any = config.make_generation_config(num_beams=3, length_penalty_type="gnmt")
     assert (search.bos_token_id, search.pad_token_id, search.eos_token_id) == (4, 5, [6, 7])
     assert (search.decoder_start_token_id, search.num_beams, search.length_penalty_type) == (8, 3, "gnmt")

@@ -56,7 +56,8 @@ def test_logits_are_the_same_wherever_the_weights_are(memory: str, variant: str,
         outputs, expected = again(**batch), model(**batch)
     assert torch.equal(outputs.logits, expected.logits)
     assert torch.equal(outputs.loss, expected.loss)
-    for search in ({}, {"num_beams": 1}):
+    searches: list[dict[str, Any]] = [{}, {"num_beams": 1}]
+    for search in searches:
         tokens = again.generate(source, attention_mask=mask, max_new_tokens=9, **search)
         assert torch.equal(tokens, model.generate(source, attention_mask=mask, max_new_tokens=9, **search))
 
@@ -84,8 +85,10 @@ def test_device_map_splits_no_layer_and_no_tie(first: int, second: int, tied: bo
     with torch.device("meta"):
         model = tiny_model(tie_word_embeddings=tied)
     model.tie_weights()
-    memory = {0: first, 1: second, "cpu": 10**6}
-    device_map = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=list(model._no_split_modules))
+    memory: dict[int | str, int | str] = {0: first, 1: second, "cpu": 10**6}
+    device_map = infer_auto_device_map(
+        model, max_memory=memory, no_split_module_classes=list(model._no_split_modules or ())
+    )
 
     def device_of(name: str) -> int | str:
         return next(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_adapter_and_the_merged_model_are_saved(page_outputs: PageOutputs, quick
 @pytest.mark.slow
 def test_search_of_the_parsing_experiments_is_saved(page_outputs: PageOutputs) -> None:
     _, folder = page_outputs(page_with("runs/wide-search")[0])
-    search = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
+    search: Any = GenerationConfig.from_pretrained(folder / "runs" / "wide-search")
     assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (21, 0.3, "gnmt")
     assert search.max_source_relative_length == 300
 

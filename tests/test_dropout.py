@@ -25,6 +25,7 @@ def test_elements_and_gradients_are_dropped_or_scaled(
     share = min(round(p * 65536), 65535) / 65536
     kept = output[output != 0]
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - share)))
+    assert input.grad is not None
     assert torch.equal(input.grad, output)
     assert output.shape == input.shape
     assert output.dtype == dtype

@@ -1,6 +1,7 @@
 """Scaled embeddings and positions follow section 3.5's formula and claims, and positions count only tokens."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_learned_positions_are_rows_of_a_table() -> None:
 
 
 def test_stacks_have_separate_tables_of_learned_positions() -> None:
-    model = tiny_model(position_embedding="learned").model
+    model: Any = tiny_model(position_embedding="learned").model
     encoder, decoder = model.encoder.input_embedding.positions.table, model.decoder.input_embedding.positions.table
     assert not torch.equal(encoder.weight, decoder.weight)
 

@@ -56,7 +56,8 @@ class Graph:
     def __call__(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         inputs = {spec.name: tensors[spec.name.removeprefix("input.")] for spec in self.session.get_inputs()}
         names = [spec.name.removeprefix("output.") for spec in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(None, inputs), strict=True))
+        outputs: Any = self.session.run(None, inputs)
+        return dict(zip(names, outputs, strict=True))
 
 
 def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:

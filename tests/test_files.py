@@ -52,7 +52,7 @@ def test_empty_folder_is_filled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_error_leaves_the_folder_as_it_was(tmp_path: Path, error: Exception, force: bool) -> None:
+def test_error_leaves_the_folder_as_it_was(tmp_path: Path, error: type[BaseException], force: bool) -> None:
     if force:
         with atomic_folder(tmp_path / "out") as folder:
             write_model(folder, "old")

@@ -136,7 +136,7 @@ def test_wide_beam_finds_the_best_target_of_a_small_language(length_penalty: flo
 def test_sampling_follows_its_seed_and_its_settings(num_beams: int) -> None:
     source = random_tokens(3, 5)
 
-    def sample(**settings: object) -> Tensor:
+    def sample(**settings: Any) -> Tensor:
         torch.manual_seed(5)
         return MODEL.generate(source, do_sample=True, num_beams=num_beams, max_new_tokens=8, **settings)
 

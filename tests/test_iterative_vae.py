@@ -24,7 +24,8 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_step(temperature: float = 1.0, dropout: float = 0.0) -> LatentStep:
-    return LatentStep(VaswaniIterativeVaeConfig(**{**TINY, "d_model": 4, "num_heads": 2}), temperature, dropout)
+    sizes: dict[str, Any] = TINY | {"d_model": 4, "num_heads": 2}
+    return LatentStep(VaswaniIterativeVaeConfig(**sizes), temperature, dropout)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +253,11 @@ def test_embedding_with_a_hook_gives_the_same_states() -> None:
 def test_history_has_the_words_after_every_layer_and_ends_with_the_output() -> None:
     model, source = tiny_iterative_vae(decoder_layers=4), random_tokens(5, 6)
     settings: dict[str, Any] = {"return_dict_in_generate": True, "length_beam_size": 3}
-    generated = model.generate(source, return_history=True, **settings)
+    generated: Any = model.generate(source, return_history=True, **settings)
     assert generated.history.shape == (4, *generated.sequences.shape)
     assert torch.equal(generated.history[-1], generated.sequences)
-    assert torch.equal(model.generate(source, **settings).sequences, generated.sequences)
+    plain: Any = model.generate(source, **settings)
+    assert torch.equal(plain.sequences, generated.sequences)
     mask = generated.sequences[:, 1:].ne(1).long()
     states = model(input_ids=source, decoder_attention_mask=mask, output_hidden_states=True).decoder_hidden_states
     for layer, words in enumerate(generated.history):
@@ -265,7 +267,8 @@ def test_history_has_the_words_after_every_layer_and_ends_with_the_output() -> N
 
 
 def test_do_sample_turns_the_noise_on_and_a_seed_repeats_it() -> None:
-    model, source = tiny_iterative_vae(), random_tokens(5, 6)
+    model: Any = tiny_iterative_vae()
+    source = random_tokens(5, 6)
     plain = model.generate(source)
     assert torch.equal(model.generate(source), plain)
     torch.manual_seed(3)

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -135,7 +136,7 @@ def test_figure_shows_the_measurements() -> None:
         "peak memory (MiB), d = 8",
         "operations, d = 8",
     ]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines}
     assert lines == {"one": [[16, 8], [64, 32]], "two": [[16, 32], [64, 128]]}
     with pytest.raises(ValueError, match="measurements: nothing to draw"):
         draw_layer_complexity([])

@@ -37,7 +37,8 @@ def torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float,
 
 
 def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return loss, *torch.autograd.grad(loss, (hidden, weight))
+    of_hidden, of_weight = torch.autograd.grad(loss, (hidden, weight))
+    return loss, of_hidden, of_weight
 
 
 def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
@@ -142,6 +143,7 @@ def test_only_required_gradients_are_computed(needed: str) -> None:
     frozen.requires_grad_(False)
     projected_cross_entropy(hidden, weight, labels, 0.1).backward()
     assert frozen.grad is None
+    assert free.grad is not None
     assert torch.equal(free.grad, both[0 if needed == "hidden" else 1])
 
 
@@ -175,7 +177,7 @@ def test_half_precision_is_close_to_the_exact_loss(dtype: torch.dtype) -> None:
     """
     hidden, weight, labels = random_case(300, 50, dtype=dtype, d_model=16)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    exact = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     theirs = with_gradients(torch_loss(*exact, labels, 0.1), *exact)
     assert ours[0].dtype == torch.float32
     torch.testing.assert_close(ours[0].double(), theirs[0], rtol=2e-3, atol=0)

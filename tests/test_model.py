@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 
 from tests.helpers import (
     FLOAT32,
@@ -258,7 +258,7 @@ def test_decoder_runs_without_an_encoder() -> None:
 
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 @pytest.mark.parametrize("stack", [VaswaniTransformerEncoder, VaswaniTransformerDecoder])
-def test_stack_saves_loads_and_runs_by_itself(stack: type, position_type: str, tmp_path: Path) -> None:
+def test_stack_saves_loads_and_runs_by_itself(stack: type[PreTrainedModel], position_type: str, tmp_path: Path) -> None:
     model = MODELS[position_type]
     module = model.get_encoder() if stack is VaswaniTransformerEncoder else model.get_decoder()
     module.save_pretrained(tmp_path)

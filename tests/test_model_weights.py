@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_resizing_the_embeddings_keeps_ties(tied: bool, size: int, tmp_path: Pat
 
 def test_new_input_embeddings_reach_both_stacks() -> None:
     model, other = tiny_model(), tiny_model()
-    embeddings = tiny_model().get_input_embeddings()
+    embeddings: Any = tiny_model().get_input_embeddings()
     nn.init.normal_(embeddings.weight)
     model.set_input_embeddings(embeddings)
     model.tie_weights()

@@ -187,7 +187,7 @@ def test_settings_are_saved_and_overridden(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert (again.generation_config.num_iterations, again.generation_config.length_beam_size) == (4, 3)
-    explicit = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
+    explicit: Any = model.generate(source, GenerationConfig(num_iterations=4, length_beam_size=3))
     assert torch.equal(again.generate(source), explicit)
     call: dict[str, Any] = {"return_dict_in_generate": True, "return_history": True}
     assert len(again.generate(source, **call).history) == 4
@@ -297,7 +297,8 @@ def test_setting_that_parallel_decoding_lacks_is_an_error_of_one_line(
     ids=str,
 )
 def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None:
-    model, source = tiny_nat(), random_tokens(2, 5)
+    model: Any = tiny_nat()
+    source = random_tokens(2, 5)
     assert torch.equal(model.generate(source, **settings), model.generate(source))
 
 

@@ -93,7 +93,8 @@ def test_lengths_need_a_mask_of_tokens() -> None:
 
 
 def relative_attention(**settings: Any) -> RelativeSelfAttention:
-    config = VaswaniNatConfig(**{**TINY, "d_k": 6, "d_v": 10, **settings})
+    sizes: dict[str, Any] = {**TINY, "d_k": 6, "d_v": 10, **settings}
+    config = VaswaniNatConfig(**sizes)
     module = RelativeSelfAttention(config, 0, clip=2).double().eval()
     for table in (module.relative_keys, module.relative_values):
         torch.nn.init.normal_(table.weight)

@@ -115,12 +115,12 @@ def test_published_folder_loads_without_the_package(family: str, tmp_path: Path)
 def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
     tokenizer = tokenizer_with_mask()
     model = model_for(tokenizer, family, d_model=64, d_ff=128, dropout=0.0)
-    data = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
     collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
     if collates_masks:
         collator = MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
     arguments = Seq2SeqTrainingArguments(
-        folder,
+        str(folder),
         report_to="none",
         use_cpu=True,
         predict_with_generate=True,
@@ -184,7 +184,7 @@ def test_lora_learns_merges_and_saves(family: str, tmp_path: Path) -> None:
     tokens = adapter.generate(input_ids=source, length_beam_size=3)
     with adapter.disable_adapter():
         assert not torch.allclose(adapter(input_ids=source, labels=labels).logits, expected.logits)
-    adapter.save_pretrained(tmp_path / "adapter")
+    adapter.save_pretrained(str(tmp_path / "adapter"))
     again = PeftModel.from_pretrained(
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
     ).eval()
@@ -209,7 +209,7 @@ def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
     for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05), ("int8", 0.05)):
         prepared = prepare_for_inference(model, dtype)
         torch.testing.assert_close(prepared(input_ids=source, labels=labels).loss, loss, rtol=tolerance, atol=tolerance)
-        found = prepared.generate(source, **settings, return_dict_in_generate=True)
+        found: Any = prepared.generate(source, **settings, return_dict_in_generate=True)
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)
         assert dtype != "float32" or torch.equal(found.history, expected.history)
 

@@ -174,7 +174,7 @@ def test_list_is_batched_longest_first(
 def test_pipeline_keeps_the_model_s_search_settings() -> None:
     """Random weights rarely predict an end, so the paper's limit, source + 50, ends the target, not 256."""
     _, tokenizer = model_of_pairs()
-    model = tiny_model(vocab_size=len(tokenizer))
+    model: Any = tiny_model(vocab_size=len(tokenizer))
     model.use_paper_decoding()
     before = model.generation_config.to_dict()
     made = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")

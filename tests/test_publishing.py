@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def is_unregistered(*components: object) -> bool:
+def is_unregistered(*components: Any) -> bool:
     """Return whether neither the classes nor these objects are registered for saving code."""
     return all(component._auto_class is None for component in (*CLASSES, *components))
 

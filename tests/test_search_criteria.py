@@ -141,7 +141,8 @@ def test_searches_on_several_threads_are_independent() -> None:
     models = [ending_model(seed, 40 + 57 * seed) for seed in range(len(ways))]
     options = [call_arguments(way) for way in ways]  # drawn here, because all threads share one generator
     expected = [model.generate(**given) for given, model in zip(options, models, strict=True)]
-    barrier, drawn = threading.Barrier(len(ways)), [None] * len(ways)
+    barrier = threading.Barrier(len(ways))
+    drawn: list[Any] = [None] * len(ways)
 
     def decode(index: int) -> None:
         def meet(input_ids: Tensor) -> None:

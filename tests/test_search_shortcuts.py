@@ -1,6 +1,6 @@
 """The shortcuts of the search, choosing tokens by groups and dropping finished sources, change no result."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +78,7 @@ def searches(draw: st.DrawFn) -> dict[str, Any]:
     return drawn | ({} if ends == END else {"eos_token_id": ends})
 
 
-def draw_prefixes(draw: st.DrawFn, rows: int) -> Batch:
+def draw_prefixes(draw: Callable[[st.SearchStrategy[Any]], Any], rows: int) -> Batch:
     """Draw a prefix of each target, some of its first tokens padding."""
     length = draw(st.integers(1, 3))
     mask = torch.ones(rows, length + 1, dtype=torch.long)
@@ -299,7 +299,8 @@ def test_greedy_search_without_an_end_token_drops_no_row() -> None:
 def test_finished_sources_are_dropped_with_stacks_of_different_depths() -> None:
     """Transformers makes a cache with the number of layers of the encoder."""
     model = tiny_model(vocab_size=40, encoder_layers=3, decoder_layers=1, tie_word_embeddings=False)
-    norm, end = model.model.decoder.layers[-1].feed_forward_add_norm.norm, model.lm_head.weight[END]
+    norm: Any = model.model.decoder.layers[-1].feed_forward_add_norm.norm
+    end = model.lm_head.weight[END]
     norm.bias.data += 2 * end / end.square().sum()
     with search_with(drops_finished=False):
         expected = model.generate(**call_arguments("power"))

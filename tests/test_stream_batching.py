@@ -5,14 +5,14 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.testing_utils import CaptureLogger
 
@@ -35,7 +35,8 @@ class Stream:
 
 
 def streamed(pairs: list[tuple[int, int]], **options: Any) -> TokenBudgetBatches:
-    return TokenBudgetBatches(Stream(pairs), **{"source_tokens": 60, "target_tokens": 60, "buffer_size": 60} | options)
+    sizes: dict[str, Any] = {"source_tokens": 60, "target_tokens": 60, "buffer_size": 60}
+    return TokenBudgetBatches(Stream(pairs), **sizes | options)
 
 
 def numbers(batches: Iterable[Any]) -> list[list[int]]:
@@ -119,7 +120,8 @@ def test_stream_continues_from_epoch_to_epoch() -> None:
 def test_stream_sets_the_epoch_of_its_source_before_reading_it() -> None:
     epochs = []
     stream = streamed([(3, 3)] * 20)
-    stream.source.set_epoch = epochs.append
+    source: Any = stream.source
+    source.set_epoch = epochs.append
     list(itertools.islice(stream, 3))
     assert epochs == [0, 1, 2]
 
@@ -295,7 +297,7 @@ class StreamTrainer(Seq2SeqTrainer):
     """The stock Trainer with the data loader of the docstring of `TokenBudgetBatches`."""
 
     def get_train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train_dataset, batch_size=None, collate_fn=self.data_collator)
+        return DataLoader(cast(Dataset, self.train_dataset), batch_size=None, collate_fn=self.data_collator)
 
 
 class TextStream:
@@ -318,7 +320,7 @@ def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path:
     """Dropout and batches are those of an uninterrupted run."""
     _, tokenizer = model_of_pairs()
 
-    def train(folder: Path, resume: Path | None = None) -> Any:
+    def train(folder: Path, resume: str | None = None) -> Any:
         torch.manual_seed(7)
         model = tiny_model(vocab_size=len(tokenizer)).train()
         batches = TokenBudgetBatches(TextStream(tokenizer), 60, 60, accumulation=accumulation, buffer_size=20)

@@ -95,7 +95,7 @@ def engine_of(name: str, model: Any, beams: int, lengths: Tensor) -> Callable[[]
 def arm_of(name: str, shape: dict[str, int], beams: int, lengths: Tensor) -> Callable[[], int]:
     """Return a function that decodes a target of each length, and returns the length of the longest."""
     torch.manual_seed(0)
-    model = make_model("marian" if name == "marian" else "ours", shape).eval()
+    model: Any = make_model("marian" if name == "marian" else "ours", shape).eval()
     if name.startswith(ENGINE):
         return engine_of(name, model, beams, lengths)
     if name not in ("ours", "marian"):

@@ -3,8 +3,10 @@
 import argparse
 import time
 from collections import Counter
+from typing import cast
 
 import torch
+from torch import nn
 
 from tests.benchmarks.family_arms import BATCH, Arm, encode, padded
 from tests.benchmarks.part_times import PARTS, part_shares
@@ -62,7 +64,7 @@ def parts_table(arms: list[Arm], rows: list[list[int]], count: int) -> str:
     lines = [f"| model, passes | {' | '.join(names)} |", f"| {' | '.join(['---'] * (len(names) + 1))} |"]
     for arm in arms:
         if is_parallel(arm.model):
-            shares = part_shares(arm.model, arm.generate, inputs, time.process_time)
+            shares = part_shares(cast(nn.Module, arm.model), arm.generate, inputs, time.process_time)
             cells = [f"{shares[name]:.0%}" if name in shares else "" for name in names]
             lines.append(f"| {arm.name}, {arm.passes} | {' | '.join(cells)} |")
     return "\n".join(["## Share of each part in the time of a sentence", "", *lines]) + "\n"

@@ -61,7 +61,7 @@ def make_attention(d: int, implementation: str, reach: int | None, device: torch
         d_model=d,
         num_heads=max(1, d // HEAD_DIM),
         attention_window=reach,
-        attn_implementation=implementation,
+        attn_implementation=implementation,  # ty: ignore[unknown-argument] - of every configuration
     )
     attention = SelfAttention(config, layer_idx=0).eval().to(device)
 
@@ -145,7 +145,9 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
 def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row a layer. Every round measures all layers in turn and begins with another one."""
     device = torch.device(options.device)
-    rows = {name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS}
+    rows: dict[str, dict[str, Any]] = {
+        name: {"layer": name, "n": n, "d": d, "operations": operations(name, n, d, options)} for name in LAYERS
+    }
     calls: dict[str, Callable[[], object]] = {}
     text = torch.randn(1, n, d, device=device)
     for name, row in rows.items():
@@ -249,8 +251,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    settings = vars(options) | {"output": str(options.output), "lengths": sorted(options.lengths)}
-    results = {"settings": settings, "commit": commit(), "versions": versions(), "paper": PAPER, "measurements": []}
+    settings: dict[str, Any] = vars(options) | {"output": str(options.output), "lengths": sorted(options.lengths)}
+    results: dict[str, Any] = {
+        "settings": settings,
+        "commit": commit(),
+        "versions": versions(),
+        "paper": PAPER,
+        "measurements": [],
+    }
     with exit_on_user_error(), atomic_folder(options.output) as folder:
         try:
             for n, d in itertools.product(settings["lengths"], options.widths):

@@ -1,7 +1,7 @@
 """The share of each part of a model in the time of `generate()`."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -23,7 +23,7 @@ class PartTimes:
     """Adds up the seconds inside each part of a model, without those of a part inside it."""
 
     def __init__(self, model: nn.Module, clock: Callable[[], float]) -> None:
-        self.clock, self.seconds = clock, Counter[str]()
+        self.clock, self.seconds = clock, defaultdict[str, float](float)
         self.inner: list[float] = []
         self.starts: list[float] = []
         self.hooks = ExitStack()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_quality_is_that_of_the_models_own_translations(run: Run, folder: Path, 
     run(["cmlm"], "--threads=1", "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
     (arm,) = json.loads((tmp_path / "found.json").read_text())["arms"]
     model, tokenizer = (part.from_pretrained(folder / "cmlm") for part in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    texts = [
+    texts: Any = [
         tokenizer.decode(
             model.generate(**tokenizer([source], return_tensors="pt"), num_iterations=3, length_beam_size=2)[0],
             skip_special_tokens=True,

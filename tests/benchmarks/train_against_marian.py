@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import datasets
 import torch
@@ -99,7 +100,7 @@ def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) ->
 
     The longest of all would take more memory in the base shape than a small machine has.
     """
-    batches = list(loader.batch_sampler)
+    batches = list(cast(Iterable[list[int]], loader.batch_sampler))
     batches.sort(key=lambda batch: len(batch) * max(lengths[row] for row in batch))
     chosen = [batches[int((index + phase) * len(batches) / count)] for index in range(count)]
     warm_up = [chosen[-1], chosen[len(chosen) // 2]]
@@ -158,7 +159,7 @@ def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
 
 
 def make_trainer(
-    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace
+    arm: str, model: Any, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace
 ) -> Seq2SeqTrainer:
     """Return a trainer of an arm for `steps` steps after two to warm up."""
     arguments: dict[str, Any] = {
@@ -200,7 +201,7 @@ def make_trainer(
 
 
 def one_round(
-    arm: str, model: torch.nn.Module, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, phase: float
+    arm: str, model: Any, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, phase: float
 ) -> dict[str, float]:
     """Return speed and padding of one arm over `steps` batches."""
     trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []

@@ -18,8 +18,9 @@ from vaswani_transformer.cpu.layers import GROWTH
 LAYERS, HEADS, WIDTHS = 2, 3, (4, 5)  # of keys and of values
 
 
-def new_token(rows: int) -> list[tuple[Tensor, ...]]:
-    return [tuple(torch.randn(rows, HEADS, 1, width) for width in WIDTHS) for _ in range(LAYERS)]
+def new_token(rows: int) -> list[tuple[Tensor, Tensor]]:
+    keys, values = WIDTHS
+    return [(torch.randn(rows, HEADS, 1, keys), torch.randn(rows, HEADS, 1, values)) for _ in range(LAYERS)]
 
 
 def attended(kept: Tensor, mask: Tensor, targets: int) -> Tensor:
@@ -41,14 +42,14 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(
     plain, cache = DynamicCache(), BeamCache(LAYERS, sources, HEADS, targets, *WIDTHS)
     for _ in range(steps):
         cache.append_slot()
-        for index, states in enumerate(new_token(sources * targets)):
-            by_source = torch.cat(states, dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
-            true, (keys, values) = plain.update(*states, index), cache.write(index, by_source)
+        for index, (key, value) in enumerate(new_token(sources * targets)):
+            by_source = torch.cat((key, value), dim=-1).unflatten(0, (sources, targets))[:, :, :, 0].transpose(1, 2)
+            true, (keys, values) = plain.update(key, value, index), cache.write(index, by_source)
             for true_part, cached_part in zip(true, (keys.transpose(1, 2), values), strict=True):
                 cached_heads = cached_part.unflatten(0, (sources, HEADS))
                 assert torch.equal(attended(cached_heads, cache.mask, targets), true_part)
         assert cache.length == plain.get_seq_length()
-        beams = (torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets).flatten()
+        beams: Any = (torch.randint(targets, (sources, targets)) + torch.arange(sources)[:, None] * targets).flatten()
         plain.reorder_cache(beams)
         cache.reorder(beams)
         if sources > 1 and torch.rand(()) < 0.3:
@@ -69,13 +70,13 @@ def test_beam_attends_to_what_a_cache_with_a_row_per_beam_holds(
     ),
 )
 def test_prepared_model_finds_the_same_tokens_with_the_beam_cache(
-    seed: int, kind: str, lengths: list[int], way: str
+    seed: int, kind: str, lengths: list[int], way: dict[str, Any]
 ) -> None:
     """The search writes more tokens than the first slots hold, and drops sources that end early."""
     model = random_model(seed, **KINDS[kind])
     model.use_paper_decoding()
     ids, mask = padded_batch(lengths)
-    options = {"attention_mask": mask, "max_new_tokens": 2 * GROWTH + 5, "num_beams": 1} | way
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 2 * GROWTH + 5, "num_beams": 1} | way
     generated = []
     for side in (model, prepare_for_inference(model)):
         torch.manual_seed(seed)
@@ -103,7 +104,12 @@ def test_fast_path_is_taken_unless_the_call_needs_more(
     monkeypatch.setattr(DecoderStep, "__call__", lambda *args: taken.append(args) or step(*args))
     model = random_model()
     ids, mask = padded_batch([5, 3])
-    options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 1} | options
+    options: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "num_beams": 1,
+    } | options
     generated, true = prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options)
     assert len(taken) == steps
     assert torch.equal(*(side if torch.is_tensor(side) else side.sequences for side in (generated, true)))
@@ -117,7 +123,7 @@ def test_prepared_model_fills_the_cache_of_its_caller(beams: int) -> None:
     generated, lengths = [], []
     for side in (model, prepare_for_inference(model)):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": beams}
+        options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": beams}
         generated.append(side.generate(ids, past_key_values=cache, **options))
         lengths.append(cache.get_seq_length())
     assert torch.equal(*generated)

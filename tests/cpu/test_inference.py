@@ -337,17 +337,14 @@ def test_body_and_a_single_stack_can_be_prepared() -> None:
 @pytest.mark.parametrize("part", ["", "model", "model.encoder", "model.decoder"])
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
 def test_prepared_modules_return_the_outputs_that_they_can_record(part: str, wanted: str) -> None:
-    model = random_model()
-    model.set_attn_implementation("eager")
-    model = model.get_submodule(part).eval()
+    complete = random_model()
+    complete.set_attn_implementation("eager")
+    model: Any = complete.get_submodule(part).eval()
     inputs = random_batch()
     if part == "model.encoder":
-        inputs: dict[str, Any] = {"input_ids": inputs["input_ids"]}
+        inputs = {"input_ids": inputs["input_ids"]}
     if part == "model.decoder":
-        inputs: dict[str, Any] = {
-            "input_ids": inputs["decoder_input_ids"],
-            "encoder_hidden_states": torch.randn(3, 7, 32),
-        }
+        inputs = {"input_ids": inputs["decoder_input_ids"], "encoder_hidden_states": torch.randn(3, 7, 32)}
     prepared_output, true = (
         each(**inputs, use_cache=False, **{wanted: True}) for each in (prepare_for_inference(model), model)
     )

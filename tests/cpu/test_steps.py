@@ -1,6 +1,6 @@
 """The fast path through a prepared encoder and decoder computes what its modules compute."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from vaswani_transformer.attention import CrossAttention
 from vaswani_transformer.cpu.decoder import CachedCrossAttention, PreparedDecoder
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.layers import embed_fn
+from vaswani_transformer.cpu.model import DecoderStep
 from vaswani_transformer.embeddings import ScaledEmbedding
 
 needs_float32 = pytest.mark.skipif("float32" not in DTYPES, reason="no packed layers in float32 here")
@@ -34,7 +35,7 @@ def sources_of(attention: CrossAttention, count: int, tokens: int, targets: int)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_cross_attention_equals_its_module(kind: str, count: int, tokens: int, has_padding: bool) -> None:
     """Weight absorption is used for at most 32 columns of scores, the width of the model."""
-    attention = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
+    attention: Any = prepare_for_inference(random_model(**KINDS[kind])).model.decoder.layers[1].cross_attn
     assert (attention.config.d_model, attention.config.num_heads) == (32, 4)
     states, memory, mask = sources_of(attention, count, tokens, targets=3)
     mask = mask if has_padding else None
@@ -51,7 +52,7 @@ def test_cached_cross_attention_equals_its_module(kind: str, count: int, tokens:
 def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> None:
     """Absorption does not round the inputs, so it is closer to the float32 result than the layers are."""
     model = random_model()
-    attention = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
+    attention: Any = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
     states, memory, _ = sources_of(attention, 1, 8, targets=3)
     key_values = attention.project_key_values(memory)
     with torch.no_grad():
@@ -64,7 +65,7 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> No
 
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="no packed layers in bfloat16 here")
 def test_cross_attention_in_bfloat16_absorbs_no_weights() -> None:
-    attention = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
+    attention: Any = prepare_for_inference(random_model(), "bfloat16").model.decoder.layers[0].cross_attn
     assert not CachedCrossAttention(attention).weights
 
 
@@ -80,7 +81,7 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
     with torch.no_grad():
         memory = prepared.get_encoder()(ids, attention_mask=mask).last_hidden_state
         true = prepared(attention_mask=mask, encoder_outputs=(memory,), decoder_input_ids=targets).logits
-        decoder = PreparedDecoder(prepared.decoder_step, memory, mask, 2)
+        decoder = PreparedDecoder(cast(DecoderStep, prepared.decoder_step), memory, mask, 2)
         for length in range(prompt, targets.shape[1] + 1):
             torch.testing.assert_close(decoder.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
 
@@ -88,8 +89,8 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
 class Halved(nn.LayerNorm):
     """A norm with another forward."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states) * 0.5
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 0.5
 
 
 @needs_float32

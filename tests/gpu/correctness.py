@@ -202,7 +202,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
                 logits = sides[0] @ sides[1].T
                 loss = cross_entropy(logits, labels, 0.1)
             else:
-                loss = projected_cross_entropy(*sides, labels.to(device), 0.1)
+                loss = projected_cross_entropy(sides[0], sides[1], labels.to(device), 0.1)
             results.append([loss, *torch.autograd.grad(loss, sides)])
         for name, actual, expected in zip(("loss", "gradient of states", "gradient of weights"), *results, strict=True):
             yield compare(f"{name}, {SHORT[dtype]}", relative(actual, expected), bound)

@@ -145,7 +145,7 @@ def pad(rows: Sequence[Tensor], value: int) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
-def collate(pairs: Pairs) -> dict[str, Tensor]:
+def collate(pairs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return sources, their mask and labels, (B, S), (B, S) and (B, T)."""
     source = pad([pair["input_ids"] for pair in pairs], 1)
     return {

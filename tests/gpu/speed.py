@@ -234,7 +234,7 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
             model = to_device(model).train()
             waits = count_waits(setting, lambda model=model, batch=batch: model(**batch).loss.backward())
             yield from ({"operation": f"{name}, step: {line}", "calls a step": waits[line]} for line in waits)
-        model = to_device(make_model("base", setting)).eval()
+        model: Any = to_device(make_model("base", setting)).eval()
         batch = {name: tensor.to(device) for name, tensor in sources(4, model.config.vocab_size).items()}
         for name, beams in searches.items():
             search = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": beams}
@@ -263,7 +263,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
     cases = [(chunk, "taken out", select) for chunk in (512, 1024, 2048, 4096, 8192)] + [(usual, "masked", mask)]
     try:
         for chunk, padding, call in cases:
-            loss_module.ACCELERATOR_CHUNK = chunk
+            loss_module.ACCELERATOR_CHUNK = chunk  # ty: ignore[invalid-assignment] - of the type of its value
             reset_peak(setting)
             seconds = seconds_of(setting, call, timed_steps(setting))
             yield {"chunk": chunk, "padding": padding, "ms": 1000 * seconds, "peak GiB": peak_gib(setting)}

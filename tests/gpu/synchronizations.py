@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,12 +65,14 @@ class DeviceTensor(Tensor):
         made.host = host
         return made
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"DeviceTensor({self.host!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(function, args, kwargs or {})
+    def __torch_dispatch__(  # ty: ignore[incompatible-method-override] - torch has a C function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
 
 
 COUNTERS: list["SynchronizationCounter"] = []
@@ -157,25 +159,25 @@ def is_mask(index: Tensor | None) -> bool:
 class DeviceMode(TorchDispatchMode):
     """Makes tensors that are created on `DEVICE`."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(function, args, kwargs or {})
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
 
 
 class ReadingMode(TorchFunctionMode):
     """Handles calls that bypass the dispatcher: tensors made of Python numbers, and reading complete tensors."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in READING and isinstance(args[0], DeviceTensor):
-            record(READING[function])
-            return function(args[0].host, *args[1:], **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READING and isinstance(args[0], DeviceTensor):
+            record(READING[func])
+            return func(args[0].host, *args[1:], **(kwargs or {}))
         device = (kwargs or {}).get("device")
-        if function in MAKING and device is not None and torch.device(device).type == DEVICE.type:
+        if func in MAKING and device is not None and torch.device(device).type == DEVICE.type:
             is_moved = not isinstance(args[0], DeviceTensor)
-            made = function(args[0].host if not is_moved else args[0], *args[1:], **{**kwargs, "device": HOST})
+            made = func(args[0].host if not is_moved else args[0], *args[1:], **{**kwargs, "device": HOST})
             if is_moved and made.numel():
                 record("copy to the device")
             return DeviceTensor(made)
-        return function(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class SynchronizationCounter(contextlib.AbstractContextManager):
@@ -214,7 +216,7 @@ def known_autocast(function: Callable[..., Any], otherwise: Callable[..., Any]) 
 
 
 @contextlib.contextmanager
-def pretended_device() -> Iterator[torch.device]:
+def pretended_device() -> Generator[torch.device]:
     """Yield a device that behaves as an accelerator without autocast; `to` moves tensors and models to it."""
     autocast = mock.patch.multiple(
         torch,

@@ -108,7 +108,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
             outputs = model(**inputs)
             outputs.loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-            gradients = [parameter.grad for parameter in model.parameters()]
+            gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
             optimizer.step()
         assert counter.counts == expected, counter.places
         torch.testing.assert_close(outputs.loss.cpu(), loss)
@@ -149,7 +149,8 @@ def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, m
         assert counter.counts == PARALLEL_STEPS[name], counter.places
         torch.testing.assert_close(outputs.loss.cpu(), loss)
     for mine, parameter in zip(model.parameters(), models[0].parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.host, parameter.grad, **FLOAT32)
+        gradient: Any = mine.grad
+        torch.testing.assert_close(gradient.host, parameter.grad, **FLOAT32)
 
 
 # Of a call and of each iteration of CMLM.
@@ -179,7 +180,7 @@ def test_decoded_token_waits_at_most_as_often_as_listed(num_beams: int, most: in
     """The difference between searches of two lengths, which leaves out what a call does once."""
     inputs, waits = batch(), []
     del inputs["labels"]
-    model = tiny_model(attn_implementation="sdpa", position_embedding=kind)
+    model: Any = tiny_model(attn_implementation="sdpa", position_embedding=kind)
     expected = model.generate(**inputs, min_new_tokens=8, max_new_tokens=8, num_beams=num_beams)
     with pretended_device() as device:
         move(model)

@@ -11,11 +11,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from tests.gpu.models import Pairs, collate, make_model, make_pairs
@@ -75,7 +75,7 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
     """Takes its batches from a sampler, with the paper's optimizer and schedule unless others are given."""
 
     def __init__(
-        self, model: nn.Module, args: Seq2SeqTrainingArguments, pairs: Pairs, sampler: Any, **kwargs: Any
+        self, model: nn.Module, args: Seq2SeqTrainingArguments, pairs: Any, sampler: Any, **kwargs: Any
     ) -> None:
         self.sampler = sampler
         super().__init__(
@@ -85,7 +85,7 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(
-            self.train_dataset,
+            cast(Dataset, self.train_dataset),
             batch_sampler=self.sampler,
             collate_fn=self.data_collator,
             generator=torch.Generator(),
@@ -99,7 +99,9 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
-            self.lr_scheduler = paper_schedule(optimizer or self.optimizer, self.model.config.d_model, warmup_steps=100)
+            chosen: Any = optimizer or self.optimizer
+            config: Any = self.model.config
+            self.lr_scheduler = paper_schedule(chosen, config.d_model, warmup_steps=100)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

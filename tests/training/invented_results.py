@@ -22,7 +22,7 @@ def results_of(
     path: str = "multi30k",
     scores: tuple[float | None, float | None] = (30.123, 28.456),
     evaluations: int = 3,
-    commit: str | None = None,
+    commit: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the `results.json` of an invented run; `scores` are those of validation and test."""
     tree = to_dict(Recipe(name="somebody's run"))

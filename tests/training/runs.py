@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from tests.helpers import FLOAT32, ROOT
 from training.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 
+UNREAD: Any = None  # training arguments that a callback does not read
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
     f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")
@@ -42,7 +44,7 @@ TINY = [
 TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
 
 
-def make_arguments(folder: Path, **texts: list[str]) -> list[str]:
+def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     """Return the arguments of a run on pairs of texts and their letters reversed: each split's `texts`, or LANGUAGE."""
     data = folder / "data"
     data.mkdir()
@@ -61,7 +63,7 @@ def launched_by(file: str, *options: str) -> tuple[str, ...]:
 
 
 TWO_PROCESSES = launched_by("two-cpu-processes")
-SHARDED = {
+SHARDED: dict[str, Any] = {
     "launcher": launched_by("eight-gpus-fsdp2", "--num_processes=2"),
     "module": "tests.training.sharding_on_cpu",
 }
@@ -95,13 +97,22 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path | None:
+def last_step(folder: Path) -> int:
+    """Return the step of a run's last checkpoint, which must exist."""
+    last = last_checkpoint(folder)
+    assert last is not None
+    return step_of(last)
+
+
+def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path:
     """Kill a run after its checkpoint of this step; return its last checkpoint."""
     while ((last := last_checkpoint(folder)) is None or step_of(last) < step) and process.poll() is None:
         time.sleep(0.02)
     kill(process)
     assert not (folder / "results.json").exists()
-    return last_checkpoint(folder)
+    last = last_checkpoint(folder)
+    assert last is not None
+    return last
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 300) -> str:
@@ -123,7 +134,7 @@ def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor | None]) -> None:
     """Assert equal names, and equal tensors up to the order of sums."""
     assert first.keys() == second.keys()
     for name in first:

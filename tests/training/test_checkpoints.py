@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.training.runs import TIRED, TWO_PROCESSES, assert_same_checkpoints, finish, make_arguments, rewind, start
+from tests.training.runs import (
+    TIRED,
+    TWO_PROCESSES,
+    assert_same_checkpoints,
+    finish,
+    last_step,
+    make_arguments,
+    rewind,
+    start,
+)
 from training import checkpoints
 from training.checkpoints import (
     all_checkpoints,
@@ -55,7 +64,7 @@ def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path: Pa
     (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
     assert steps_of(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
     assert steps_of(complete_checkpoints(tmp_path)) == [3, 9, 100]
-    assert step_of(last_checkpoint(tmp_path)) == 100
+    assert last_step(tmp_path) == 100
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
@@ -82,7 +91,9 @@ def test_damaged_checkpoint_is_not_complete(tmp_path: Path, damage: str) -> None
 def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path: Path) -> None:
     for step, finished in ((3, True), (6, False), (9, True), (12, False), (15, False)):
         make_checkpoint(tmp_path, step, finished=finished)
-    assert step_of(resume_point(tmp_path)) == 9
+    point = resume_point(tmp_path)
+    assert point is not None
+    assert step_of(point) == 9
     assert steps_of(all_checkpoints(tmp_path)) == [3, 6, 9]
 
 
@@ -155,7 +166,7 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
     assert process.returncode == -signal.SIGKILL
     assert steps_of(all_checkpoints(killed)) == [3, 6]
     assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
-    assert step_of(last_checkpoint(killed)) == 3
+    assert last_step(killed) == 3
     finish(start(arguments, killed))
     assert_same_checkpoints(uninterrupted, killed)
 
@@ -172,7 +183,7 @@ def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
     dying.communicate(timeout=300)
     assert dying.returncode != 0
     assert steps_of(all_checkpoints(killed)) == [3, 6]
-    assert step_of(last_checkpoint(killed)) == 3
+    assert last_step(killed) == 3
     finish(start(arguments, killed, launcher=TWO_PROCESSES))
     assert_same_checkpoints(uninterrupted, killed)
 
@@ -232,7 +243,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
         r"^\S+checkpoint-\d+: cannot be written: .*; make room, .* and repeat the command .*$", errors, re.MULTILINE
     )
     assert "Traceback" not in errors
-    assert step_of(last_checkpoint(folder)) < 9
+    assert last_step(folder) < 9
     finish(start(arguments, folder))
     assert_same_checkpoints(uninterrupted, folder)
 
@@ -261,7 +272,9 @@ def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
         patch.setattr("training.train.drop_tied_duplicates", die)  # the first step after training
         with pytest.raises(KeyboardInterrupt):
             run(recipes[1])
-    assert checkpoints.has_ended(last_checkpoint(killed), recipes[1].training)
+    last = last_checkpoint(killed)
+    assert last is not None
+    assert checkpoints.has_ended(last, recipes[1].training)
     again = run(recipes[1])
     assert again["steps"] == first["steps"] <= 30
     assert_same_checkpoints(uninterrupted, killed)

@@ -160,10 +160,11 @@ def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(
     assert is_finite(list(weights(tmp_path / "run").values()))
 
 
-def guarded(tmp_path: Path, steps: list[float], **settings: str) -> tuple[list[dict[str, Tensor]], DivergenceGuard]:
+def guarded(tmp_path: Path, steps: list[float], **settings: Any) -> tuple[list[dict[str, Tensor]], DivergenceGuard]:
     """Return a model after steps on a device slower than the host, its weights after each step, and the guard."""
     model = tiny_model()
-    guard = DivergenceGuard(TrainingRecipe(**settings), FakeTokenizer(), torch.device("cpu"))
+    tokenizer: Any = FakeTokenizer()
+    guard = DivergenceGuard(TrainingRecipe(**settings), tokenizer, torch.device("cpu"))
     guard.on_train_begin(TrainingArguments(str(tmp_path)), TrainerState(), TrainerControl())
     optimizer, seen = paper_adam(model.parameters()), []
     guard.guard(optimizer)
@@ -171,7 +172,8 @@ def guarded(tmp_path: Path, steps: list[float], **settings: str) -> tuple[list[d
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, value)
         guard.add(None, torch.tensor([5, 6]), torch.tensor(value))
-        guard.inspect(torch.nn.utils.get_total_norm(weight.grad for weight in model.parameters()))
+        gradients: list[Any] = [weight.grad for weight in model.parameters()]
+        guard.inspect(torch.nn.utils.get_total_norm(gradients))
         optimizer.step()
         seen.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
     return seen, guard

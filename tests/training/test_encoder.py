@@ -47,7 +47,7 @@ def make_recipe(tmp_path: Path) -> Callable[..., Recipe]:
 
 @pytest.fixture
 def pairs() -> DatasetDict:
-    return DatasetDict(train=Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]}))
+    return DatasetDict({"train": Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]})})
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("autoregressive", 2), ("autoregressive", 3), ("nat", 2), ("cmlm", 2)])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import FLOAT32, padded_batch, tiny_model
+from tests.helpers import FLOAT32, load_tokenizer, padded_batch, tiny_model
 from tests.parallel_models import END, targets, tiny_cmlm
 from tests.training import gradients
 from tests.training.runs import TINY, assert_same_checkpoints, make_arguments, rewind
@@ -118,6 +118,7 @@ def test_gradient_of_the_energy_equals_finite_differences() -> None:
         slope = (
             energy(logits + step, is_real, tokens, mask) - energy(logits - step, is_real, tokens, mask)
         ).sum() / 2e-5
+    assert logits.grad is not None
     torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
 
 
@@ -251,7 +252,7 @@ def test_precision_of_a_run_is_that_of_its_teacher_too(
 def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
     trained: list[str], models: Path, tmp_path: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models / "teacher")
+    tokenizer = load_tokenizer(models / "teacher")
     tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     teacher = tmp_path / "stranger"
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(teacher)

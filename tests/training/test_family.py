@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
-from tests.helpers import tiny_model
+from tests.helpers import load_tokenizer, tiny_model
 from tests.training import gradients
 from tests.training.runs import (
     LANGUAGE,
@@ -86,7 +86,7 @@ def test_run_leaves_a_folder_that_loads_decodes_and_publishes(
     finished: Callable[[list[str]], Path], tmp_path: Path, kind: list[str]
 ) -> None:
     folder = finished(kind)
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     classes = {"--model.kind=nat": VaswaniNatForConditionalGeneration, CMLM[0]: VaswaniCmlmForConditionalGeneration}
     assert type(model) is classes[kind[0]]
     assert len(tokenizer) == model.config.vocab_size

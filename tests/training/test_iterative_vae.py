@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.parallel_models import tiny_iterative_vae
-from tests.training.runs import assert_same_checkpoints, rewind
+from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
 from training.callbacks import KlScaleCallback
 from training.kinds import KINDS, kind_of
 from training.monitor.trainer import by_layer
@@ -66,7 +66,7 @@ def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight() -> N
     model, state = tiny_iterative_vae(), TrainerState()
     callback, scales = KlScaleCallback(model, 0.4, 10), []
     for state.global_step in (0, 5, 10, 15, 2):  # at any step from which a run resumes
-        callback.on_step_begin(None, state, TrainerControl())
+        callback.on_step_begin(UNREAD, state, TrainerControl())
         scales.append(model.kl_scale)
     assert scales == pytest.approx([0.0, 0.2, 0.4, 0.4, 0.08])
 

@@ -8,10 +8,11 @@ import torch
 import yaml
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoTokenizer, TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState
 
-from tests.helpers import random_tokens, tiny_model
+from tests.helpers import load_tokenizer, random_tokens, tiny_model
 from tests.parallel_models import ParallelModel, tiny_cmlm, tiny_nat
+from tests.training.runs import UNREAD
 from training.callbacks import GlancingCallback
 from training.data.tokenizing import token_ids
 from training.decoding import decoding_config, evaluation_config
@@ -115,7 +116,7 @@ def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(override
 
 
 def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
-    model = eager(tiny_nat())
+    model: Any = eager(tiny_nat())
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
     plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
     model.glancing_ratio = 0.5
@@ -213,7 +214,7 @@ def test_share_that_glancing_shows_falls_linearly_by_the_step() -> None:
     callback = GlancingCallback(model, 0.5, 0.3, 10)
     shown = []
     for state.global_step in (0, 5, 10, 15):  # at any step from which a run resumes
-        callback.on_step_begin(None, state, TrainerControl())
+        callback.on_step_begin(UNREAD, state, TrainerControl())
         shown.append(model.glancing_ratio)
     assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
 
@@ -255,8 +256,8 @@ def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path: 
     before = tokenizer.get_vocab()
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.get_vocab() == before | {"<mask>": len(before)}
-    sources, targets = token_ids(tokenizer, ["a <mask>"], ["<mask>"])
-    assert tokenizer.mask_token_id not in sources[0] + targets[0]
-    assert tokenizer.decode(sources[0], skip_special_tokens=True) == "a <mask>"
+    again = load_tokenizer(tmp_path)
+    assert again.get_vocab() == before | {"<mask>": len(before)}
+    sources, targets = token_ids(again, ["a <mask>"], ["<mask>"])
+    assert again.mask_token_id not in sources[0] + targets[0]
+    assert again.decode(sources[0], skip_special_tokens=True) == "a <mask>"

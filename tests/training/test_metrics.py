@@ -76,7 +76,7 @@ def kneser_ney(texts: list[str], first: str, second: str, word: str) -> Fraction
         after = [count for other, count in known.items() if other[:-1] == gram[:-1]]
         if not after:
             return probability(gram[1:])
-        kept = max(known.get(gram, 0) - discount, 0)
+        kept = max(known.get(gram, 0) - discount, Fraction(0))
         return kept / sum(after) + discount * len(after) / sum(after) * probability(gram[1:])
 
     return probability((first, second, word))

@@ -21,6 +21,7 @@ from tests.training.runs import (
     equal,
     finish,
     kill_after,
+    last_step,
     rewind,
     start,
     weights,
@@ -189,7 +190,7 @@ def test_interrupted_run_says_so_in_one_line_and_resumes(
     if not launcher:
         assert process.returncode == 130
         assert "Traceback" not in errors
-    step = step_of(last_checkpoint(folder))
+    step = last_step(folder)
     _, again = start([*settings, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
 

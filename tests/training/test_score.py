@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
 from tests.parallel_models import FAMILY, ParallelModel
@@ -22,6 +22,7 @@ from training.tasks.language_model import lm_scores
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
 from training.tasks.text_statistics import text_statistics
 from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
 from vaswani_transformer.errors import UserError
@@ -153,7 +154,7 @@ def test_tokens_that_each_iteration_changes_are_counted(run: Run, tmp_path: Path
     changed, tokens = [0, 0, 0], 0
     for source in SOURCES:
         batch = tokenizer([source], return_tensors="pt")
-        generated = model.generate(**batch, return_dict_in_generate=True, return_history=True)
+        generated: Any = model.generate(**batch, return_dict_in_generate=True, return_history=True)
         changed = [
             so_far + int(torch.ne(now, before).sum())
             for so_far, (before, now) in zip(changed, pairwise(generated.history), strict=True)
@@ -183,7 +184,7 @@ def test_search_is_that_of_the_recipe(run: Run, tmp_path: Path, monkeypatch: pyt
     model, _ = model_of_pairs()
     searches, generate = [], type(model).generate
 
-    def watched(self: PreTrainedModel, **arguments: Any) -> Tensor:
+    def watched(self: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> Tensor:
         searches.append(arguments["generation_config"])
         return generate(self, **arguments)
 
@@ -201,7 +202,7 @@ def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp
     assert "compound_split_bleu" not in output
 
 
-def recipe_of(target: str, tokenize: str) -> dict[str, Any]:
+def recipe_of(target: str, tokenize: Any) -> dict[str, Any]:
     return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
 
 

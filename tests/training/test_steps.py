@@ -17,12 +17,13 @@ from tests.training.runs import (
     assert_same_tensors,
     finish,
     kill,
+    last_step,
     launched_by,
     make_arguments,
     start,
     weights,
 )
-from training.checkpoints import last_checkpoint, step_of
+from training.checkpoints import last_checkpoint
 from training.distributed import init_distributed
 from training.recipe import load_recipe
 from training.run_folder import prepare_folder
@@ -118,7 +119,7 @@ def test_killed_sharded_run_equals_an_unsharded_run_to_the_bit(tmp_path: Path) -
     while last_checkpoint(sharded) is None and process.poll() is None:
         time.sleep(0.02)
     kill(process)
-    assert step_of(last_checkpoint(sharded)) < 9
+    assert last_step(sharded) < 9
     finish(start(settings, sharded, **SHARDED))
     assert_same_checkpoints(unsharded, sharded)
     results = [json.loads((folder / "results.json").read_text()) for folder in (unsharded, sharded)]

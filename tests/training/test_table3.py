@@ -169,6 +169,7 @@ def test_full_disk_ends_the_table_and_begins_no_other_row(
 def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, rows = tmp_path / "table", "--rows=base,A-h1"
     first = run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
+    assert first is not None
     assert list(first["rows"]) == ["base", "A-h1"]
     for summary in first["rows"].values():
         values = torch.tensor([run["perplexity"] for run in summary["runs"].values()], dtype=torch.float64)

@@ -41,7 +41,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def recipe(folder: Path, **fields: Any) -> DataRecipe:
-    return DataRecipe(**{"path": str(folder), "validation": "validation.jsonl", "test": "test.jsonl"} | fields)
+    files: dict[str, Any] = {"path": str(folder), "validation": "validation.jsonl", "test": "test.jsonl"}
+    return DataRecipe(**files | fields)
 
 
 def test_json_lines_are_read_plain_and_compressed(folder: Path) -> None:
@@ -77,12 +78,12 @@ def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
     data = DataRecipe(kind="hub", path="own/set")
-    assert to_source_target(datasets.DatasetDict(train=split), data)["train"].to_dict() == {
+    assert to_source_target(datasets.DatasetDict({"train": split}), data)["train"].to_dict() == {
         "source": ["a"],
         "target": ["b"],
     }
     with pytest.raises(UserError, match=r"own/set, split train: .*sides (en, de|de, en), expected en and fr"):
-        to_source_target(datasets.DatasetDict(train=split), DataRecipe(kind="hub", path="own/set", target="fr"))
+        to_source_target(datasets.DatasetDict({"train": split}), DataRecipe(kind="hub", path="own/set", target="fr"))
 
 
 def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
@@ -302,7 +303,7 @@ def test_text_that_spells_a_special_token_stays_text(folder: Path, tokenizer: Va
 
 def test_added_language_tag_is_one_token_in_training(tokenizer: VaswaniTransformerTokenizer) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
-    tag, end = tokenizer.convert_tokens_to_ids("<2de>"), tokenizer.eos_token_id
+    (tag,), end = tokenizer.convert_tokens_to_ids(["<2de>"]), tokenizer.eos_token_id
     sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
     assert (sources[0][0], sources[0].count(tag)) == (tag, 1)
     assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]

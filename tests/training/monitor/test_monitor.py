@@ -18,7 +18,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
     TrainerCallback,
     TrainerControl,
@@ -27,9 +26,9 @@ from transformers import (
     set_seed,
 )
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, load_tokenizer
 from tests.training.monitor.fake_stopwatch import FakeStopwatch
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, finish, start
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, UNREAD, finish, start
 from training import train
 from training.callbacks import LossTieBreaker, TimeLimitCallback
 from training.checkpoints import mark_complete
@@ -53,7 +52,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -
     seen.stopwatch = FakeStopwatch()
     seen.peak = 1e-9
     args = TrainerState(), TrainerControl()
-    seen.on_train_begin(None, *args)
+    seen.on_train_begin(UNREAD, *args)
     batch = {
         "input_ids": torch.tensor([[5, 6, 2], [7, 2, 1]]),
         "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
@@ -65,7 +64,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -
             seen.stopwatch.now += 100 if phase in ("evaluation", "saving") else 2
         seen.count(batch)
         seen.add_loss(torch.tensor(12.0 * step), 0)
-        seen.on_save(None, *args)
+        seen.on_save(UNREAD, *args)
         assert seen.metrics(flops=4000.0 * step) == {
             "loss": pytest.approx(2.0 * step),
             "target_tokens_per_second": pytest.approx(0.6),
@@ -86,7 +85,7 @@ def batches_of_rank(rank: int, ranks: int, parts: int, pairs: list[dict[str, Any
 
 def trained_by_hand(recipe: Recipe, folder: Path, ranks: int, parts: int) -> Iterator[tuple[Any, ...]]:
     """Train without the Trainer; yield summed loss, target tokens, tokens, positions and FLOPs of each step."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     set_seed(recipe.seed)
     model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer)).train()
     optimizer = paper_adam(model.parameters())
@@ -280,10 +279,10 @@ def test_minutes_before_an_interruption_count() -> None:
     seen = TrainingMonitor(CPU, "fp32")
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
-    seen.on_train_begin(None, state, control)
-    TimeLimitCallback(2, seen).on_step_end(None, state, control)
+    seen.on_train_begin(UNREAD, state, control)
+    TimeLimitCallback(2, seen).on_step_end(UNREAD, state, control)
     assert not control.should_training_stop
-    TimeLimitCallback(0.98, seen).on_step_end(None, state, control)
+    TimeLimitCallback(0.98, seen).on_step_end(UNREAD, state, control)
     assert control.should_training_stop
     assert control.should_save
 
@@ -295,7 +294,8 @@ def test_minutes_before_an_interruption_count() -> None:
 def test_equal_bleu_at_a_lower_loss_is_better(bleu: float, loss: float, is_better: bool) -> None:
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
-    LossTieBreaker("bleu").on_evaluate(None, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    LossTieBreaker("bleu").on_evaluate(UNREAD, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    assert state.best_metric is not None
     assert (bleu > state.best_metric) == is_better
     assert state.best_metric == pytest.approx(0.0)
 

@@ -47,7 +47,7 @@ def test_card_of_a_parser_speaks_of_trees_and_says_what_f1_is_of(tmp_path: Path)
     assert "vaswani-parse" in text
     assert not re.search("translat|BLEU", text.partition("## Training")[0])
     assert metadata_errors(text) == []
-    assert ModelCard(text).data.language == ["en"]
+    assert ModelCard(text).data.get("language") == ["en"]
 
 
 def test_card_s_metadata_are_valid() -> None:

@@ -78,7 +78,7 @@ def test_commit_is_the_checkouts_and_says_whether_it_was_changed(
     assert commit() is None  # a repository that does not track the code
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
-    made = commit()
+    made: Any = commit()
     assert re.fullmatch("[0-9a-f]{40}", made["hash"])
     assert made["dirty"] is False
     (tmp_path / "notes").write_text("mine")

@@ -22,7 +22,9 @@ REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
 
 def dialogue(tokenize: str = "none") -> DialogueTask:
     recipe = dataclasses.replace(Recipe(), task="dialogue")
-    return make_task(to_dict(recipe) | {"score": {"tokenize": tokenize}})
+    task = make_task(to_dict(recipe) | {"score": {"tokenize": tokenize}})
+    assert isinstance(task, DialogueTask)
+    return task
 
 
 def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> None:
@@ -83,8 +85,8 @@ def test_card_of_a_dialogue_model_names_no_translation() -> None:
     curve = [{"step": 3, "loss": 1.0, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu_2": 3.0}]
     shown = {"name": "dialogue", "recipe": recipe, "curve": curve, "validation": scores}
     card = make_card(results | shown | {"test": results["test"] | scores}, "somebody/dialogue")
-    assert card.data.language is None
-    assert card.data.pipeline_tag == "text-generation"
+    assert card.data.get("language") is None
+    assert card.data.get("pipeline_tag") == "text-generation"
     assert "trained with\nvaswani-transformer to answer prompts with replies." in card.text
     assert "BLEU-2 3.00" in card.text
     assert metadata_errors(str(card)) == []

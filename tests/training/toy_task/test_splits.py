@@ -32,7 +32,7 @@ def test_splits_have_the_schema_of_a_translation_data_set(splits: DatasetDict) -
 
 
 def test_splits_repeat_no_sentence(splits: DatasetDict) -> None:
-    sentences_of = {split: english(splits, split) for split in splits}
+    sentences_of = {split: english(splits, str(split)) for split in splits}
     for texts in sentences_of.values():
         assert len(set(texts)) == len(texts)
     for first, second in itertools.combinations(sentences_of.values(), 2):
