@@ -6,10 +6,12 @@ Usage: python -m torch.distributed.run --nproc_per_node=2 tests/distributed_work
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from tests.helpers import random_batch, tiny_model
@@ -18,7 +20,7 @@ from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 
 def full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def distance(first: Tensor | None, second: Tensor | None) -> float:
@@ -53,12 +55,13 @@ def main(kind: str, folder: str) -> None:
         optimizer = paper_adam(parameters)
         paper_schedule(optimizer, d_model=32, warmup_steps=4)
         optimizer.step()
+    first: Any = split.model.encoder.layers[0]
     differences = {
         "logits": logits,
         "loss": distance(split_loss.detach(), loss.detach()),
         "gradient": gradient,
         "weights after a step": max(distance(weight, own[name]) for name, weight in split.named_parameters()),
-        "is_split": type(split.model.encoder.layers[0].self_attn.q_proj.weight).__name__,
+        "is_split": type(first.self_attn.q_proj.weight).__name__,
         "is_tied": split.lm_head.weight is split.model.shared.weight,
     }
     if dist.get_rank() == 0:

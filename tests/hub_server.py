@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 30
-    server: "HubServer"  # ty: ignore[incompatible-mutable-override] - the only server that makes one
+    server: "HubServer"  # ty: ignore[incompatible-mutable-override] - only HubServer makes a Handler
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -37,7 +37,7 @@ def adapted(**settings: Any) -> PeftModel:
 
 
 @torch.no_grad()
-def answers(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def answers(model: Any) -> tuple[Tensor, Tensor]:
     """Return the logits of the true targets, and the hypotheses of the paper's beam search."""
     _, tokenizer = model_of_pairs()
     batch = tokenizer(list(PAIRS), text_target=list(PAIRS.values()), padding=True, return_tensors="pt")

@@ -75,7 +75,7 @@ def step(
     outputs = forward(**batch)
     assert outputs.logits is None
     outputs.loss.backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    gradients = [cast(Tensor, parameter.grad).clone() for parameter in model.parameters()]
     optimizer.step()
     return [outputs.loss.detach(), *gradients, *(parameter.detach() for parameter in model.parameters())]
 

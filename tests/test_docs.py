@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from tests.command_parsers import PROGRAMS, commands_of
-from tests.helpers import ROOT, run_python
+from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from training.recipe import load_recipe
@@ -93,7 +93,7 @@ def output_with(page_outputs: PageOutputs, text: str) -> str:
 def translations(folder: Path, texts: list[str], **settings: object) -> list[str]:
     """Return the translations of the model in a folder by plain `generate()`."""
     model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     return tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
 

@@ -33,7 +33,7 @@ def test_message_can_leave_out_the_file() -> None:
 
 
 @pytest.mark.parametrize("error", [UserError, OutputError, KeyError])
-def test_command_ends_with_one_line_and_status_2(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_ends_with_one_line_and_status_2(error: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"), exit_on_user_error(KeyError):
         raise error("a: problem; fix.\nmore")
     output, errors = capsys.readouterr()

@@ -84,7 +84,8 @@ def relative_imports(path: Path) -> set[tuple[str, ...]]:
 def training_imports(path: Path) -> set[str]:
     """Return the modules of training/ that a file imports at any depth, without the folder's own name."""
     nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and not node.level]
-    return {node.module.removeprefix("training.") for node in nodes if (node.module or "").startswith("training.")}
+    modules = {node.module or "" for node in nodes}
+    return {module.removeprefix("training.") for module in modules if module.startswith("training.")}
 
 
 def imported_units(path: Path) -> set[str]:

@@ -143,6 +143,7 @@ def test_gradients_equal_torch() -> None:
         (ours.self_attn.o_proj.weight, theirs.self_attn.out_proj.weight),
         (ours.self_attn_add_norm.norm.weight, theirs.norm1.weight),
     ]:
+        assert other.grad is not None
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()))
 
 

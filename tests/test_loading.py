@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani_transformer
-from tests.helpers import TINY, random_batch, run_python, tiny_config, tiny_model
+from tests.helpers import TINY, load_tokenizer, random_batch, run_python, tiny_config, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -186,7 +186,7 @@ def test_no_pickle_is_read_or_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert torch.equal(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)(**batch).logits, model(**batch).logits)
-    assert AutoTokenizer.from_pretrained(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
+    assert load_tokenizer(tmp_path)("hello").input_ids == tokenizer("hello").input_ids
 
 
 def assert_auto_classes_know_the_package() -> None:

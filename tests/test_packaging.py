@@ -88,7 +88,9 @@ def test_docs_workflow_installs_what_the_docs_extra_names() -> None:
 
 def test_addresses_of_the_project_have_the_owner_of_pyproject() -> None:
     source = PROJECT["project"]["urls"]["Source"]
-    owner = re.fullmatch(r"https://github\.com/([\w-]+)/vaswani-transformer", source)[1]
+    address = re.fullmatch(r"https://github\.com/([\w-]+)/vaswani-transformer", source)
+    assert address is not None
+    owner = address[1]
     patterns = ("*.md", "*.toml", "*.yml", "*.cff", "docs/**/*.md", "docs/**/*.ipynb", ".github/**/*.*")
     texts = {path: path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern)}
     for path, text in texts.items():

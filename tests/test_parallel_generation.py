@@ -102,7 +102,7 @@ def test_nat_finds_the_best_length_of_all() -> None:
     model = tiny_nat(min_length_difference=-3, max_length_difference=4)
     source = random_tokens(4, 5)
     model.config.mask_token_id = MASK  # NAT has no such token, but the reference bans it
-    generated = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
+    generated: Any = model.generate(source, length_beam_size=8, return_dict_in_generate=True)
     for row in range(4):
         results = []
         for m in range(2, 10):
@@ -140,7 +140,8 @@ def test_several_targets_of_a_source_come_best_first(family: str) -> None:
 
 
 def test_suppressed_tokens_are_never_predicted() -> None:
-    model, source = tiny_nat(), random_tokens(4, 9)
+    model: Any = tiny_nat()
+    source = random_tokens(4, 9)
     plain = model.generate(source, length_beam_size=9)
     words = sorted(set(plain.flatten().tolist()) - BANNED)
     generated = model.generate(source, length_beam_size=9, suppress_tokens=words)
@@ -216,7 +217,7 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
     def count(name: str) -> Any:
         return lambda *_: calls.__setitem__(name, calls.get(name, 0) + 1)
 
-    layer = model.model.decoder.layers[0]
+    layer: Any = model.model.decoder.layers[0]
     for name, module in {
         "encoder": model.model.encoder,
         "decoder": model.model.decoder,

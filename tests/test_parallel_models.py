@@ -376,6 +376,7 @@ def test_length_token_leaves_the_words_their_positions() -> None:
     reference.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: hidden.__setitem__("ar", inputs[0]))
     states = model.encode(tokens, mask).last_hidden_state
     reference.model.encoder(input_ids=tokens, attention_mask=mask)
+    assert states is not None
     assert states.shape[1] == 7
     assert torch.equal(hidden["cmlm"][:, 1:], hidden["ar"])
 

@@ -147,7 +147,7 @@ def test_positional_weights_do_not_depend_on_the_words() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_diagonal_mask_leaves_a_single_token_its_own_key(implementation: str) -> None:
-    decoder = tiny_nat(attn_implementation=implementation).model.decoder
+    decoder: Any = tiny_nat(attn_implementation=implementation).model.decoder
     states = torch.randn(3, 4, 32)
     keys = decoder.self_attention_mask(states, canvas(torch.tensor([1, 2, 4])), None)
     mask = decoder.without_diagonal(keys, states)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import PAIRS, ROOT, model_of_pairs, run_python, tiny_model
+from tests.helpers import PAIRS, ROOT, load_tokenizer, model_of_pairs, run_python, tiny_model
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.published import PUBLISHED_FILES
@@ -60,7 +60,7 @@ def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path: Path)
     for component in model_of_pairs():
         component.with_remote_code().save_pretrained(tmp_path / "published")
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
-    AutoTokenizer.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
+    load_tokenizer(tmp_path / "published").save_pretrained(tmp_path / "again")
     assert names(tmp_path / "again") == PLAIN
     assert "auto_map" not in (tmp_path / "again" / "config.json").read_text()
     assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
@@ -183,7 +183,7 @@ print(json.dumps(results))
 
 def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]:
     """Return the expected ids, logits and translations of a pulled model."""
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
     return batch["input_ids"].tolist(), logits, model.generate(**batch).tolist()

@@ -316,7 +316,8 @@ def test_returned_cache_has_every_row_and_every_token(way: str) -> None:
     model, given = ending_model(1), EncoderDecoderCache(DynamicCache(), DynamicCache())
     given_back = model.generate(**call_arguments(way, return_dict_in_generate=True)).past_key_values
     model.generate(**call_arguments(way, past_key_values=given))
-    for cache in (given_back, given):
+    caches: list[Any] = [given_back, given]
+    for cache in caches:
         for part in (cache.self_attention_cache, cache.cross_attention_cache):
             assert {layer.keys.shape[0] for layer in part.layers} == {rows}
             assert {layer.values.shape[0] for layer in part.layers} == {rows}

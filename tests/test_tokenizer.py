@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBackend
 
-from tests.helpers import run_python
+from tests.helpers import load_tokenizer, run_python
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.tokenizer import text_encoder
 
@@ -71,7 +71,7 @@ def test_text_encoder_ends_every_text_exactly_once(name: str, text: str) -> None
 @given(words)
 def test_word_pieces_decode_known_words(text: str) -> None:
     decoded = WORD_PIECE.decode(WORD_PIECE(text).input_ids, skip_special_tokens=True)
-    assert decoded.replace(" ", "") == text.replace(" ", "")
+    assert str(decoded).replace(" ", "") == text.replace(" ", "")
     assert 3 not in WORD_PIECE(text).input_ids
 
 
@@ -317,7 +317,7 @@ def test_any_tokenizer_json_loads_completely(make: Callable[..., Any], is_config
             "eos_token": "</s>" if make is byte_fallback else "<end>",
         }
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        loaded = load_tokenizer(tmp_path)
         assert loaded.eos_token == settings["eos_token"]
     else:
         loaded = VaswaniTransformerTokenizer.from_pretrained(tmp_path)

@@ -177,7 +177,8 @@ def test_window_as_wide_as_the_texts_changes_nothing(implementation: str) -> Non
 def test_cache_of_r_keys_gives_the_logits_of_the_whole_target(implementation: str, chunks: list[int]) -> None:
     model, source, target = MODELS[implementation], random_tokens(2, 5), random_tokens(2, 9)
     complete = model(input_ids=source, decoder_input_ids=target).logits
-    encoded, cache, steps = model.get_encoder()(source), None, []
+    encoded, steps = model.get_encoder()(source), []
+    cache: Any = None
     for chunk in target.split(chunks, dim=1):
         step = model(encoder_outputs=encoded, decoder_input_ids=chunk, past_key_values=cache, use_cache=True)
         cache = step.past_key_values
@@ -293,7 +294,7 @@ def test_flex_attention_equals_eager_and_leaves_blocks_out() -> None:
     }
     expected, logits = eager(**batch).logits, flex(**batch).logits
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
-    block_mask = Window(flex.config, torch.empty(2, 600, 32)).mask(mask)
+    block_mask: Any = Window(flex.config, torch.empty(2, 600, 32)).mask(mask)
     assert block_mask.sparsity() > 40  # of 5 x 5 blocks the diagonal and its neighbors, 13, are computed
 
 

@@ -44,7 +44,7 @@ def calls(
 ) -> list[Callable[[], Tensor]]:
     """Return the search of the other checkout and of this one, over the same weights."""
     torch.manual_seed(0)
-    ours = make_model("ours", shape).eval()
+    ours: Any = make_model("ours", shape).eval()
     config = importlib.import_module(f"{BEFORE}.config").VaswaniTransformerConfig(**ours.config.to_diff_dict())
     other = before[0].VaswaniTransformerForConditionalGeneration(config).eval()
     other.load_state_dict(ours.state_dict())

@@ -61,7 +61,7 @@ def make_attention(d: int, implementation: str, reach: int | None, device: torch
         d_model=d,
         num_heads=max(1, d // HEAD_DIM),
         attention_window=reach,
-        attn_implementation=implementation,  # ty: ignore[unknown-argument] - of every configuration
+        attn_implementation=implementation,  # ty: ignore[unknown-argument] - every configuration takes it
     )
     attention = SelfAttention(config, layer_idx=0).eval().to(device)
 

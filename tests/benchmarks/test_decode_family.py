@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from tests.benchmarks.decode_family import main
-from tests.helpers import PAIRS, Run, tiny_model
+from tests.helpers import PAIRS, Run, load_tokenizer, tiny_model
 from tests.parallel_models import FAMILY
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -79,7 +79,7 @@ def test_table_has_a_row_for_each_search(run: Run, tmp_path: Path) -> None:
 def test_quality_is_that_of_the_models_own_translations(run: Run, folder: Path, tmp_path: Path) -> None:
     run(["cmlm"], "--threads=1", "--iterations=3", "--lengths=2", f"--output={tmp_path / 'found'}")
     (arm,) = json.loads((tmp_path / "found.json").read_text())["arms"]
-    model, tokenizer = (part.from_pretrained(folder / "cmlm") for part in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder / "cmlm"), load_tokenizer(folder / "cmlm")
     texts: Any = [
         tokenizer.decode(
             model.generate(**tokenizer([source], return_tensors="pt"), num_iterations=3, length_beam_size=2)[0],

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from tests.builders import uneven_model
-from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
+from tests.helpers import PAIRS, load_tokenizer, model_of_pairs, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -283,7 +282,7 @@ def test_vocabulary_has_the_tokenizers_strings_and_names_for_entries_without_one
     assert saved["unk_token"] == "<pad>"
     assert saved["add_source_eos"] is False
     text = "naïve\n</s> <s>"
-    assert AutoTokenizer.from_pretrained(folder)(text).input_ids == tokenizer(text).input_ids
+    assert load_tokenizer(folder)(text).input_ids == tokenizer(text).input_ids
 
 
 def test_vocabulary_of_word_pieces_names_its_unknown_token(tmp_path: Path) -> None:

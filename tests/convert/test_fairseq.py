@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
 )
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
+from tests.helpers import load_tokenizer
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
@@ -313,7 +313,7 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.C
         file.writelines(f"madeupword{number:04} 0\n" for number in range(1, 21))
     main(call)
     assert "Largest difference on random sentences: " in capsys.readouterr().out
-    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForSeq2SeqLM.from_pretrained(out)
+    tokenizer, model = load_tokenizer(out), AutoModelForSeq2SeqLM.from_pretrained(out)
     generated = model.generate(**tokenizer(["low lowest"], return_tensors="pt"), max_new_tokens=4)
     assert generated[0, 0] == END
     assert {file.suffix for file in out.iterdir()} == {".json", ".safetensors"}

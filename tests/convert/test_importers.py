@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     FSMTConfig,
     FSMTForConditionalGeneration,
     FSMTTokenizer,
@@ -22,7 +21,7 @@ from transformers import (
 )
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
-from tests.helpers import FLOAT32
+from tests.helpers import FLOAT32, load_tokenizer
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
 from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
@@ -75,7 +74,8 @@ def test_marian_model_computes_the_same(activation: str, scale: bool, tmp_path: 
 
 def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path: Path) -> None:
     marian().save_pretrained(tmp_path)
-    table = from_marian(str(tmp_path), with_tokenizer=False).model.model.decoder.input_embedding.positions.table.weight
+    decoder: Any = from_marian(str(tmp_path), with_tokenizer=False).model.model.decoder
+    table = decoder.input_embedding.positions.table.weight
     for position in (0, 1, 31):
         angles = [position / 10000 ** (2 * pair / D) for pair in range(D // 2)]
         expected = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)])
@@ -88,7 +88,8 @@ def test_marian_bias_of_the_logits_is_folded_into_the_projection(seed: int, tmp_
     torch.manual_seed(seed)
     original = marian()
     original.final_logits_bias.normal_(std=3)
-    original.model.decoder.layers[-1].final_layer_norm.weight.data.uniform_(0.05, 2).mul_(1 - 2 * (seed == 2))
+    norm: Any = original.model.decoder.layers[-1].final_layer_norm
+    norm.weight.data.uniform_(0.05, 2).mul_(1 - 2 * (seed == 2))
     original.save_pretrained(tmp_path)
     imported = from_marian(str(tmp_path), with_tokenizer=False)
     assert not imported.model.config.tie_word_embeddings
@@ -178,7 +179,7 @@ def test_command_imports_a_marian_model_with_its_tokenizer(
     out = tmp_path / "out"
     main(["marian", str(marian_folder), str(out)])
     assert "with a MarianTokenizer\nLargest difference on random sentences: " in capsys.readouterr().out
-    tokenizer, reference = AutoTokenizer.from_pretrained(out), MarianTokenizer.from_pretrained(marian_folder)
+    tokenizer, reference = load_tokenizer(out), MarianTokenizer.from_pretrained(marian_folder)
     texts = ["the cat is good", "el morning"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert torch.equal(batch["input_ids"], reference(texts, padding=True, return_tensors="pt")["input_ids"])
@@ -199,7 +200,7 @@ def test_imported_marian_model_converts_to_ctranslate2(
     main(["ctranslate2", str(tmp_path / "ours"), str(tmp_path / "engine")])
     model, tokenizer = (
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"),
-        AutoTokenizer.from_pretrained(tmp_path / "ours"),
+        load_tokenizer(tmp_path / "ours"),
     )
     texts = ["the cat is good", "el morning"]
     generated = model.generate(
@@ -220,7 +221,7 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytes
     fsmt(src_vocab_size=8, tgt_vocab_size=8).save_pretrained(tmp_path / "fsmt")
     main(["fsmt", str(tmp_path / "fsmt"), str(tmp_path / "out")])
     assert "with a FSMTTokenizer" in capsys.readouterr().out
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
+    assert load_tokenizer(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
 
 
 def test_command_ends_with_one_line_for_a_model_of_another_type(

@@ -117,7 +117,7 @@ def test_packed_layer_is_as_close_to_the_plain_one_as_its_dtype_allows(
     """
     linear = nn.Linear(48, 24, bias=bias).requires_grad_(False)
     hidden_states = torch.randn(*rows, 48)
-    layer = EVERY_LAYER[dtype](linear)
+    layer: Any = EVERY_LAYER[dtype](linear)
     packed, true = layer(hidden_states), linear(hidden_states)
     if hidden_states.dim() == 2:
         assert torch.equal(layer.raw_forward()(hidden_states), packed)

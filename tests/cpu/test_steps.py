@@ -58,7 +58,8 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> No
     with torch.no_grad():
         absorbed = CachedCrossAttention(attention).over(key_values, None, 3)(states) - states
     layers = attention(states[:, None], memory)[0][:, 0]
-    plain = model.model.decoder.layers[1].cross_attn(states[:, None], memory)[0][:, 0].detach()
+    original: Any = model.model.decoder.layers[1].cross_attn
+    plain = original(states[:, None], memory)[0][:, 0].detach()
     assert (absorbed - plain).norm() < 1.1 * (layers - plain).norm()
     torch.testing.assert_close(absorbed, layers, rtol=0.0, atol=float(plain.abs().max()) / 20)
 

@@ -324,7 +324,7 @@ def test_masks_show_which_query_attends_to_which_key() -> None:
     figure = draw_masks({"decoder": (causal, target, target), "cross": (padding, target, source)})
     assert_legible(figure)
     for axes, mask in zip(figure.axes, (causal.numpy(), padding), strict=True):
-        assert np.array_equal(axes.images[0].get_array().astype(bool), mask)
+        assert np.array_equal(np.asarray(axes.images[0].get_array()).astype(bool), mask)
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == source
 
 

@@ -41,7 +41,7 @@ def test_first_layer_weights_are_equation_1() -> None:
     model, tokenizer = model_of_pairs()
     ids = torch.tensor(tokenizer("this is a book").input_ids)
     states = model.model.shared.weight[ids] * model.config.d_model**0.5 + sinusoids(torch.arange(len(ids)), 64)
-    attention = model.model.encoder.layers[0].self_attn
+    attention: Any = model.model.encoder.layers[0].self_attn
     for head in range(4):
         rows = slice(16 * head, 16 * (head + 1))
         query, key = states @ attention.q_proj.weight[rows].T, states @ attention.k_proj.weight[rows].T

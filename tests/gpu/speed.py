@@ -263,7 +263,7 @@ def loss_part(setting: Setting) -> Iterator[Row]:
     cases = [(chunk, "taken out", select) for chunk in (512, 1024, 2048, 4096, 8192)] + [(usual, "masked", mask)]
     try:
         for chunk, padding, call in cases:
-            loss_module.ACCELERATOR_CHUNK = chunk  # ty: ignore[invalid-assignment] - of the type of its value
+            loss_module.ACCELERATOR_CHUNK = chunk  # ty: ignore[invalid-assignment] - ty takes it for a constant
             reset_peak(setting)
             seconds = seconds_of(setting, call, timed_steps(setting))
             yield {"chunk": chunk, "padding": padding, "ms": 1000 * seconds, "peak GiB": peak_gib(setting)}

@@ -166,7 +166,7 @@ def test_parallel_decoding_waits_as_often_as_listed(name: str) -> None:
         settings = {"num_iterations": passes} if each else {}
         expected = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings)
         with pretended_device() as device:
-            moved = move(copy.deepcopy(model))
+            moved: Any = move(copy.deepcopy(model))
             inputs: dict[str, Any] = {key: batch[key].to(device) for key in ("input_ids", "attention_mask")}
             with SynchronizationCounter() as counter:
                 tokens = moved.generate(**inputs, **settings)

@@ -94,14 +94,15 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            self.optimizer = paper_adam((self.model if model is None else model).parameters())
+            trained: Any = self.model if model is None else model
+            self.optimizer = paper_adam(trained.parameters())
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
             chosen: Any = optimizer or self.optimizer
-            config: Any = self.model.config
-            self.lr_scheduler = paper_schedule(chosen, config.d_model, warmup_steps=100)
+            trained: Any = self.model
+            self.lr_scheduler = paper_schedule(chosen, trained.config.d_model, warmup_steps=100)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

@@ -36,7 +36,7 @@ def main(catalog: str, device: str) -> None:
     for line in sys.stdin:
         torch.manual_seed(0)
         torch.compiler.reset()
-        torch._dynamo.config.recompile_limit = GRAPHS  # ty: ignore[invalid-assignment] - of the type of its value
+        torch._dynamo.config.recompile_limit = GRAPHS  # ty: ignore[invalid-assignment] - ty takes it for a constant
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(torch.device(device), device == "cpu", Path(folder))
             status, reason = perform(parts[line.strip()], setting, lambda row: send({"row": row}))

@@ -177,6 +177,6 @@ def test_drawing_has_a_line_a_node() -> None:
 
 def test_figure_shows_every_label_tag_and_word_once() -> None:
     texts = sorted(text.get_text() for text in draw_tree(TREES[1]).axes[0].texts)
-    labels = [node.label for event, node in TREES[1].events() if event == "open"]
+    labels = [node.label for event, node in TREES[1].events() if event == "open" and isinstance(node, Tree)]
     leaves = TREES[1].leaves
     assert texts == sorted([*labels, *(leaf.tag for leaf in leaves), *(leaf.word for leaf in leaves)])

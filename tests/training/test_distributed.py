@@ -175,7 +175,9 @@ def test_precision_of_the_recipe_wins_over_that_of_the_launch(
     trainer.model.model.encoder.register_forward_hook(record_precision)
     trainer.train()
     assert precisions == {torch.bfloat16 if recipe == "bf16" else torch.float32}
-    assert trainer.accelerator.state.dynamo_plugin.backend.value == "NO"
+    plugin = trainer.accelerator.state.dynamo_plugin
+    assert plugin is not None
+    assert plugin.backend.value == "NO"
     assert "ACCELERATE_DYNAMO_BACKEND of the launch is ignored; the recipe sets it." in caplog.text
     assert ("ACCELERATE_MIXED_PRECISION of the launch is ignored" in caplog.text) == (launched != "no")
 

@@ -84,6 +84,7 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(
     with pytest.raises(UserError) as stop:
         run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
     match = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
+    assert match is not None
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
     assert json.loads(lines[int(match[1].split(",")[0]) - 1])["translation"]["en"]
     texts = [json.loads(lines[int(number) - 1])["translation"]["en"] for number in match[1].split(",")]

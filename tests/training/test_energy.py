@@ -102,6 +102,7 @@ def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator: str) -
     Energy(teacher, operator, operator)(logits, is_real, tokens, mask).sum().backward()
     assert not teacher.training
     assert all(weight.grad is None for weight in teacher.parameters())
+    assert logits.grad is not None
     reached = logits.grad.abs().sum(-1) > 0
     ends = is_real.cumsum(1) == is_real.sum(1, keepdim=True)
     assert torch.equal(reached, is_real & ~ends)  # the teacher's `</s>` counts after any last word

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+from transformers import AutoModelForSeq2SeqLM, set_seed
 
 from tests.helpers import load_tokenizer, tiny_model
 from tests.training import gradients
@@ -111,7 +111,7 @@ def test_validation_loss_is_that_of_a_pass_that_sees_no_word(
 ) -> None:
     """The oracle, without the Trainer, is each pair by itself, in evaluation mode, with the length of the reference."""
     folder = finished(kind)
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), load_tokenizer(folder)
     total, tokens = 0.0, 0
     for text in LANGUAGE:
         batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, load_tokenizer
 from tests.training.runs import (
     LANGUAGE,
     TWO_PROCESSES,
@@ -31,7 +31,7 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments: list[str]
     results = run(recipe)
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     assert isinstance(model, VaswaniTransformerForConditionalGeneration)
     assert isinstance(tokenizer, VaswaniTransformerTokenizer)
     assert len(tokenizer) == model.config.vocab_size
@@ -63,7 +63,7 @@ def test_validation_loss_is_a_mean_over_target_tokens(arguments: list[str], tmp_
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     total, tokens = 0.0, 0
     for text in LANGUAGE:
         batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
@@ -189,7 +189,7 @@ def test_run_with_another_setting_leaves_a_model_that_decodes(arguments: list[st
     folder = tmp_path / "run"
     results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3", more]))
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     start = model.config.decoder_start_token_id or tokenizer.bos_token_id
     assert model.generate(**tokenizer("one tree", return_tensors="pt"))[0, 0] == start
     assert ("test" in results) == (more != "--data.test=null")
@@ -201,7 +201,7 @@ def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[st
     tokenizer.save_pretrained(tmp_path / "own")
     more = [f"--output_dir={tmp_path / 'run'}", "--training.steps=3", f"--tokenizer.path={tmp_path / 'own'}"]
     run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
+    assert load_tokenizer(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "own")
     more[0] = f"--output_dir={tmp_path / 'other'}"

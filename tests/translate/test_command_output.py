@@ -10,9 +10,9 @@ from pathlib import Path
 from signal import Signals
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
-from tests.helpers import Run
+from tests.helpers import Run, load_tokenizer
 from tests.translate.commands import SOURCES, TARGETS, lines, start
 from vaswani_transformer.translate import command, loading
 from vaswani_transformer.translate.translator import Translation
@@ -100,7 +100,7 @@ def test_unfinished_output_of_another_model_is_an_error(
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
     model.save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    load_tokenizer(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
     assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
@@ -165,7 +165,7 @@ def test_finished_output_of_another_model_is_an_error(
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.model.shared.weight.data[0] += 1
     model.save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "model")
+    load_tokenizer(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert (status, path.read_text()) == (2, lines(TARGETS))
     assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")

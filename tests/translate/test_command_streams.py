@@ -60,6 +60,8 @@ def test_closed_pipe_ends_the_command_quietly(folder: str, tmp_path: Path) -> No
     (tmp_path / "source").write_text(lines(SOURCES * 50))
     arguments = ("--window=1", "--input", tmp_path / "source")
     process = start(folder, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
     assert process.stdout.readline().decode() == lines(TARGETS[:1])
     process.stdout.close()
     assert process.stderr.read() == b""
@@ -82,6 +84,8 @@ def test_full_output_device_ends_the_command_with_one_line(folder: str, argument
 @pytest.mark.slow
 def test_endless_input_is_translated_as_it_arrives(folder: str) -> None:
     process = start(folder, "--window=2", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
     for pair in (0, 1), (2, 3):
         process.stdin.write(lines(SOURCES[index] for index in pair).encode())
         process.stdin.flush()

@@ -303,7 +303,7 @@ def test_text_that_spells_a_special_token_stays_text(folder: Path, tokenizer: Va
 
 def test_added_language_tag_is_one_token_in_training(tokenizer: VaswaniTransformerTokenizer) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
-    (tag,), end = tokenizer.convert_tokens_to_ids(["<2de>"]), tokenizer.eos_token_id
+    tag, end = tokenizer.get_vocab()["<2de>"], tokenizer.eos_token_id
     sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
     assert (sources[0][0], sources[0].count(tag)) == (tag, 1)
     assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]

@@ -100,7 +100,7 @@ def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant: st
         data=DataRecipe(path="multi30k", distilled="runs/distilled"),
         training=TrainingRecipe(encoder_from="runs/teacher", **training),
     )
-    results = results_of() | {"recipe": to_dict(recipe)}
+    results: dict[str, Any] = results_of() | {"recipe": to_dict(recipe)}
     for entry in results["curve"]:
         entry.pop("eval_perplexity", None)
     card = make_card(results, REPOSITORY)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -127,7 +128,8 @@ def translate(english: str, tries: int = 200_000) -> str:
     """Return the grammar's Spanish for an English sentence, by drawing until that sentence appears."""
     sampler = SteeredSampler(english)
     for _ in range(tries):
-        sentence = sampler.choice(PATTERNS)(sampler, sampler.choice(TENSES))
+        pattern: Any = sampler.choice(PATTERNS)
+        sentence = pattern(sampler, sampler.choice(TENSES))
         if sentence.en == english:
             return sentence.es
     raise AssertionError(f"the grammar does not make {english!r}")
