@@ -23,7 +23,7 @@ SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_lay
 GRAMMAR = DataRecipe(kind="grammar", target="es")
 
 
-def run_table(arguments: list[str], folder: Path, *more: str) -> None:
+def run_table(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
     main([arguments[0], *arguments[1:], *SMALL, f"--output_dir={folder}", *more])
     return json.loads((folder / "table3.json").read_text())
 
@@ -169,7 +169,6 @@ def test_full_disk_ends_the_table_and_begins_no_other_row(
 def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, rows = tmp_path / "table", "--rows=base,A-h1"
     first = run_table(arguments, folder, rows, "--seeds=1,2", "--training.checkpoint_steps=2")
-    assert first is not None
     assert list(first["rows"]) == ["base", "A-h1"]
     for summary in first["rows"].values():
         values = torch.tensor([run["perplexity"] for run in summary["runs"].values()], dtype=torch.float64)
