@@ -75,6 +75,14 @@ def test_word_pieces_decode_known_words(text: str) -> None:
     assert 3 not in WORD_PIECE(text).input_ids
 
 
+@pytest.mark.parametrize(
+    "text", ["¿no es este el libro?", "¡buenos días!", "el gato (negro) lee [un libro].", "isn't it a cat's?"]
+)
+def test_word_pieces_decode_marks_beside_their_words(text: str) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*TEXTS, text], 140, algorithm="wordpiece")
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+
+
 @given(source=words, target=words)
 def test_text_target_gives_labels(source: str, target: str) -> None:
     batch = BPE(source, text_target=target)

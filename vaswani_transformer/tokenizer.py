@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
 MAX_ALPHABET = 1000
+# How decoded word pieces join; an apostrophe is far more often within a word than a quotation mark.
+JOINS = {"¿ ": "¿", "¡ ": "¡", "( ": "(", "[ ": "[", "{ ": "{", " )": ")", " ]": "]", " }": "}", " ' ": "'"}
 LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 """Settings that say where a tokenizer was loaded from; they are not saved."""
 
@@ -48,7 +50,8 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
 def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    joins = (decoders.Replace(apart, joined) for apart, joined in JOINS.items())
+    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(), decoders.Fuse(), *joins])
     return tokenizer
 
 
