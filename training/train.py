@@ -116,6 +116,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         greater_is_better=selection_metric(to_dict(recipe)).greater_is_better,
         per_device_eval_batch_size=training.evaluation_batch_size,
         report_to=["tensorboard"],
+        disable_tqdm=False,  # else TRANSFORMERS_VERBOSITY=error would replace the progress lines
         seed=recipe.seed,
         remove_unused_columns=False,
     )

@@ -161,10 +161,13 @@ def test_tensorboard_holds_every_metric_of_the_log(arguments: list[str], tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    ("launcher", "verbosity"), [((), "error"), (TWO_PROCESSES, "warning")], ids=["one process", "two processes"]
+)
 def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(
-    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...], verbosity: str
 ) -> None:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", verbosity)
     process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
