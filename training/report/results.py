@@ -59,7 +59,8 @@ def commit() -> dict[str, str | bool] | None:
 def versions() -> dict[str, str]:
     """Return the versions of Python, this package and the libraries that a run computes with."""
     own_versions = {"python": platform.python_version(), "vaswani_transformer": vaswani_transformer.__version__}
-    return own_versions | {name: version(name) for name in LIBRARIES}
+    build = str(torch.__version__)  # "2.13.0+cpu": its metadata may leave the build out
+    return own_versions | {name: version(name) for name in LIBRARIES} | {"torch": build}
 
 
 def cpu_name() -> str:
