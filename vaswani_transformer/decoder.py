@@ -6,7 +6,7 @@ B batch, S source, T target, k target rows of one source row.
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import merge_with_config_defaults
@@ -17,7 +17,7 @@ from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerDecoderLayer
 from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
-from .window import Window, window_cache
+from .window import Window, empty_cache
 
 
 def check_rows(rows: int, sources: int) -> None:
@@ -93,7 +93,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(window_cache(self.config, attention_mask), DynamicCache())
+            past_key_values = empty_cache(self.config, attention_mask)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
         mask = self.self_attention_mask(inputs_embeds, attention_mask, past_key_values)
         source_mask = self.source_mask(inputs_embeds, encoder_hidden_states, encoder_attention_mask)

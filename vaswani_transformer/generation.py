@@ -25,6 +25,7 @@ from .config import VaswaniTransformerConfig
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
 from .pretrained import KNOWN_VERSIONS
 from .search import Decoder, beam_search, greedy_search
+from .window import empty_cache
 
 SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")
@@ -62,6 +63,8 @@ class ModelDecoder:
     def __init__(
         self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
     ) -> None:
+        if inputs.get("use_cache") and inputs.get("past_key_values") is None:
+            inputs = inputs | {"past_key_values": empty_cache(model.config, inputs.get("decoder_attention_mask"))}
         self.model, self.inputs, self.beams_per_source, self.synced = model, inputs, beams_per_source, synced
         self.records: list[Any] | None = [] if records else None
         self.last_inputs: dict[str, Any] = {}  # empty before the first step
@@ -146,7 +149,7 @@ class ModelDecoder:
 
 
 def has_new_cache(inputs: dict[str, Any], config: GenerationConfig) -> bool:
-    """Return whether the cache is the empty one that `generate()` makes by default, so that `forward` can make it."""
+    """Return whether the cache is the empty one that `generate()` makes by default; the search has its own."""
     cache = inputs.get("past_key_values")
     if config.caller_has_cache or not isinstance(cache, EncoderDecoderCache):
         return cache is None
@@ -162,7 +165,7 @@ def with_sources(inputs: dict[str, Any], select: Callable[[Tensor], Tensor]) -> 
 
 
 def share_sources(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return inputs of `forward` with one row a source for its `rows` beams; `forward` makes a cache for them."""
+    """Return inputs of `forward` with one row a source for its `rows` beams, and without a cache."""
     return with_sources(inputs, lambda values: values[::rows]) | {"past_key_values": None}
 
 
@@ -294,9 +297,11 @@ class PaperBeamSearch(GenerationMixin):
         is_special = config.is_assistant or config.prefill_chunk_size is not None
         shares_source = has_new_cache(model_kwargs, config) and not is_special
         if not shares_source or config.return_dict_in_generate or streamer is not None or synced_gpus:
-            inputs = model_kwargs | {"past_key_values": None} if shares_source else model_kwargs
+            if shares_source and model_kwargs.get("past_key_values") is not None:
+                cache = empty_cache(self.config, model_kwargs.get("decoder_attention_mask"))
+                model_kwargs = model_kwargs | {"past_key_values": cache}
             given = (input_ids, logits_processor, stopping_criteria, config)
-            return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **inputs)
+            return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
         return greedy_search(self.make_decoder(share_sources(model_kwargs, rows), rows), input_ids, settings)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .config import VaswaniTransformerConfig
@@ -21,16 +21,16 @@ MIN_BLOCK = 32
 """The fewest queries of a block: smaller products are slow."""
 
 
-def window_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> DynamicCache:
-    """Return an empty cache of self-attention, which keeps the r newest keys of a layer.
+def empty_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> EncoderDecoderCache:
+    """Return an empty cache of a decoder, which keeps the r newest keys of a layer's self-attention.
 
-    It keeps all keys if there is an `attention_mask`: some of the r newest may be padding.
+    It keeps all keys if there is an `attention_mask` of targets: some of the r newest may be padding.
     """
-    if config.attention_window is None or attention_mask is not None:
-        return DynamicCache()
-    sliding = config.get_text_config(decoder=True)  # a copy
-    sliding.sliding_window = config.attention_window + 1  # Transformers counts the token itself
-    return DynamicCache(config=sliding)
+    target_config = config
+    if config.attention_window is not None and attention_mask is None:
+        target_config = config.get_text_config(decoder=True)  # a copy
+        target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
+    return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
 
 
 def side_by_side(attention_mask: Tensor) -> bool:
@@ -228,4 +228,4 @@ def attend_in_blocks(
     return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
 
 
-__all__ = ["MIN_BLOCK", "Window", "attend_in_blocks", "window_cache"]
+__all__ = ["MIN_BLOCK", "Window", "attend_in_blocks", "empty_cache"]
