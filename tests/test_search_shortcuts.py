@@ -285,6 +285,14 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way: str
         assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
 
 
+@pytest.mark.parametrize("way", ["greedy", "beam"])
+@pytest.mark.parametrize("ends", [torch.tensor(END), torch.tensor([END])], ids=["number", "list"])
+def test_end_token_may_be_a_tensor(way: str, ends: Tensor) -> None:
+    model = ending_model(0)
+    expected = model.generate(**call_arguments(way, eos_token_id=END))
+    assert torch.equal(model.generate(**call_arguments(way, eos_token_id=ends)), expected)
+
+
 def test_greedy_search_without_an_end_token_drops_no_row() -> None:
     """Transformers' loop then continues after a row's limit, and writes no padding."""
     model = ending_model(0)

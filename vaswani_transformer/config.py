@@ -14,8 +14,9 @@ TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_toke
 """The special tokens, which a configuration and its GenerationConfig both name."""
 
 
-def as_token_ids(value: int | list[int] | None) -> list[int]:
-    """Return a setting of no, one or several tokens, such as `eos_token_id`, as a list."""
+def as_token_ids(value: Any) -> list[int]:
+    """Return a setting of no, one or several tokens, such as `eos_token_id`, as a list; it may be a tensor."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
@@ -175,7 +176,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @property
     def end_token_id(self) -> int | None:
-        """Return the id of the token that ends a target, the first one of several; None if there is none."""
+        """Return the id of the token that ends a target, the first one of several, or None."""
         return next(iter(as_token_ids(self.eos_token_id)), None)
 
     def token_id(self, name: str) -> int:
