@@ -284,6 +284,16 @@ def test_loss_and_gradients_are_the_same_with_and_without_logits(is_training: bo
         torch.testing.assert_close(mine, other, **FLOAT32)
 
 
+def test_output_projection_with_a_bias_learns_it() -> None:
+    model = tiny_model(dropout=0.0).train()
+    model.set_output_embeddings(nn.Linear(32, 99))
+    loss = model(**(batch := labeled_batch())).loss
+    (gradient,) = torch.autograd.grad(loss, model.lm_head.bias)
+    expected = model(**batch, skip_logits=False).loss
+    torch.testing.assert_close(loss, expected, **FLOAT32)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, model.lm_head.bias)[0], **FLOAT32)
+
+
 def test_gradients_flow_through_the_logits_in_evaluation() -> None:
     outputs = tiny_model()(**(batch := labeled_batch()))
     (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)

@@ -202,7 +202,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         smoothing = self.config.label_smoothing if self.training else 0.0
         if logits is not None and keeps_all:
             return cross_entropy(logits, labels, smoothing, num_items_in_batch), logits
-        if not is_unwrapped_linear(self.lm_head):
+        if not is_unwrapped_linear(self.lm_head) or self.lm_head.bias is not None:
             return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
         loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
         return loss, logits

@@ -84,6 +84,14 @@ def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], t
     assert_same_probabilities(model, tmp_path / "converted")
 
 
+def test_converted_output_projection_keeps_its_bias(tmp_path: Path) -> None:
+    model = uneven_model()
+    model.set_output_embeddings(nn.Linear(model.config.d_model, model.config.vocab_size))
+    nn.init.normal_(model.lm_head.bias)
+    to_ctranslate2(model, None, tmp_path / "converted")
+    assert_same_probabilities(model, tmp_path / "converted")
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_converted_activation_is_the_same(name: str, tmp_path: Path) -> None:
     """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""

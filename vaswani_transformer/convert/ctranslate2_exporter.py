@@ -189,7 +189,7 @@ def specification(model: VaswaniTransformerForConditionalGeneration, positions: 
     spec = specs.TransformerSpec(encoder, decoder)
     set_stack(encoder, model.model.encoder, positions)
     set_stack(decoder, model.model.decoder, positions)
-    decoder.projection.weight = to_cpu_float32(model.lm_head.weight)
+    set_linear(decoder.projection, model.lm_head)
     return spec
 
 
