@@ -21,7 +21,7 @@ from .lengths import LengthToken, canvas, real_tokens
 from .masking import draw_masks
 from .parallel import ParallelDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, loss_weight
+from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
 from .pretrained import check_single_input
 
 logger = logging.get_logger(__name__)
@@ -195,10 +195,11 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             rows.
 
         Raises:
-            ValueError: the stacks' errors; plain labels with a token after padding.
+            ValueError: the stacks' errors; plain labels with a token after padding; a count without labels.
         """
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
+        check_labels(labels, num_items_in_batch)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
         lengths, mask = self.target_mask(

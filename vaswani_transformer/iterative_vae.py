@@ -26,7 +26,7 @@ from .loss import reduce_loss
 from .nat import PositionalHead, VaswaniNatConfig
 from .parallel import PositionalDecoder
 from .parallel_generation import ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelLMOutput
+from .parallel_head import EncodedSource, ParallelLMOutput, check_labels
 
 
 @strict
@@ -182,8 +182,9 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
             nats. `logits` (k B, T, V), and on request the hidden states and attentions of both stacks.
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding.
+            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
         """
+        check_labels(labels, num_items_in_batch)
         kwargs.pop("decoder_input_ids", None)
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)

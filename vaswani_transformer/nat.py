@@ -20,7 +20,7 @@ from .lengths import LengthDifference, canvas, choose_positions, real_tokens, so
 from .loss import chunk_size
 from .parallel import PositionalDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, loss_weight
+from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
 
 
 @strict
@@ -182,8 +182,9 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
             stacks.
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding.
+            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
         """
+        check_labels(labels, num_items_in_batch)
         kwargs.pop("decoder_input_ids", None)
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)

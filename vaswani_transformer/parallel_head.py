@@ -30,6 +30,15 @@ def loss_weight(value: float | int) -> None:
         raise ValueError(f"{value} is negative or not finite; give a number of at least 0, for example 1.0.")
 
 
+def check_labels(labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> None:
+    """Raise ValueError for a count of labels without labels: a Trainer kept them, to compute its own loss of logits."""
+    if labels is None and num_items_in_batch is not None:
+        raise ValueError(
+            "labels: got none with num_items_in_batch, and a loss of the logits alone trains no length. Set the "
+            "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
+        )
+
+
 @dataclass
 class EncodedSource:
     """An encoded source, as the parallel heads read it.
@@ -203,4 +212,4 @@ class ParallelHead(ProjectedModel):
         )
 
 
-__all__ = ["EncodedSource", "ParallelHead", "ParallelLMOutput", "loss_weight"]
+__all__ = ["EncodedSource", "ParallelHead", "ParallelLMOutput", "check_labels", "loss_weight"]
