@@ -182,7 +182,8 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
             labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
                 right. With `decoder_input_ids` also -100 at tokens without a loss.
-            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`.
+            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`, or
+                else the tokens before `<pad>`.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
@@ -237,6 +238,8 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             mask = attention_mask.to(device).ne(0)
             return mask.sum(1), mask.long()
         if words is not None:
+        if input_ids is not None and attention_mask is None:
+            attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
             rows, width = words.shape[:2]
             return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
         lengths, width = self.target_shape(source, labels, attention_mask)
