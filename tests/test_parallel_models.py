@@ -315,6 +315,28 @@ def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None
     assert torch.equal(plain.logits, canvas_only.logits)
 
 
+def test_cmlm_in_evaluation_divides_by_every_token_whatever_a_trainer_counted() -> None:
+    model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
+    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+    counted = batch["labels"].ne(-100).sum()
+    assert int(counted) < 9
+    for processes in (1, 2):  # the count of a Trainer is that of all its processes
+        masked = model(input_ids=source, **batch, num_items_in_batch=counted * processes)
+        plain = model(input_ids=source, labels=labels, num_items_in_batch=9 * processes)
+        torch.testing.assert_close(masked.loss, plain.loss, **FLOAT32)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_cmlm_without_mask_and_lengths_counts_no_padding(is_training: bool) -> None:
+    model, labels = tiny_cmlm(dropout=0.0).train(is_training), targets(5, 3, 1)
+    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([]) | {"input_ids": random_tokens(3, 6)}
+    expected = model(**batch, skip_logits=False)
+    del batch["target_lengths"]
+    actual = model(**batch, skip_logits=False)
+    assert torch.equal(actual.loss, expected.loss)
+    assert torch.equal(actual.logits, expected.logits)
+
+
 def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
     model, batch = tiny_cmlm(), {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
     embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()

@@ -161,6 +161,25 @@ def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, t
     assert trainer.evaluate(**settings)["eval_loss"] == after["eval_loss"]
 
 
+def test_evaluation_loss_of_a_stock_trainer_does_not_depend_on_the_masks(tmp_path: Path) -> None:
+    plain, masking = (trainer_for("cmlm", tmp_path, collates_masks) for collates_masks in (False, True))
+    plain.compute_metrics = masking.compute_metrics = None
+    expected = plain.evaluate()["eval_loss"]
+    assert [masking.evaluate()["eval_loss"] for _ in range(2)] == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("settings", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": lambda *_, **__: 0}])
+def test_trainer_that_computes_the_loss_itself_is_an_error(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    smoothing = settings.get("label_smoothing_factor", 0)
+    trainer = trainer_for(family, tmp_path, max_steps=1, label_smoothing_factor=smoothing)
+    trainer.compute_loss_func = settings.get("compute_loss_func")
+    with pytest.raises(ValueError, match=r"^labels: .* config\.label_smoothing"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: Path) -> None:
     trainer = trainer_for(family, tmp_path, generation_num_beams=4)

@@ -186,6 +186,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 else the tokens before `<pad>`.
             skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
             num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
+                In evaluation mode it grows as `labels` do when every token is masked.
             position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
 
         Returns:
@@ -198,16 +199,19 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         Raises:
             ValueError: the stacks' errors; plain labels with a token after padding; a count without labels.
         """
+        check_labels(labels, num_items_in_batch)
         kwargs.pop("use_cache", None)
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        check_labels(labels, num_items_in_batch)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
         lengths, mask = self.target_mask(
             source, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, labels, target_lengths
         )
         if labels is not None and not self.training:
+            num_given = labels.ne(-100).sum()
             decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, mask)
+            if num_items_in_batch is not None:  # a Trainer counted the labels that it gave
+                num_items_in_batch = num_items_in_batch * labels.ne(-100).sum() / num_given.clamp(min=1)
             decoder_inputs_embeds = None
         elif decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, labels = self.mask_some(labels, mask, num_items_in_batch)
@@ -234,12 +238,12 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         if target_lengths is not None:
             lengths = target_lengths.to(device)
             return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
+        if input_ids is not None and attention_mask is None:
+            attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
         if words is not None and attention_mask is not None:
             mask = attention_mask.to(device).ne(0)
             return mask.sum(1), mask.long()
         if words is not None:
-        if input_ids is not None and attention_mask is None:
-            attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
             rows, width = words.shape[:2]
             return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
         lengths, width = self.target_shape(source, labels, attention_mask)
