@@ -4,13 +4,14 @@ import itertools
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.tasks.language_model import TrigramModel, lm_scores
-from training.tasks.metrics import bleu
+from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import STATISTICS, text_statistics
 from training.tasks.translation import TranslationTask
 
@@ -25,6 +26,13 @@ def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
     assert two["bleu"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
     assert one["signature"].endswith("|order:1")
     assert "order" not in bleu(predictions, references, "none")["signature"]
+
+
+def test_metrics_need_no_cache_folder_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()  # no folder can be made below it
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
+    assert bleu(["a b c d"], ["a b c d"])["bleu"] == pytest.approx(100)
+    assert chrf(["a b c d"], ["a b c d"])["chrf"] == pytest.approx(100)
 
 
 def test_statistics_are_over_the_corpus() -> None:

@@ -1,6 +1,7 @@
 """BLEU and chrF by sacreBLEU as local metrics of `evaluate`, and the tokenized BLEU of the literature."""
 
 import re
+import tempfile
 from typing import Any
 
 import datasets
@@ -56,15 +57,23 @@ class ChrF(evaluate.Metric):
         return {"chrf": score.score, "signature": str(metric.get_signature())}
 
 
+def compute(metric: type[evaluate.Metric], **inputs: Any) -> dict[str, Any]:
+    """Return a metric of lists of texts, kept in memory.
+
+    `evaluate` makes a folder even then; a temporary one, because a home folder may be read-only.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return metric(keep_in_memory=True, cache_dir=folder).compute(**inputs) or {}
+
+
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
-    """Return `SacreBleu` of lists of texts, kept in memory."""
-    metric = SacreBleu(keep_in_memory=True)
-    return metric.compute(predictions=predictions, references=references, tokenize=tokenize, order=order) or {}
+    """Return `SacreBleu` of lists of texts."""
+    return compute(SacreBleu, predictions=predictions, references=references, tokenize=tokenize, order=order)
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """Return `ChrF` of lists of texts, kept in memory."""
-    return ChrF(keep_in_memory=True).compute(predictions=predictions, references=references) or {}
+    """Return `ChrF` of lists of texts."""
+    return compute(ChrF, predictions=predictions, references=references)
 
 
 def tokenized_bleu(
