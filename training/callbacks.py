@@ -9,7 +9,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.checkpoints import checkpoint_at, mark_complete, rotate
+from training.checkpoints import checkpoint_at, mark_complete, rotate, run_write_errors
 from training.monitor.monitor import TrainingMonitor
 from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches
@@ -128,6 +128,8 @@ class CompleteCheckpointCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            mark_complete(checkpoint_at(self.run, state.global_step))
+            checkpoint = checkpoint_at(self.run, state.global_step)
+            with run_write_errors(checkpoint):
+                mark_complete(checkpoint)
             rotate(self.run, self.keep, state.best_global_step)
         PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on

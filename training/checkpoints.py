@@ -27,7 +27,7 @@ STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
-TORCH_WRITE_ERROR = re.compile("inline_container|PytorchStreamWriter|basic_ios")
+LIBRARY_WRITE_ERROR = re.compile(r"inline_container|PytorchStreamWriter|basic_ios|\(os error \d+\)")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -178,9 +178,11 @@ def run_write_errors(path: Path) -> Generator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch reports a failed write as a RuntimeError; it names the source file or the stream
-        if isinstance(error, RuntimeError) and not TORCH_WRITE_ERROR.search(str(error)):
+    except Exception as error:
+        # torch reports a failed write as a RuntimeError that names the source file or the stream, tokenizers as a plain
+        # Exception with the system's number
+        is_library_error = type(error) in (RuntimeError, Exception) and LIBRARY_WRITE_ERROR.search(str(error))
+        if not (isinstance(error, OSError | SafetensorError) or is_library_error):
             raise
         raise OutputError(
             f"{path}: cannot be written: {one_line(error, with_file=False)}; make room, {free_megabytes(path):,d} MB "

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ from training.distributed import (
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.energy import check_energy, check_energy_tokenizer, load_energy
 from training.energy_trainer import EnergyTrainer
+from training.monitor.curves import report_thread
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS, to_json_values
@@ -366,6 +368,7 @@ def main(arguments: list[str] | None = None) -> None:
     for noisy in ("httpx", "absl"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     disable_progress_bar()  # there is one for every saved file
+    threading.excepthook = report_thread
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     with exit_together("; the same command resumes the run from its last checkpoint"):

@@ -14,10 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import TrainerState
 
 from tests.training.runs import (
     TIRED,
     TWO_PROCESSES,
+    UNREAD,
     assert_same_checkpoints,
     finish,
     last_step,
@@ -26,6 +28,7 @@ from tests.training.runs import (
     start,
 )
 from training import checkpoints
+from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     all_checkpoints,
     check_same_sharding,
@@ -36,11 +39,12 @@ from training.checkpoints import (
     remove,
     resume_point,
     rotate,
+    run_write_errors,
     step_of,
 )
 from training.recipe import load_recipe
 from training.train import run
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.errors import OutputError, UserError
 
 
 def make_checkpoint(folder: Path, step: int, *, finished: bool = True) -> Path:
@@ -124,6 +128,33 @@ def test_best_and_newest_checkpoints_are_never_deleted(
         assert len(kept) == min(len(saved), max(keep, len(protected)))
         unprotected = [other for other in kept if other not in protected]
         assert unprotected == [other for other in saved if other not in protected][len(saved) - len(kept) :]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_a_write"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (Exception("No space left on device (os error 28)"), True),  # of tokenizers
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), True),  # of torch
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ZeroDivisionError("No space left on device (os error 28)"), False),
+    ],
+)
+def test_failed_writes_of_every_library_are_one_line(error: Exception, is_of_a_write: bool, tmp_path: Path) -> None:
+    with pytest.raises(OutputError if is_of_a_write else type(error)) as caught, run_write_errors(tmp_path):
+        raise error
+    assert is_of_a_write == str(caught.value).startswith(f"{tmp_path}: cannot be written: ")
+
+
+def test_manifest_that_a_full_disk_does_not_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.checkpoints.write_atomically", fail)
+    make_checkpoint(tmp_path, 3, finished=False)
+    state = TrainerState(global_step=3, is_world_process_zero=True)
+    with pytest.raises(OutputError, match=r"checkpoint-3: cannot be written: No space left on device; make room"):
+        CompleteCheckpointCallback(tmp_path, 1).on_save(UNREAD, state, UNREAD)
 
 
 def test_interrupted_deletion_leaves_nothing_that_looks_complete(

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import ProgressCallback, Seq2SeqTrainer
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PredictionOutput
 
 from training.kinds import Kind, TrainedModel
+from training.monitor.curves import CurvesCallback
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.tasks import Metric
@@ -52,6 +54,8 @@ class MonitoredTrainer(Seq2SeqTrainer):
             precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
         self.monitor = TrainingMonitor(self.args.device, precision)
         self.add_callback(self.monitor)
+        if self.pop_callback(TensorBoardCallback) is not None:
+            self.add_callback(CurvesCallback())
         if self.pop_callback(ProgressCallback) is not None:
             metrics = MetricFormat(best_metric)
             is_terminal = sys.stderr.isatty()
