@@ -2,10 +2,11 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from accelerate import PartialState
@@ -26,6 +27,7 @@ WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
+LOCK = ".lock"  # never replaced or removed while a run uses its folder
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
 LIBRARY_WRITE_ERROR = re.compile(r"inline_container|PytorchStreamWriter|basic_ios|\(os error \d+\)")
 
@@ -133,21 +135,37 @@ def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
 
 @contextmanager
 def run_lock(folder: Path) -> Generator[None]:
-    """Lock a run's folder against other runs, in the main process, where the file system has locks.
+    """Lock a run's folder against other commands, in the main process, where the file system has locks.
+
+    A missing folder is made. If no run begins in it, it is removed at the end.
 
     Raises:
         UserError: another run holds the lock; its processes may have outlived a launcher that was killed.
+        OutputError: the folder cannot be made.
     """
     if not PartialState().is_main_process:
         yield
         return
-    with (folder / RECIPE).open("r+") as file:
-        lock(
-            file,
-            f"{folder}: another run is using it; end its processes, which outlive a launcher that is killed, or give "
-            "another --output_dir.",
-        )
-        yield
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    in_use = (
+        f"{folder}: another run is using it; end its processes, which outlive a launcher that is killed, or give "
+        "another --output_dir."
+    )
+    with ExitStack() as stack:
+        with run_write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / LOCK).open("a"))
+        lock(file, in_use)
+        if not (folder / LOCK).exists() or not os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
+            raise UserError(in_use)  # another command has just removed the file
+        try:
+            yield
+        finally:
+            if not (folder / RECIPE).exists():
+                with suppress(OSError):
+                    (folder / LOCK).unlink()
+                    for path in made:
+                        path.rmdir()
 
 
 def is_beyond(checkpoint: Path, training: TrainingRecipe) -> bool:

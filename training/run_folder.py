@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from training.checkpoints import (
+    LOCK,
     RECIPE,
     STATE,
     has_ended,
@@ -30,10 +32,11 @@ from training.recipe import Recipe, to_dict
 from training.recipe_reading import build
 from training.report.results import RESULTS, fingerprints
 from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import PARTIAL, write_atomically
+from vaswani_transformer.files import PARTIAL, staged_files, write_atomically
 
 TRAINED_STATE = STATE
 DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
+TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the last one of a new run
 LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
 DESCRIPTIVE_FIELDS = ("expected", "published", "note")  # for readers
 # Execution and output only: they do not change what a step computes.
@@ -47,20 +50,43 @@ EXECUTION_FIELDS = (
 )
 
 
-def prepare_folder(recipe: Recipe) -> Path:
-    """Return the run's folder: new, or with a run of the same recipe to resume or to extend by larger limits.
+@contextlib.contextmanager
+def open_folder(recipe: Recipe) -> Generator[Path]:
+    """Lock and yield the run's folder: new, or with a run of the same recipe to resume or to extend by larger limits.
 
     Raises:
-        UserError: it has no name, cannot be written, or holds something else.
+        UserError: it has no name, cannot be written, is in use, or holds something else.
     """
-    if recipe.output_dir is None:
-        raise UserError("output_dir: the run needs a folder; give --output_dir=...")
-    folder = Path(recipe.output_dir)
-    check_writable(folder)
+    folder = writable_folder(recipe)
+    with run_lock(folder):
+        check_folder(folder, recipe)
+        yield folder
+
+
+def prepare_folder(recipe: Recipe) -> Path:
+    """Return the run's folder, which a run can use now; a new one is not made.
+
+    Raises:
+        UserError: as `open_folder`.
+    """
+    folder = writable_folder(recipe)
+    check_folder(folder, recipe)
+    if (folder / LOCK).exists():
+        with run_lock(folder):
+            pass
+    return folder
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits.
+
+    Raises:
+        UserError: it holds something else.
+    """
     if not (folder / RECIPE).exists():
-        if folder.exists() and (not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir())):
+        if folder.exists() and any(path.suffix != PARTIAL and path.name != LOCK for path in folder.iterdir()):
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
-        return folder
+        return
     names = changed_fields(folder, recipe)
     check_glancing_steps(folder, recipe, names)
     checkpoint = last_checkpoint(folder)
@@ -82,8 +108,6 @@ def prepare_folder(recipe: Recipe) -> Path:
             f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
             "training.steps and training.minutes beyond them, or another --output_dir."
         )
-    with run_lock(folder):
-        return folder
 
 
 def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None:
@@ -104,15 +128,17 @@ def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None
         )
 
 
-def check_writable(folder: Path) -> None:
-    """Check that the run's folder can be written or made.
+def writable_folder(recipe: Recipe) -> Path:
+    """Return the run's folder, which can be written or made.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot, or has no name.
     """
-    ancestor = folder
+    if recipe.output_dir is None:
+        raise UserError("output_dir: the run needs a folder; give --output_dir=...")
+    ancestor = folder = Path(recipe.output_dir)
     try:
-        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
         with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
             pass
     except OSError as error:
@@ -120,6 +146,7 @@ def check_writable(folder: Path) -> None:
             f"{folder}: {ancestor} is not a writable folder ({one_line(error, with_file=False)}); give another "
             "--output_dir."
         ) from error
+    return folder
 
 
 def stored_recipe(folder: Path) -> dict[str, Any]:
@@ -151,7 +178,7 @@ def extend_run(recipe: Recipe, folder: Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
             with run_write_errors(kept):
                 partial.mkdir()
-                for path in [path for path in folder.iterdir() if path.is_file()]:
+                for path in [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]:
                     shutil.copy2(path, partial)
                 partial.rename(kept)
         results.unlink()
@@ -180,7 +207,7 @@ def check_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
     Raises:
         RunError: it started with other data.
     """
-    if not ((folder / DATA_FILE).exists() and (folder / "tokenizer.json").exists()):
+    if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
         return
     for split, before in json.loads((folder / DATA_FILE).read_text(encoding="utf-8")).items():
         if present.get(split, before) != before:
@@ -191,34 +218,48 @@ def check_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
             )
 
 
-def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """Write the recipe, the data's fingerprints and the tokenizer into the run's folder and return the tokenizer.
+def write_new_run(
+    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, data: dict[str, dict[str, Any]]
+) -> list[Path]:
+    """Write the recipe, the fingerprints of the data and the tokenizer into a run's folder, and return the files.
+
+    Raises:
+        OutputError: one cannot be written.
+    """
+    with run_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
+            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+        write_recipe(recipe, folder)
+        write_atomically(folder / DATA_FILE, json.dumps(data, indent=2))
+        with staged_files(folder, last=TOKENIZER) as staging:
+            tokenizer.save_pretrained(staging)
+            names = [path.name for path in staging.iterdir()]
+    return [folder / name for name in (RECIPE, DATA_FILE, *names)]
+
+
+def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> tuple[PreTrainedTokenizerBase, list[Path]]:
+    """Write the recipe, the data's fingerprints and the tokenizer into the folder of a new run.
 
     Existing files stay as they are.
+
+    Returns:
+        The tokenizer, and the files that this process wrote for a new run.
 
     Raises:
         UserError: the tokenizer cannot be made.
         RunError: the run started with other data.
     """
-    present = fingerprints(recipe, pairs) if PartialState().is_main_process else {}
+    present, written = fingerprints(recipe, pairs) if PartialState().is_main_process else {}, []
     check_data(folder, *broadcast_object_list([present]))
-    if PartialState().is_main_process and not (folder / "tokenizer.json").exists():
-        tokenizer = make_tokenizer(recipe, pairs)
-        folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
-        write_recipe(recipe, folder)
-        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
-        with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as partial:
-            tokenizer.save_pretrained(partial)
-            for path in sorted(Path(partial).iterdir(), reverse=True):  # tokenizer.json last
-                path.replace(folder / path.name)
+    if PartialState().is_main_process and not (folder / TOKENIZER).exists():
+        written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs), present)
     elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
         write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
     PartialState().wait_for_everyone()
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / TOKENIZER).exists():
         raise UserError(
             f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
             "machines of the launch share."
         )
-    return load_tokenizer(folder)
+    return load_tokenizer(folder), written

@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Any
 
 import datasets
 from accelerate import PartialState
+from datasets import DatasetDict
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import RECIPE, run_write_errors
@@ -32,7 +33,7 @@ from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
 from training.recipe_help import recipe_help
 from training.report.results import RESULTS
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
-from training.run_folder import changed_fields, prepare_folder
+from training.run_folder import changed_fields, open_folder, prepare_folder
 from training.tasks import make_task
 from training.train import prepare
 from training.train import run as train
@@ -208,15 +209,16 @@ def check_data(runs: list[RowRun]) -> None:
     Raises:
         UserError: it does not fit; no new folder remains.
     """
-    is_new = not (runs[0].folder / RECIPE).exists()
-    _, encoded, tokenizer = prepare(runs[0].recipe, runs[0].folder)
-    for run in runs:
-        try:
-            check_data_fits(run.recipe, model_config(run.recipe, tokenizer), encoded)
-        except UserError as error:
-            if is_new and PartialState().is_main_process:
-                shutil.rmtree(runs[0].folder)
-            raise UserError(f"row {run.row}: {error}") from error
+
+    def check_rows(encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+        for run in runs:
+            try:
+                check_data_fits(run.recipe, model_config(run.recipe, tokenizer), encoded)
+            except UserError as error:
+                raise UserError(f"row {run.row}: {error}") from error
+
+    with open_folder(runs[0].recipe) as folder:
+        prepare(runs[0].recipe, folder, check_rows)
 
 
 def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> list[RowRun]:

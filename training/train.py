@@ -7,10 +7,10 @@ the checkpoints. The same command resumes a run that was interrupted.
 import json
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from training.checkpoints import (
     has_ended,
     read_weights,
     resume_point,
-    run_lock,
     run_write_errors,
     step_of,
 )
@@ -80,7 +79,7 @@ from training.run_folder import (
     changed_fields,
     extend_run,
     initialize_run,
-    prepare_folder,
+    open_folder,
     stored_recipe,
 )
 from training.start import check_start, check_start_tokenizer, load_start
@@ -223,17 +222,23 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
     }
 
 
-def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, PreTrainedTokenizerBase]:
+def prepare(
+    recipe: Recipe, folder: Path, check_more: Callable[[DatasetDict, PreTrainedTokenizerBase], None] | None = None
+) -> tuple[DatasetDict, DatasetDict, PreTrainedTokenizerBase]:
     """Return the pairs as text, the pairs as token ids, and the tokenizer; write tokenizer and recipe.
 
+    Args:
+        recipe: the run's recipe.
+        folder: the run's folder, locked.
+        check_more: a further check of the token ids and the tokenizer.
+
     Raises:
-        UserError: the data or the tokenizer cannot be used; a new run then writes nothing into the folder.
+        UserError: the data or the tokenizer cannot be used; a new run then leaves nothing in the folder.
     """
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
-    is_new = not (folder / RECIPE).exists()
     PartialState().wait_for_everyone()  # every process checks the folder before one writes
-    tokenizer = initialize_run(recipe, folder, pairs)
+    tokenizer, written = initialize_run(recipe, folder, pairs)
     try:
         with PartialState().local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)
@@ -243,16 +248,17 @@ def prepare(recipe: Recipe, folder: Path) -> tuple[DatasetDict, DatasetDict, Pre
         check_same_energy(recipe, folder)
         check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
+        if check_more is not None:
+            check_more(encoded, tokenizer)
     except UserError:
-        if is_new and PartialState().is_main_process:
-            shutil.rmtree(folder)
+        for path in written:
+            path.unlink()
         raise
     PartialState().wait_for_everyone()  # every process reads the recipe before one changes it
     if PartialState().is_main_process:
-        with run_lock(folder):
-            if changed_fields(folder, recipe):
-                extend_run(recipe, folder)
-            record_models(recipe, folder)
+        if changed_fields(folder, recipe):
+            extend_run(recipe, folder)
+        record_models(recipe, folder)
     return pairs, encoded, tokenizer
 
 
@@ -282,20 +288,18 @@ def make_trainer(
     return trainer
 
 
-def check_before_data(recipe: Recipe) -> Path:
-    """Return the run's folder, after the checks that need no data: of model, folder and the models that it begins with.
+def check_before_data(recipe: Recipe, folder: Path) -> None:
+    """Check what needs no data: the model, and the models that it begins with.
 
     Raises:
-        UserError: the recipe or the folder cannot be used.
+        UserError: the recipe cannot be used.
     """
     check_model(recipe)
-    folder = prepare_folder(recipe)
     check_encoder(recipe, folder)
     check_start(recipe, folder)
     check_energy(recipe)
     if not (folder / DATA_FILE).exists():  # later the fingerprints in it decide
         check_teacher(recipe)
-    return folder
 
 
 def collect_results(
@@ -330,12 +334,12 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     start = time.perf_counter()
     init_distributed()
-    folder = check_before_data(recipe)
-    logger.info("%s\n%s", opening_line(recipe), targets_line(recipe))
-    pairs, encoded, tokenizer = prepare(recipe, folder)
-    trainer = make_trainer(recipe, folder, encoded, tokenizer)
-    trainer.monitor.count_preparation_from(start)
-    with run_lock(folder):
+    with open_folder(recipe) as folder:
+        check_before_data(recipe, folder)
+        logger.info("%s\n%s", opening_line(recipe), targets_line(recipe))
+        pairs, encoded, tokenizer = prepare(recipe, folder)
+        trainer = make_trainer(recipe, folder, encoded, tokenizer)
+        trainer.monitor.count_preparation_from(start)
         train_or_resume(trainer, recipe, folder)
         results = collect_results(trainer, recipe, folder, pairs, encoded)
         if trainer.is_world_process_zero():

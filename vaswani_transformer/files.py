@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO
@@ -63,6 +64,21 @@ def write_atomically(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}{PARTIAL}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def staged_files(folder: Path, last: str = "") -> Generator[Path]:
+    """Yield a staging folder whose files move into `folder` at the end; an error before that leaves none there.
+
+    Args:
+        folder: the folder, which is made if it is missing.
+        last: the name of the file that moves last.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
+        yield Path(staging)
+        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == last):
+            path.replace(folder / path.name)
 
 
 def check_new_folder(path: Path, force: bool = False) -> None:
@@ -189,6 +205,7 @@ __all__ = [
     "free_megabytes",
     "lock",
     "read_errors",
+    "staged_files",
     "write_atomically",
     "write_errors",
 ]

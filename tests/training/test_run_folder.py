@@ -1,18 +1,21 @@
 """A run takes only a folder that it may write, and writes nothing before its data is read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from transformers import ByT5Tokenizer
 
+from tests.helpers import load_tokenizer
+from training import checkpoints, run_folder, train
 from training.checkpoints import run_lock
 from training.recipe import load_recipe, to_dict
-from training.run_folder import diff_trees, prepare_folder
+from training.run_folder import diff_trees, prepare_folder, stored_recipe
 from training.train import prepare, run
 from vaswani_transformer.errors import UserError
 
 
-@pytest.mark.slow
 def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
@@ -20,10 +23,76 @@ def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str],
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("name", ["link", "."])
+def test_rejected_run_removes_its_files_alone_and_no_folder_that_was_there(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, check = tmp_path / "run", train.check_encoder_tokenizer
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+
+    def check_and_annotate(*parts: Any) -> None:
+        (folder / "notes.txt").write_text("mine")
+        check(*parts)
+
+    monkeypatch.setattr(train, "check_encoder_tokenizer", check_and_annotate)
+    arguments = [*arguments, f"--output_dir={tmp_path / name if name == 'link' else name}"]
+    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens"):
+        run(load_recipe(arguments[0], [*arguments[1:], "--training.source_tokens=5"]))
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("more", ["--training.source_tokens=3", "--tokenizer.vocab_size=290", "--seed=2017"])
+def test_second_command_changes_nothing_in_any_phase_before_training(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    arguments, phases = [*arguments, f"--output_dir={tmp_path / 'run'}"], []
+    recipe, other = (load_recipe(arguments[0], [*arguments[1:], *mine]) for mine in ([], [more]))
+
+    def interpose(module: Any, name: str) -> None:
+        phase = getattr(module, name)
+
+        def begin_another(*parts: Any) -> Any:
+            with pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
+                run(other)
+            phases.append(name)
+            if name == "make_trainer":
+                raise KeyboardInterrupt
+            return phase(*parts)
+
+        monkeypatch.setattr(module, name, begin_another)
+
+    for name in ("load_pairs", "tokenize", "record_models", "make_trainer"):
+        interpose(train, name)
+    interpose(run_folder, "make_tokenizer")
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe)
+    assert phases == ["load_pairs", "make_tokenizer", "tokenize", "record_models", "make_trainer"]
+    assert stored_recipe(tmp_path / "run") == to_dict(recipe)
+    assert len(load_tokenizer(tmp_path / "run")) == 280
+    assert prepare_folder(recipe) == tmp_path / "run"
+
+
+def test_tokenizer_without_a_tokenizer_json_begins_a_run_and_resumes_it(arguments: list[str], tmp_path: Path) -> None:
+    ByT5Tokenizer().save_pretrained(tmp_path / "bytes")
+    assert not (tmp_path / "bytes" / "tokenizer.json").exists()
+    more = [f"--output_dir={tmp_path / 'run'}", f"--tokenizer.path={tmp_path / 'bytes'}"]
+    recipe = load_recipe(arguments[0], [*arguments[1:], *more, "--model.decoder_start_token_id=0"])
+    first, second = (prepare(recipe, prepare_folder(recipe)) for _ in range(2))
+    assert isinstance(first[2], ByT5Tokenizer)
+    assert first[1]["train"][:] == second[1]["train"][:]
+
+
 def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file is not a writable folder"):
-        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'file' / 'run'}"]))
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
+            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name / 'run'}"]))
+        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
+            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name}"]))
 
 
 def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
@@ -58,10 +127,19 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, argum
     assert prepare_folder(recipe) == folder
 
 
+def test_lock_that_another_command_has_just_removed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "lock", lambda file, _: Path(file.name).unlink())
+    with pytest.raises(UserError, match=r"run: another run is using it"), run_lock(tmp_path / "run"):
+        pass
+
+
 def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     (folder / "tmp1.part").mkdir(parents=True)
     (folder / "recipe.yaml.part").write_text("name: ow")
+    (folder / ".lock").touch()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
     assert prepare_folder(recipe) == folder
     prepare(recipe, folder)
