@@ -136,7 +136,17 @@ def writable_folder(recipe: Recipe) -> Path:
     """
     if recipe.output_dir is None:
         raise UserError("output_dir: the run needs a folder; give --output_dir=...")
-    ancestor = folder = Path(recipe.output_dir)
+    check_writable(folder := Path(recipe.output_dir))
+    return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be written or made.
+
+    Raises:
+        UserError: it cannot.
+    """
+    ancestor = folder
     try:
         ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
         with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
@@ -146,7 +156,6 @@ def writable_folder(recipe: Recipe) -> Path:
             f"{folder}: {ancestor} is not a writable folder ({one_line(error, with_file=False)}); give another "
             "--output_dir."
         ) from error
-    return folder
 
 
 def stored_recipe(folder: Path) -> dict[str, Any]:
