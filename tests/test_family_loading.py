@@ -73,10 +73,10 @@ def test_subfolder_of_another_family_ends_in_one_line_too(folders: dict[str, Pat
 
 @pytest.mark.parametrize("family", MODELS)
 def test_encoder_of_any_family_loads_by_itself(family: str, tmp_path: Path) -> None:
-    encoder, source = MODELS[family]().get_encoder(), random_tokens(2, 5)
-    encoder.save_pretrained(tmp_path)
+    model, source = MODELS[family](), random_tokens(2, 5)
+    model.get_encoder().save_pretrained(tmp_path)
     again = VaswaniTransformerEncoder.from_pretrained(tmp_path)
-    assert torch.equal(again(source).last_hidden_state, encoder(source).last_hidden_state)
+    assert torch.equal(again(source).last_hidden_state, model.model.encoder(source).last_hidden_state)
 
 
 def test_subclass_with_another_model_type_loads_a_checkpoint_of_its_family(folders: dict[str, Path]) -> None:

@@ -4,6 +4,7 @@ B batch, S source, T target, k target rows of one source row, l lengths of a len
 The decoder is the paper's without its causal mask. A token before the source predicts the target's length m.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -110,12 +111,18 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         """Return C, the lengths that a length beam can try."""
         return self.config.max_target_length
 
+    def get_encoder(self, modality: str | None = None) -> Any:
+        """Return the encoder, whose call puts the length token before the source as `encoder_outputs` need it."""
+        encoder = copy(super().get_encoder(modality))  # weights and layers are the model's own
+        encoder.forward = self.run_encoder
+        return encoder
+
     def run_encoder(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
-        position_ids: Tensor | None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: object,
     ) -> BaseModelOutput:
         """Return the encoder's output (B, S + 1, d_model), at index 0 that of the length token.
@@ -141,6 +148,12 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
         """Return the states of the words (B, S, d_model), and the logits of the length from the token before them."""
         memory = states[:, 1:]
+        if attention_mask is not None and attention_mask.shape == states.shape[:2]:
+            rows, width = states.shape[:2]
+            raise ValueError(
+                f"encoder_outputs: the state of the length token is missing; got shape {(rows, width)}, expected "
+                f"{(rows, width + 1)}. Encode by get_encoder() of this model, not of its body."
+            )
         return EncodedSource(
             memory, attention_mask, real_tokens(attention_mask, memory), self.length_token.logits(states[:, 0])
         )

@@ -100,14 +100,14 @@ class ParallelHead(ProjectedModel):
             names = ("last_hidden_state", "hidden_states", "attentions")
             given: dict[str, Any] = dict(zip(names, encoder_outputs, strict=False))
             return BaseModelOutput(**given)
-        return self.run_encoder(input_ids, attention_mask, inputs_embeds, position_ids, **kwargs)
+        return self.run_encoder(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
 
     def run_encoder(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
-        position_ids: Tensor | None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """Return the encoder's output for a source."""

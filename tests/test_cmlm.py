@@ -1,0 +1,132 @@
+"""CMLM: masks in training and evaluation, the collator that draws them, the length token.
+
+B batch, S source, T target.
+"""
+
+import pytest
+import torch
+
+from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
+from tests.parallel_models import FAMILY, MASK, targets, tiny_cmlm
+from vaswani_transformer import MaskingCollator
+from vaswani_transformer.lengths import canvas
+
+
+def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None:
+    model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
+    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+    plain = model(input_ids=source, labels=labels)
+    masked = model(input_ids=source, **batch)
+    assert torch.equal(plain.loss, masked.loss)
+    canvas_only = model(input_ids=source, decoder_attention_mask=labels.ne(-100).long())
+    assert torch.equal(plain.logits, canvas_only.logits)
+
+
+def test_cmlm_in_evaluation_divides_by_every_token_whatever_a_trainer_counted() -> None:
+    model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
+    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+    counted = batch["labels"].ne(-100).sum()
+    assert int(counted) < 9
+    for processes in (1, 2):  # the count of a Trainer is that of all its processes
+        masked = model(input_ids=source, **batch, num_items_in_batch=counted * processes)
+        plain = model(input_ids=source, labels=labels, num_items_in_batch=9 * processes)
+        torch.testing.assert_close(masked.loss, plain.loss, **FLOAT32)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_cmlm_without_mask_and_lengths_counts_no_padding(is_training: bool) -> None:
+    model, labels = tiny_cmlm(dropout=0.0).train(is_training), targets(5, 3, 1)
+    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([]) | {"input_ids": random_tokens(3, 6)}
+    expected = model(**batch, skip_logits=False)
+    del batch["target_lengths"]
+    actual = model(**batch, skip_logits=False)
+    assert torch.equal(actual.loss, expected.loss)
+    assert torch.equal(actual.logits, expected.logits)
+
+
+def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
+    model, batch = tiny_cmlm(), {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
+    embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()
+    found = model(**batch, decoder_inputs_embeds=embeds, decoder_attention_mask=mask)
+    assert torch.equal(found.loss, model(**batch).loss)
+
+
+def test_collator_masks_and_counts_exactly() -> None:
+    labels = targets(5, 3, 1)
+    collator = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
+    batches = [collator([]) for _ in range(20)]
+    for batch in batches:
+        is_masked = batch["decoder_input_ids"].eq(MASK)
+        assert torch.equal(is_masked, batch["labels"].ne(-100))
+        assert torch.equal(batch["labels"][is_masked], labels[is_masked])
+        shown = ~is_masked & labels.ne(-100)
+        assert torch.equal(batch["decoder_input_ids"][shown], labels[shown])
+        assert batch["target_lengths"].tolist() == [5, 3, 1]
+        assert bool((is_masked.sum(1) > 0).all())
+    again = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
+    assert all(torch.equal(again([])["labels"], batch["labels"]) for batch in batches)
+
+
+def test_collator_draws_no_random_number_of_the_caller() -> None:
+    state = torch.get_rng_state()
+    MaskingCollator(lambda _: {"labels": targets(5, 3) * 0 + 7}, MASK, 1)
+    collator = MaskingCollator(lambda _: {"labels": torch.full((2, 3), 7)}, MASK, 1)
+    collator([])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() -> None:
+    model = tiny_cmlm(dropout=0.0, label_smoothing=0.0).train()
+    source, labels = random_tokens(2, 6), targets(7, 5)
+    torch.manual_seed(3)
+    outputs = model(input_ids=source, labels=labels)
+    torch.manual_seed(3)
+    inputs, masked = model.mask_some(labels, canvas(torch.tensor([7, 5])), None)
+    expected = model(input_ids=source, decoder_input_ids=inputs, labels=masked, target_lengths=torch.tensor([7, 5]))
+    torch.testing.assert_close(outputs.loss, expected.loss, **FLOAT32)
+    logits = model(
+        input_ids=source,
+        decoder_input_ids=inputs,
+        labels=masked,
+        target_lengths=torch.tensor([7, 5]),
+        skip_logits=False,
+    ).logits
+    nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), masked.flatten())
+    torch.testing.assert_close(outputs.token_loss, nll, **FLOAT32)
+
+
+def test_length_token_leaves_the_words_their_positions() -> None:
+    """If no word attends to the token, the states are those of an autoregressive encoder."""
+    model, reference = tiny_cmlm(), tiny_model()
+    reference.model.encoder.load_state_dict(model.model.encoder.state_dict())
+    tokens, mask = padded_batch([4, 6], "left")
+    hidden: dict[str, torch.Tensor] = {}
+    model.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: hidden.__setitem__("cmlm", inputs[0]))
+    reference.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: hidden.__setitem__("ar", inputs[0]))
+    states = model.encode(tokens, mask).last_hidden_state
+    reference.model.encoder(input_ids=tokens, attention_mask=mask)
+    assert states is not None
+    assert states.shape[1] == 7
+    assert torch.equal(hidden["cmlm"][:, 1:], hidden["ar"])
+
+
+def test_encoder_of_cmlm_shares_its_weights_and_adds_the_length_token_without_a_mask() -> None:
+    tokens, model = random_tokens(3, 6), FAMILY["cmlm"]()
+    encoder = model.get_encoder()
+    assert torch.equal(model.generate(encoder_outputs=encoder(tokens)), model.generate(tokens))
+    assert all(
+        mine is other for mine, other in zip(encoder.parameters(), model.model.encoder.parameters(), strict=True)
+    )
+    embeds = model.model.encoder.embed_tokens(tokens)
+    assert torch.equal(encoder(inputs_embeds=embeds)[0], encoder(input_ids=tokens)[0])
+    assert model.model.encoder(tokens)[0].shape[1] == 6
+
+
+def test_encoder_outputs_without_the_length_token_are_an_error() -> None:
+    """Those of the body's encoder, which adds none: the first word would be taken for it."""
+    model, (tokens, mask) = tiny_cmlm(), padded_batch([3, 7])
+    outputs = model.model.get_encoder()(input_ids=tokens, attention_mask=mask)
+    with pytest.raises(
+        ValueError, match=r"^encoder_outputs: .* got shape \(2, 7\), expected \(2, 8\)\. Encode by get_"
+    ):
+        model(encoder_outputs=outputs, attention_mask=mask)
