@@ -1,5 +1,6 @@
 """Padding, caches, positions and the way of calling do not change what the model computes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.helpers import (
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
+    prepare_for_inference,
 )
 from vaswani_transformer.decoder import VaswaniTransformerDecoder
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
@@ -202,6 +204,52 @@ def test_embeddings_are_accepted_instead_of_tokens() -> None:
 def test_no_input_or_two_inputs_are_an_error(changes: dict[str, Tensor | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MODELS["sinusoidal"](**random_batch() | changes)
+
+
+MASKS = [(3, 1), (3, 8), (1, 7), (7,)]
+
+
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_source_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> None:
+    model, batch = MODELS["sinusoidal"], random_batch(3, 7, 5)
+    encoded = model.get_encoder()(batch["input_ids"])
+    message = rf"attention_mask: does not fit .*got shape {re.escape(str(shape))}, expected \(3, 7\)"
+    for source in ({"input_ids": batch["input_ids"]}, {"encoder_outputs": encoded}):
+        for decoding in (model, prepare_for_inference(model)):
+            with pytest.raises(ValueError, match=message):
+                decoding.generate(**source, attention_mask=torch.ones(shape), max_new_tokens=3)
+        with pytest.raises(ValueError, match=message):
+            model(**batch | source, attention_mask=torch.ones(shape))
+
+
+@pytest.mark.parametrize("cached", [0, 2])
+def test_target_mask_of_another_shape_is_an_error(cached: int) -> None:
+    """With a cache the mask covers the tokens in it too; a static cache may have a mask of its own width."""
+    model, batch = MODELS["sinusoidal"], random_batch(2, 5, 4)
+    tokens = batch.pop("decoder_input_ids")
+    for width in (1, 2, 3, 5):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if cached:
+            model(**batch, decoder_input_ids=tokens[:, :cached], past_key_values=cache, use_cache=True)
+        rest = {"decoder_input_ids": tokens[:, cached:], "past_key_values": cache, "use_cache": True}
+        with pytest.raises(ValueError, match=rf"decoder_attention_mask: .*\(2, {width}\), expected \(2, 4\)"):
+            model(**batch, **rest, decoder_attention_mask=torch.ones(2, width))
+    plain = model(**batch, decoder_input_ids=tokens).logits
+    causal = torch.ones(4, 4, dtype=torch.bool).tril().expand(2, 1, 4, 4)
+    logits = model(**batch, decoder_input_ids=tokens, decoder_attention_mask=causal).logits
+    torch.testing.assert_close(logits, plain, **FLOAT32)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)], ids=str)
+def test_text_without_tokens_and_empty_batch_are_an_error(shape: tuple[int, int]) -> None:
+    model, nothing = MODELS["sinusoidal"], torch.zeros(shape, dtype=torch.long)
+    for decoding in (model, prepare_for_inference(model)):
+        for limit in ("max_new_tokens", "max_source_relative_length"):
+            limits: dict[str, Any] = {limit: 3}
+            with pytest.raises(ValueError, match=rf"^input_ids: nothing to read; got shape {re.escape(str(shape))}"):
+                decoding.generate(nothing, num_beams=2, **limits)
+        with pytest.raises(ValueError, match=r"^decoder_input_ids: nothing to read"):
+            decoding(random_tokens(2, 3), decoder_input_ids=nothing)
 
 
 @pytest.mark.parametrize("as_tuple", [True, False])

@@ -23,7 +23,7 @@ from .masking import draw_masks
 from .parallel import ParallelDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
 from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
-from .pretrained import check_single_input
+from .pretrained import check_mask, check_single_input, check_tokens
 
 logger = logging.get_logger(__name__)
 
@@ -132,6 +132,8 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         check_single_input(input_ids, inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.model.encoder.embed_tokens(input_ids)  # (B, S, d_model)
+        check_tokens(inputs_embeds, "input_ids")
+        check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
         if position_ids is None and attention_mask is not None:
             position_ids = count_positions(attention_mask)  # (B, S)
         elif position_ids is None:

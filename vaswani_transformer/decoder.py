@@ -16,7 +16,13 @@ from .attention import CausalSelfAttention, CrossAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerDecoderLayer
-from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
+from .pretrained import (
+    VaswaniTransformerPreTrainedModel,
+    check_mask,
+    check_single_input,
+    check_tokens,
+    tensor_parallel_plan,
+)
 from .window import Window, empty_cache
 
 
@@ -86,12 +92,13 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             and `cross_attentions`.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`; a target longer than learned positions;
-                target rows that are no multiple of the source rows.
+            ValueError: neither or both of `input_ids` and `inputs_embeds`; no target or no token; a mask of another
+                shape; a target longer than learned positions; target rows that are no multiple of the source rows.
         """
         check_single_input(input_ids, inputs_embeds, prefix="decoder_")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
+        check_tokens(inputs_embeds, "decoder_input_ids")
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config, attention_mask)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
@@ -127,16 +134,22 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def target_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, int | None]:
-        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known."""
+        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known.
+
+        Raises:
+            ValueError: a mask of another shape.
+        """
+        rows, length = inputs_embeds.shape[:2]
+        past = 0 if cache is None else cache.get_seq_length()  # a tensor in a static cache, whose masks may be wider
+        if isinstance(past, int) and not (cache is not None and cache.is_compileable):
+            check_mask(attention_mask, rows, past + length, "decoder_attention_mask")
         if position_ids is not None:
             return position_ids, None
-        length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.dim() == 2:
             return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
         positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
         if cache is None:
             return positions, length
-        past = cache.get_seq_length()  # a tensor in a static cache
         return positions + past, past + length if isinstance(past, int) else None
 
     def source_mask(
@@ -145,7 +158,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """Return the mask of cross-attention, whose queries are all target rows of a source side by side."""
         if encoder_hidden_states is None:
             return None
-        rows, sources = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
+        rows, (sources, length) = inputs_embeds.shape[0], encoder_hidden_states.shape[:2]
+        check_mask(attention_mask, sources, length, "attention_mask")
         if rows != sources:
             check_rows(rows, sources)
             inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)

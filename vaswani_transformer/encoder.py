@@ -13,7 +13,13 @@ from .attention import SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerEncoderLayer
-from .pretrained import VaswaniTransformerPreTrainedModel, check_single_input, tensor_parallel_plan
+from .pretrained import (
+    VaswaniTransformerPreTrainedModel,
+    check_mask,
+    check_single_input,
+    check_tokens,
+    tensor_parallel_plan,
+)
 from .window import Window
 
 
@@ -57,12 +63,15 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 of them) and `attentions`.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`; a source longer than learned positions.
+            ValueError: neither or both of `input_ids` and `inputs_embeds`; no source or no token; a mask of another
+                shape; a source longer than learned positions.
         """
         check_single_input(input_ids, inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)  # (B, S, d_model)
-        length = inputs_embeds.shape[1]
+        check_tokens(inputs_embeds, "input_ids")
+        rows, length = inputs_embeds.shape[:2]
+        check_mask(attention_mask, rows, length, "attention_mask")
         max_position = length if position_ids is None else None
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             position_ids = count_positions(attention_mask)  # (B, S)

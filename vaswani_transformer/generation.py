@@ -225,7 +225,7 @@ class PaperBeamSearch(GenerationMixin):
         call = CallSettings(generation_config, self.generation_config, kwargs)
         call.check()
         limits = call.source_limits(inputs)
-        if limits is not None:
+        if limits is not None and len(limits):
             call.apply_limit(int(limits.max()))
             criterion = SourceLimitCriteria(limits, call.prompt_length())
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), criterion])

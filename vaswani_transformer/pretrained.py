@@ -66,6 +66,29 @@ def check_single_input(input_ids: Tensor | None, inputs_embeds: Tensor | None, p
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
 
 
+def check_tokens(embeddings: Tensor, name: str) -> None:
+    """Raise ValueError where embeddings (B, S, d_model) have no row or no token."""
+    if 0 in embeddings.shape[:2]:
+        raise ValueError(
+            f"{name}: nothing to read; got shape {tuple(embeddings.shape[:2])}, expected at least one text of at least "
+            "one token. Leave empty batches out, and give an empty text its end token."
+        )
+
+
+def check_mask(attention_mask: object, rows: int, tokens: int, name: str) -> None:
+    """Raise ValueError unless a mask is (rows, tokens), has four dimensions, or is no tensor.
+
+    Only shapes are compared: the host waits for no device. Another shape would be broadcast, or shift all positions.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() == 4:
+        return
+    if attention_mask.shape != (rows, tokens):
+        raise ValueError(
+            f"{name}: does not fit the tokens; got shape {tuple(attention_mask.shape)}, expected {(rows, tokens)}, a "
+            "number for each token. Give the mask of these texts, or none."
+        )
+
+
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     """Base class of the package's models: initialization, capabilities, saving and publishing.
 
@@ -179,7 +202,9 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
 __all__ = [
     "VaswaniTransformerPreTrainedModel",
+    "check_mask",
     "check_private_names",
     "check_single_input",
+    "check_tokens",
     "tensor_parallel_plan",
 ]

@@ -261,6 +261,8 @@ def test_prepared_model_gives_the_same_in_every_mode_without_gradients() -> None
         (lambda model: model, "float16", r"dtype is 'float16'; choose one of float32, bfloat16, int8"),
         (lambda model: model.half(), "float32", r"weights of torch\.float16 on cpu; move it by"),
         (lambda model: model.bfloat16(), "bfloat16", r"weights of torch\.bfloat16 on cpu; move it by"),
+        (torch.compile, "float32", r"model: is wrapped.*got a OptimizedModule, .*Give merge_and_unload\(\) of a PEFT"),
+        (lambda _: nn.Linear(2, 2), "float32", r"model: is wrapped, or no model of Transformers; got a Linear"),
         (lambda model: model.to("meta"), "float32", r"weights of torch\.float32 on meta; move it by"),
     ],
 )

@@ -100,7 +100,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
 
     def is_plain_search(self, inputs: dict[str, Any]) -> bool:
         """Return whether a search needs only the next token's logits."""
-        mask = inputs.get("attention_mask")
+        mask, memory = inputs.get("attention_mask"), inputs["encoder_outputs"][0]
         given = {name for name, value in inputs.items() if value is not None and value is not False}
         return (
             STEP_INPUTS.issuperset(given)
@@ -108,7 +108,7 @@ class PreparedForConditionalGeneration(Prepared, VaswaniTransformerForConditiona
             and type(self).forward is VaswaniTransformerForConditionalGeneration.forward
             and self.config._attn_implementation == "eager"
             and self.config.attention_window is None
-            and (mask is None or mask.dim() == 2)
+            and (mask is None or mask.shape == memory.shape[:2])
             and not torch.is_autocast_enabled("cpu")
         )
 
@@ -129,11 +129,17 @@ def prepare_for_inference(model: Model, dtype: str = "float32") -> Model:
             where a sentence's result also depends slightly on the others of its batch.
 
     Raises:
-        ValueError: an unknown dtype, or a model that is not on a CPU in float32 or is itself a prepared copy.
+        ValueError: an unknown dtype, or a model that is wrapped, is not on a CPU in float32 or is itself a prepared
+            copy.
         RuntimeError: from the copy, when it is to be trained, saved, moved or copied, or to pass gradients back.
     """
     if dtype not in LINEAR_FACTORIES:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(LINEAR_FACTORIES)}.")
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model: is wrapped, or no model of Transformers; got a {type(model).__name__}, expected what "
+            "from_pretrained returns. Give merge_and_unload() of a PEFT model, or _orig_mod of a compiled one."
+        )
     if isinstance(model, Prepared):
         raise ValueError("The model is prepared for inference already; give the one it was prepared from.")
     weights = sorted({f"{weight.dtype} on {weight.device.type}" for weight in model.parameters()})
