@@ -59,6 +59,7 @@ INVALID = [
     ({"length_penalty": float("nan")}, r"length_penalty: .*got nan, expected a finite one"),
     ({"length_penalty": float("inf")}, r"length_penalty: .*got inf, expected a finite one"),
     ({"num_beams": 0}, r"num_beams: .*got 0, expected a whole number of at least 1"),
+    ({"forced_eos_token_id": END, "max_source_relative_length": 3}, r"forced_eos_token_id: .*got 2 and 3\. Set one"),
     ({"num_beams": -2}, r"num_beams: .*got -2, expected a whole number of at least 1"),
 ]
 

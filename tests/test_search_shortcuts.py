@@ -358,7 +358,7 @@ PROCESSORS = [
     {"min_length": 5},
     {"min_new_tokens": 4},
     {"forced_bos_token_id": 9},
-    {"forced_eos_token_id": END, "max_new_tokens": 6},
+    {"forced_eos_token_id": END, "max_new_tokens": 6, "max_source_relative_length": None},
     {"suppress_tokens": [4, 5]},
     {"exponential_decay_length_penalty": (2, 1.3)},
     {"prefix_allowed_tokens_fn": lambda source, tokens: [END, 4 + source, 5 + len(tokens) % 7, 13]},

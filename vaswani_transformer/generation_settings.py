@@ -93,7 +93,7 @@ class CallSettings:
         return None if self.has_own_limit else getattr(self.saved, "max_source_relative_length", None)
 
     def check(self) -> None:
-        """Raise ValueError for a setting of the search that has a value that it cannot have."""
+        """Raise ValueError for a setting that has a value that it cannot have, or two that exclude each other."""
         beams, alpha = self.get("num_beams", 1), self.get("length_penalty", 1.0)
         penalty_type, relative = self.get("length_penalty_type", "power"), self.max_source_relative_length
         if penalty_type not in LENGTH_PENALTY_TYPES:
@@ -105,6 +105,11 @@ class CallSettings:
             if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
                 expected = f"expected a whole number of at least {least}, or None"
                 raise ValueError(f"{name}: not a number of beams or tokens; got {count!r}, {expected}.")
+        if relative is not None and (forced := self.get("forced_eos_token_id")) is not None:
+            raise ValueError(
+                f"forced_eos_token_id: forces the end at one length for all targets, and max_source_relative_length "
+                f"gives each source its own; got {forced!r} and {relative}. Set one of them to None."
+            )
 
     def prompt_length(self) -> int:
         """Return the number of tokens that each target begins with, the start token included."""
