@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Adam, Optimizer
@@ -17,7 +17,19 @@ def learning_rate(step: int, d_model: int, warmup_steps: int = 4000) -> float:
 
 
 def paper_schedule(optimizer: Optimizer, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> LambdaLR:
-    """Return a scheduler for equation (3) times `scale`; the learning rate of `optimizer` must be 1."""
+    """Return a scheduler for equation (3) times `scale`; the learning rate of `optimizer` must be 1.
+
+    Raises:
+        ValueError: the learning rate of a parameter group is not 1, or there is no warmup step.
+    """
+    if not warmup_steps >= 1:
+        raise ValueError(f"warmup_steps: equation (3) rises to this step; got {warmup_steps!r}, expected at least 1.")
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    if wrong := [rate for rate in rates if rate != 1]:
+        raise ValueError(
+            f"optimizer: equation (3) is multiplied by its learning rate; got lr={wrong[0]:g}, expected 1 in each "
+            "parameter group. Give paper_adam(model.parameters()), or lr=1.0 and a `scale`."
+        )
     return LambdaLR(optimizer, lambda done: scale * learning_rate(done + 1, d_model, warmup_steps))
 
 
@@ -26,7 +38,16 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
 
     It is fused where torch supports that on the parameters' device; on a CPU this is several times faster. A fused step
     cannot mix DTensors and plain tensors, as tensor parallelism has them, so each has its own group.
+
+    Raises:
+        ValueError: something else than parameters.
     """
+    parameters = list(parameters)
+    if others := [each for each in parameters if not isinstance(each, Tensor)]:
+        raise ValueError(
+            f"parameters: a group or a name is none; got a {type(others[0]).__name__}, expected parameters only. Give "
+            "model.parameters()."
+        )
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     is_fusable = all(each.is_floating_point() and each.device.type in FUSED_DEVICES for each in parameters)
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
