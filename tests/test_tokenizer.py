@@ -344,6 +344,14 @@ def test_unknown_algorithm_is_an_error() -> None:
         VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 320, algorithm="unigram")
 
 
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece"])
+def test_single_text_and_a_number_to_learn_from_are_an_error(algorithm: str) -> None:
+    with pytest.raises(TypeError, match=r"texts is the str 'corpus\.txt'; give the texts themselves"):
+        VaswaniTransformerTokenizer.train_from_iterator("corpus.txt", 300, algorithm)
+    with pytest.raises(TypeError, match=r"texts: holds a int, 7; give only texts"):
+        VaswaniTransformerTokenizer.train_from_iterator(["a", 7], 300, algorithm)  # ty: ignore[invalid-argument-type]
+
+
 def test_vocabulary_too_small_for_its_alphabet_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"):
         VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 258)

@@ -87,6 +87,13 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
 
 
+def check_text(text: Any) -> Any:
+    """Return a text to learn from, or a list of them; raise TypeError for anything else."""
+    if not isinstance(text, str | list):
+        raise TypeError(f"texts: holds a {type(text).__name__}, {text!r}; give only texts.")
+    return text
+
+
 class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
     """A fast tokenizer that ends every text with `</s>`.
 
@@ -111,12 +118,15 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             algorithm: "bpe", byte-level and lossless, or "wordpiece".
 
         Raises:
+            TypeError: `texts` is a single text, whose characters would be the texts, or holds something else.
             ValueError: the algorithm is unknown, or the vocabulary is too small for its alphabet.
         """
+        if isinstance(texts, str):
+            raise TypeError(f"texts is the str {texts!r}; give the texts themselves, such as [text] or an open file.")
         name = algorithm.lower().replace("-", "").replace("_", "")
         if name not in ALGORITHMS:
             raise ValueError(f"algorithm: unknown; got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}.")
-        tokenizer = ALGORITHMS[name](texts, vocab_size)
+        tokenizer = ALGORITHMS[name](map(check_text, texts), vocab_size)
         end = SPECIAL_TOKENS["eos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
