@@ -2,13 +2,14 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samplers import LENGTHS, sampler
-from vaswani_transformer.batching import TokenBudgetBatchSampler
+from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 5))
@@ -101,3 +102,18 @@ def test_pair_beyond_the_budget_is_an_error() -> None:
 def test_too_few_pairs_for_the_micro_batches_of_a_step_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"2 pairs cannot be split over the 4 micro-batches"):
         sampler([(3, 3), (3, 3)], num_processes=2, accumulation=2)
+
+
+@pytest.mark.parametrize("counts", [(1, 0, 0), (1, 1, 1), (2, 5, 1), (2, -1, 1), (0, 0, 1)], ids=str)
+def test_rank_without_a_micro_batch_is_an_error(counts: tuple[int, int, int]) -> None:
+    settings: dict[str, Any] = dict(zip(("num_processes", "rank", "accumulation"), counts, strict=True))
+    message = r"num_processes, rank, accumulation: .*got {}, {} and {}, expected".format(*counts)
+    with pytest.raises(ValueError, match=message):
+        TokenBudgetBatchSampler([3, 3], [3, 3], **settings)
+    with pytest.raises(ValueError, match=message):
+        TokenBudgetBatches([], **settings)
+
+
+def test_lists_of_lengths_of_other_pairs_are_an_error() -> None:
+    with pytest.raises(ValueError, match="source_lengths, target_lengths: got 2 and 1, expected as many"):
+        TokenBudgetBatchSampler([1, 2], [1])

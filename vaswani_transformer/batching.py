@@ -105,6 +105,13 @@ def rank_micro_batches(step: list[int], num_processes: int, rank: int, accumulat
         yield step[first::micro_batches]
 
 
+def check_ranks(num_processes: int, rank: int, accumulation: int) -> None:
+    """Raise ValueError where a step has no micro-batch, or none for this rank."""
+    if min(num_processes, accumulation) < 1 or not 0 <= rank < num_processes:
+        got = f"got {num_processes}, {rank} and {accumulation}, expected at least 1, a rank below it, and at least 1"
+        raise ValueError(f"num_processes, rank, accumulation: leave this rank no batch; {got}. Correct them.")
+
+
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Batches "by approximate sequence length" under a budget of source and of target tokens (5.1).
 
@@ -125,7 +132,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         epoch: called at the start of an iteration, returns its epoch; None: the epoch given to `set_epoch`.
 
     Raises:
-        ValueError: a single pair exceeds a budget, or there are fewer pairs than micro-batches in a step.
+        ValueError: a single pair exceeds a budget, there are fewer pairs than micro-batches in a step, the lists differ
+            in length, or no micro-batch is this rank's.
     """
 
     def __init__(
@@ -140,6 +148,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         epoch: Callable[[], int] | None = None,
     ) -> None:
+        check_ranks(num_processes, rank, accumulation)
+        if len(source_lengths) != len(target_lengths):
+            counts = f"{len(source_lengths)} and {len(target_lengths)}"
+            raise ValueError(f"source_lengths, target_lengths: got {counts}, expected as many. Give each pair's two.")
         self.lengths = list(zip(source_lengths, target_lengths, strict=True))
         self.budgets = (source_tokens, target_tokens)
         self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
@@ -247,8 +259,8 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
             again, but not encoded.
 
     Raises:
-        ValueError: the source is an iterator, or the buffer is too small; while iterating: a pair is too long, an epoch
-            has fewer pairs than micro-batches in a step, or there are several worker processes.
+        ValueError: the source is an iterator, the buffer is too small, or no micro-batch is this rank's; while
+            iterating: a pair is too long, an epoch has too few pairs, or there are several worker processes.
     """
 
     def __init__(
@@ -265,6 +277,7 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
         too_long: Literal["error", "drop"] = "error",
         encode: Callable[[list[Item]], Sequence[Pair]] | None = None,
     ) -> None:
+        check_ranks(num_processes, rank, accumulation)
         self.source, self.encode = source, encode
         self.budgets = (source_tokens, target_tokens)
         self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
