@@ -192,6 +192,14 @@ def test_padding_of_the_target_changes_no_training_loss() -> None:
         torch.testing.assert_close(wide_outputs[name], narrow_outputs[name], **FLOAT32)
 
 
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_kl_scale_is_finite_and_not_negative(value: float) -> None:
+    model = tiny_iterative_vae()
+    with pytest.raises(ValueError, match=r"^kl_scale: .* got .*, expected a finite number of at least 0\."):
+        model.kl_scale = value
+    assert model.kl_scale == 1
+
+
 def test_hint_reaches_the_loss_in_training_and_kl_scale_is_never_counted() -> None:
     model, source, labels = tiny_iterative_vae(**STILL).train(), random_tokens(3, 6), targets(5, 1, 4)
     losses = {}

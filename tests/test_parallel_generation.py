@@ -6,6 +6,7 @@ B batch, S source, T target.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -272,6 +273,8 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
         ("cmlm", {"repetition_penalty": 1.2}, "repetition_penalty"),
         ("cmlm", {"max_new_tokens": 0}, "max_new_tokens"),
         ("cmlm", {"pad_token_id": 5}, "pad_token_id: got 5"),
+        ("cmlm", {"output_attentions": True}, "output_attentions: generate.. returns scores only; got True"),
+        ("nat", {"input_ids": torch.zeros(2, 5)}, "input_ids: got them also as the first argument"),
         ("cmlm", {"number_of_beams": 5}, "number_of_beams: generate.. has no such argument"),
     ],
     ids=str,
@@ -294,6 +297,8 @@ def test_setting_that_parallel_decoding_lacks_is_an_error_of_one_line(
         {"length_penalty_type": "power"},
         {"max_source_relative_length": None},
         {"max_source_relative_length": 300},
+        {"length_beam_size": np.int64(1), "num_return_sequences": np.int64(1), "max_new_tokens": np.int64(99)},
+        {"output_scores": True, "output_attentions": False},
     ],
     ids=str,
 )
@@ -301,6 +306,13 @@ def test_setting_without_an_effect_is_accepted(settings: dict[str, Any]) -> None
     model: Any = tiny_nat()
     source = random_tokens(2, 5)
     assert torch.equal(model.generate(source, **settings), model.generate(source))
+
+
+def test_outputs_of_forward_in_the_configuration_do_not_stop_generate() -> None:
+    model, plain = FAMILY["nat"](output_hidden_states=True, output_attentions=True), FAMILY["nat"]()
+    source = random_tokens(2, 5)
+    generated = model.generate(source, return_dict_in_generate=False)
+    assert torch.equal(generated, plain.generate(source))
 
 
 def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:

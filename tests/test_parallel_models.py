@@ -267,6 +267,14 @@ def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.Monk
         torch.testing.assert_close(accuracy, torch.tensor(6 / 14))
 
 
+@pytest.mark.parametrize("value", [2.0, -0.1, math.nan])
+def test_glancing_ratio_is_a_share(value: float) -> None:
+    model = tiny_nat()
+    with pytest.raises(ValueError, match=r"^glancing_ratio: .* got .*, expected 0 to 1\."):
+        model.glancing_ratio = value
+    assert model.glancing_ratio == 0
+
+
 def test_glancing_learns_from_the_hidden_positions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_nat(dropout=0.0, label_smoothing=0.0).train()
     labels, source = targets(4, 3), random_tokens(2, 6)

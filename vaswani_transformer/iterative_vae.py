@@ -157,6 +157,18 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
         super().__init__(config)
         self.kl_scale = 1.0
 
+    @property
+    def kl_scale(self) -> float:
+        return self._kl_scale
+
+    @kl_scale.setter
+    def kl_scale(self, value: float) -> None:
+        if not 0 <= value < float("inf"):
+            raise ValueError(
+                f"kl_scale: it weighs a loss; got {value}, expected a finite number of at least 0. Set one."
+            )
+        self._kl_scale = value
+
     @can_return_tuple
     def forward(
         self,

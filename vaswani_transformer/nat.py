@@ -142,6 +142,18 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         super().__init__(config)
         self.glancing_ratio = 0.0
 
+    @property
+    def glancing_ratio(self) -> float:
+        return self._glancing_ratio
+
+    @glancing_ratio.setter
+    def glancing_ratio(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise ValueError(
+                f"glancing_ratio: it is a share of mistakes; got {value}, expected 0 to 1. Set such a share."
+            )
+        self._glancing_ratio = value
+
     @can_return_tuple
     def forward(
         self,

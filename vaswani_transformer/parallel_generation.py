@@ -6,6 +6,7 @@ iterations, or layers of a model that refines from layer to layer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Never
 
 import torch
@@ -53,8 +54,11 @@ LEFT_TO_RIGHT = (
     "prompt_lookup_num_tokens",
     "token_healing",
 )
+# Outputs of each step of a search; `output_scores` is none of them, since scores are always returned.
+STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
 # Settings of draws from the logits, which no model makes.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+COUNTS = ("num_iterations", "length_beam_size", "num_return_sequences")
 OWN_SETTINGS = {"num_iterations", "length_beam_size", "return_history", "max_source_relative_length"}
 
 
@@ -118,6 +122,18 @@ def is_off(value: object) -> bool:
 def fail(subject: str, problem: str, fix: str) -> Never:
     """Raise ValueError with the three on one line."""
     raise ValueError(f"{subject}: {problem}. {fix}")
+
+
+def whole_number(name: str, value: object, fix: str, least: int | None = None) -> int:
+    """Return `value`, also NumPy's, as an int.
+
+    Raises:
+        ValueError: it is no whole number of at least `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and int(value) < least):
+        expected = "a whole number" + ("" if least is None else f" of at least {least}")
+        fail(name, f"got {value!r}, expected {expected}", fix)
+    return int(value)
 
 
 class ParallelGeneration(GenerationMixin):
@@ -208,6 +224,8 @@ class ParallelGeneration(GenerationMixin):
         self.check_arguments(given)
         source_inputs = {name: kwargs.pop(name) for name in SOURCE_INPUTS if name in kwargs}
         if inputs is not None:
+            if source_inputs.get("input_ids") is not None:
+                fail("input_ids", "got them also as the first argument", "Give the source once.")
             source_inputs["input_ids"] = inputs
         settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
         source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
@@ -247,13 +265,14 @@ class ParallelGeneration(GenerationMixin):
             )
         values = saved | given
         self.check_search(values)
+        for name in STEP_OUTPUTS:  # the model's own configuration may ask `forward` for them
+            if given.get(name):
+                fail(name, "generate() returns scores only; got True", "Leave it out, or call the model itself.")
         for name in TOKEN_IDS:
             if name in given and given[name] != (expected := getattr(self.config, name)):
                 fail(name, f"got {given[name]!r}, the model's configuration has {expected!r}", "Set it there.")
         settings = ParallelSettings(
-            num_iterations=values.get("num_iterations", 1),
-            length_beam_size=values.get("length_beam_size", 1),
-            num_return_sequences=values.get("num_return_sequences", 1),
+            **{name: whole_number(name, values.get(name, 1), "Give 1 or more.") for name in COUNTS},
             max_tokens=self.max_tokens(given),
             max_source_relative_length=self.max_relative_length(generation_config, call, given),
             suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
@@ -277,11 +296,8 @@ class ParallelGeneration(GenerationMixin):
                 fail(name, problem, "Leave it out; the configuration's gumbel_temperature is that of the latents.")
 
     def check_settings(self, settings: ParallelSettings) -> None:
-        """Raise ValueError where counts are no whole numbers, or lie outside their range."""
+        """Raise ValueError where counts lie outside their range."""
         name, iterations, beam = type(self).__name__, settings.num_iterations, settings.length_beam_size
-        for count in ("num_iterations", "length_beam_size", "num_return_sequences"):
-            if isinstance(value := getattr(settings, count), bool) or not isinstance(value, int):
-                fail(count, f"got {value!r}, expected a whole number", "Give 1 or more.")
         if iterations < 1:
             fail("num_iterations", f"got {iterations}, expected at least 1", "Give 1 for a single pass.")
         if iterations > 1 and not self.refines:
@@ -299,10 +315,7 @@ class ParallelGeneration(GenerationMixin):
         for name, least in (("max_new_tokens", 1), ("max_length", 2)):  # the start token counts in the second
             if bounds or name not in given:
                 continue
-            value = given[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                fail(name, f"got {value!r}, expected a whole number of at least {least}", "A target has its `</s>`.")
-            bounds.append(value - least + 1)
+            bounds.append(whole_number(name, given[name], "A target has its `</s>`.", least) - least + 1)
         bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
         return min(bounds, default=None)
 
@@ -313,14 +326,14 @@ class ParallelGeneration(GenerationMixin):
         name = "max_source_relative_length"
         value = None if {"max_new_tokens", "max_length"} & given.keys() else getattr(self.generation_config, name, None)
         value = call.get(name, getattr(generation_config, name, value))
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            fail(name, f"got {value!r}, expected a whole number of at least 0", "Give one such as 50, or None.")
-        return value
+        return None if value is None else whole_number(name, value, "Give one such as 50, or None.", 0)
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
         """Return the ids that are never predicted freely: start, padding, end, `<mask>` and `extra` ones."""
         config, is_list = self.config, isinstance(extra, (list, tuple))
-        if not is_list or not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in extra):
+        if not is_list or not all(
+            isinstance(token, Integral) and 0 <= int(token) < config.vocab_size for token in extra
+        ):
             allowed = f"expected a list of ids from 0 to {config.vocab_size - 1}"
             fail("suppress_tokens", f"got {extra!r}, {allowed}", "Give ids of the vocabulary.")
         names = (*TOKEN_IDS, "mask_token_id")
