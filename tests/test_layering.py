@@ -41,7 +41,7 @@ TRAINING_ROOMS = {
     "tasks": set(),
     "monitor": {"kinds", "tasks"},
     "data": {"recipe", "tasks", "toy_task"},
-    "report": {"data", "kinds", "monitor", "recipe", "tasks"},
+    "report": {"data", "kinds", "monitor", "recipe", "recipe_reading", "tasks"},
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names

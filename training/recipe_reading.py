@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Hashable
@@ -13,15 +14,13 @@ import yaml
 from vaswani_transformer.errors import UserError
 
 LARGEST = 2**63 - 1  # as torch counts
-TEXT_FIELDS = {"name", "output_dir"} | {
-    f"{group}.{name}"
-    for group, names in (
-        ("data", ("path", "subset", "source", "target", "train", "validation", "test", "distilled", "teacher")),
-        ("tokenizer", ("path",)),
-        ("training", ("encoder_from", "start_from", "energy_from")),
-    )
-    for name in names
+PATHS = {
+    "data": ("path", "train", "validation", "test", "distilled", "teacher"),
+    "tokenizer": ("path",),
+    "training": ("encoder_from", "start_from", "energy_from"),
 }
+PATH_FIELDS = {"output_dir"} | {f"{group}.{name}" for group, names in PATHS.items() for name in names}
+TEXT_FIELDS = PATH_FIELDS | {"name", "data.subset", "data.source", "data.target"}
 NOT_NEGATIVE = {
     "weight_decay",
     "kl_scale",
@@ -99,7 +98,7 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
 
 
 def coerce(hint: Any, value: Any, name: str) -> Any:
-    """Return `value` as the type `hint`, or raise a UserError."""
+    """Return `value` as the type `hint`, the `~` of a path expanded, or raise a UserError."""
     if dataclasses.is_dataclass(hint):
         return build(hint, value, f"{name}.")
     if typing.get_origin(hint) is Literal:
@@ -115,7 +114,7 @@ def coerce(hint: Any, value: Any, name: str) -> Any:
         quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
         raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
-    return value
+    return os.path.expanduser(value) if name in PATH_FIELDS and value is not None else value
 
 
 def read_exponents(value: Any) -> Any:

@@ -2,14 +2,20 @@
 
 import argparse
 import math
+import os
+from pathlib import Path
 from typing import Any, NoReturn
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` without abbreviations; an error ends the command with one line and status 2."""
+    """An `argparse.ArgumentParser` without abbreviations; an error ends the command with one line and status 2.
+
+    It expands the `~` of `--option=~/file`, which shells leave, in arguments of type `Path`.
+    """
 
     def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
         super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
+        self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
 
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help, without the usage of every option."""

@@ -79,6 +79,19 @@ def test_arguments_override_the_file(recipe_file: Callable[[str], Path]) -> None
     assert recipe.output_dir == "x"
 
 
+def test_home_is_expanded_in_every_path_and_in_no_other_text(
+    recipe_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = recipe_file("name: ~/run\nmodel: {kind: cmlm}\ndata: {kind: json, path: ~/data, source: ~/en}\n")
+    fields = ("output_dir", "tokenizer.path", "training.start_from", "training.energy_from", "data.distilled")
+    recipe = load_recipe(path, [f"--{name}=~/{name}" for name in fields])
+    expanded = (recipe.output_dir, recipe.tokenizer.path, recipe.training.start_from, recipe.training.energy_from)
+    assert (*expanded, recipe.data.distilled) == tuple(str(tmp_path / name) for name in fields)
+    assert (recipe.name, recipe.data.path, recipe.data.source) == ("~/run", str(tmp_path / "data"), "~/en")
+    assert load_recipe(path, ["--training.energy_from=a/b~"]).training.energy_from == "a/b~"
+
+
 def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: Callable[[str], Path]) -> None:
     path = recipe_file("data: {kind: grammar}\ntraining: {learning_rate_scale: 1e-1}\n")
     assert load_recipe(path, []).training.learning_rate_scale == 0.1

@@ -109,7 +109,7 @@ def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBas
     Raises:
         UserError: the path has no such tokenizer.
     """
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:
         tokenizer = load_tokenizer(path)

@@ -18,14 +18,10 @@ import vaswani_transformer
 from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
 from training.recipe import Recipe
+from training.recipe_reading import PATHS
 
 RESULTS = "results.json"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
-PATHS = {
-    "data": ("path", "train", "validation", "test", "distilled", "teacher"),
-    "tokenizer": ("path",),
-    "training": ("encoder_from", "start_from", "energy_from"),
-}
 
 
 def fingerprint(pairs: Dataset) -> dict[str, int | str]:
@@ -102,7 +98,7 @@ def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
     return recipe | {
         group: recipe[group]
         | {
-            name: Path(path).expanduser().resolve().name
+            name: Path(path).resolve().name
             for name in names
             if (path := recipe[group].get(name)) is not None and is_local(path)
         }
