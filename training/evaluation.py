@@ -35,12 +35,36 @@ def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -
     return torch.cat(losses)
 
 
+def evaluation_batches(sources: list[int], targets: list[int], size: int, tokens: int) -> list[list[int]]:
+    """Return the numbers of pairs in batches, the longest source first.
+
+    A batch has at most `size` pairs, and on each side at most `tokens` positions, padding included. A longer pair is a
+    separate batch.
+
+    Args:
+        sources: the tokens of each source.
+        targets: the tokens of each target.
+        size: the pairs of a batch.
+        tokens: the positions of a side.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for pair in sorted(range(len(sources)), key=sources.__getitem__, reverse=True):
+        longest = max(longest, sources[pair], targets[pair])
+        if not batches or len(batches[-1]) == size or (len(batches[-1]) + 1) * longest > tokens:
+            batches.append([])
+            longest = max(sources[pair], targets[pair])
+        batches[-1].append(pair)
+    return batches
+
+
 class EvaluatingTrainer(MonitoredTrainer):
     """A monitored trainer with evaluation by tokens and by task; a subclass sets the attributes.
 
     Attributes:
         search: how evaluations translate; during training with the recipe's faster settings for it.
         task: the recipe's task, which scores evaluations.
+        batch_tokens: the positions of a batch of an evaluation, on each side.
         signature: of the best metric in the last evaluation.
         evaluated: the pairs of the present evaluation.
         guard: ends a run whose validation loss is not finite.
@@ -52,6 +76,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     evaluated: Dataset
     search: GenerationConfig
     task: Task
+    batch_tokens: int
     signature: str
     guard: DivergenceGuard
 
@@ -79,9 +104,8 @@ class EvaluatingTrainer(MonitoredTrainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        order = sorted(range(len(dataset)), key=lengths(dataset, "input_ids").__getitem__, reverse=True)
-        size = self.args.per_device_eval_batch_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
+        batches = evaluation_batches(*sides, self.args.per_device_eval_batch_size, self.batch_tokens)
         rounds = math.ceil(len(batches) / self.args.world_size)
         rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
         numbered = dataset.add_column("pair", list(range(len(dataset))))

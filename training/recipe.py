@@ -118,7 +118,8 @@ class TrainingRecipe:
     evaluation_steps: steps between evaluations on the validation set, each followed by a checkpoint.
     evaluation_beams: beams of those evaluations' translations, of an autoregressive model.
     evaluation_iterations: passes over each of those translations, of kind cmlm.
-    evaluation_batch_size: pairs that an evaluation translates at once on each device.
+    evaluation_batch_size: pairs that an evaluation translates at once on each device; fewer of pairs that are longer
+        than data.max_length.
     log_steps: steps between lines of the log.
     patience: evaluations without a better score of the task (of ENGINE: a lower energy), or the same at a lower loss,
         after which a run ends early; None for no limit.

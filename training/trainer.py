@@ -88,6 +88,7 @@ class RecipeTrainer(EvaluatingTrainer):
         validation: Dataset,
     ) -> None:
         self.recipe, self.task = recipe, make_task(to_dict(recipe))
+        self.batch_tokens = recipe.training.evaluation_batch_size * recipe.data.max_length
         self.stream = None
         if isinstance(train_dataset, PairStream):
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
