@@ -348,7 +348,8 @@ def run_parts(parts: list[Part], catalog: str, device: str, report: Report, minu
             if worker.is_ready:
                 result.status, result.reason = worker.run(part, min(limit, left), send)
             result.seconds = round(time.monotonic() - start, 2)
-            if result.status == TOO_SLOW and left < limit:
+            is_cut_at_start = not worker.is_ready and time.monotonic() >= end
+            if is_cut_at_start or (result.status == TOO_SLOW and left < limit):
                 result.status, result.reason = NOT_RUN, NO_TIME
             report.write()
             print(f"{result.status:<8} {part.name} ({result.seconds:.1f} s){reason_of(result)}", flush=True)

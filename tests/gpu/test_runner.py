@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from tests.gpu.runner import (
     FAILED,
     LOG,
+    NO_TIME,
     NOT_RUN,
     PASSED,
     RESULTS,
@@ -77,9 +79,11 @@ class FakeWorker:
     made = 0
     starts = True
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, catalog: str, device: str, log: Path, start_limit: float) -> None:
         type(self).made += 1
         self.is_ready = self.starts
+        if not self.starts and start_limit < 1:
+            time.sleep(start_limit)
 
     def run(self, part: Part, limit: float, send: Any) -> tuple[str, str | None]:
         if part.name == "hanging":
@@ -154,6 +158,19 @@ def test_part_whose_process_does_not_start_fails_and_the_next_gets_another(
     assert {(one.status, one.reason) for one in report.results.values()} == {
         (FAILED, f"its process did not start; {tmp_path / LOG} says why")
     }
+
+
+def test_part_whose_process_the_minutes_cut_off_runs_again(
+    fake_worker: type[FakeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.gpu.runner.LEAST_TIME", 0.0)
+    fake_worker.starts = False
+    assert run_parts([SAMPLES["good"]], "", "cpu", Report(tmp_path, ABOUT, COMMAND), minutes=0.001)
+    fake_worker.starts = True
+    report = Report(tmp_path, ABOUT, COMMAND)
+    assert (report.results["good"].status, report.results["good"].reason) == (NOT_RUN, NO_TIME)
+    assert run_parts([SAMPLES["good"]], "", "cpu", report, minutes=1)
+    assert report.results["good"].status == PASSED
 
 
 def test_rows_of_a_part_that_the_minutes_cut_off_are_kept_and_the_part_runs_again(
