@@ -1,12 +1,13 @@
 """Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
+import codecs
 import gzip
 import json
 import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, cast
 
 from accelerate import PartialState
 
@@ -23,8 +24,8 @@ JSON_TYPES = {
 }  # fmt: skip
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, compressed or not; only a line feed ends a line, and a byte order mark is skipped.
+def open_file(path: Path) -> BinaryIO:
+    """Open a file, compressed or not, for reading bytes.
 
     Raises:
         UserError: there is no such file.
@@ -32,25 +33,28 @@ def open_text(path: Path) -> TextIO:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
-    return path.open(encoding="utf-8-sig", newline="\n")
+        return cast(BinaryIO, gzip.open(path))
+    return path.open("rb")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file with their numbers from 1, without line ends.
+    """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
+
+    Only a line feed ends a line.
 
     Raises:
         UserError: the file is missing, is not UTF-8 text, or its compressed data is truncated.
     """
     number = 0
     try:
-        with open_text(path) as lines:
+        with open_file(path) as lines:
             for number, line in enumerate(lines, start=1):
-                yield number, line.rstrip("\n")
-    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: not UTF-8 ({error}); correct it, or convert the file.") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
-            f"{path}, after line {number}: not readable ({error}); it must be UTF-8 text, plain or in a complete .gz "
-            "file."
+            f"{path}, after line {number}: not readable ({error}); it must be text, plain or in a complete .gz file."
         ) from error
     except OSError as error:
         raise UserError(
@@ -129,8 +133,9 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); correct the line.") from error
-        except RecursionError as error:
-            raise UserError(f"{where}: not JSON that can be read (nested too deeply); correct the line.") from error
+        except (ValueError, RecursionError) as error:
+            problem = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
+            raise UserError(f"{where}: not JSON that can be read ({problem}); correct the line.") from error
         source, target = (text.strip() for text in json_pair(recipe, where, row))
         if has_both_sides(recipe, where, source, target):
             yield source, target
