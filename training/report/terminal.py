@@ -57,5 +57,5 @@ def report(results: dict[str, Any], folder: str) -> None:
         is_autoregressive = kind_of_recipe(results["recipe"]) is KINDS[AUTOREGRESSIVE]
         figures = f"vaswani_transformer.figures {folder} {source}"  # of this kind only
         logger.info("Next, %s what you type, and %s:", task.verb, "see attention" if is_autoregressive else "publish")
-        logger.info("%s %s", task.command, folder)
+        logger.info("%s %s --interactive", task.command, folder)
         logger.info("python -m %s", figures if is_autoregressive else f"training.publish {folder} OWNER/NAME")

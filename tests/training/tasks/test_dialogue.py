@@ -74,6 +74,7 @@ def test_command_calls_a_reply_no_translation(
     output = capsys.readouterr().out
     assert output.startswith("prompt       hi\nreply        hello\nreference    hey\n")
     assert "Next, answer what you type" in caplog.text
+    assert "vaswani-translate run --interactive\n" in caplog.text  # else it would wait for the end of the input
     assert "then answers the test set" in opening_line(recipe)
     assert "translat" not in (output + opening_line(recipe)).lower()
 
