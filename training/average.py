@@ -17,7 +17,9 @@ from training.checkpoints import MANIFEST, STATE, WEIGHTS, complete_checkpoints,
 from training.command import exit_interrupted
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import write_errors
+from vaswani_transformer.files import staged_files, write_errors
+
+OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -74,12 +76,11 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is not empty; give another --output_dir.")
     weights = mean_weights(checkpoints)
-    with write_errors(output, "give another --output_dir", SafetensorError):
-        output.mkdir(parents=True, exist_ok=True)
-        for path in checkpoints[-1].glob("*.json"):
-            if path.name not in (STATE, MANIFEST):
-                shutil.copy(path, output / path.name)
-        save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
+    with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
+        for path in checkpoints[-1].iterdir():
+            if path.is_file() and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):
+                shutil.copy(path, staging / path.name)
+        save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 

@@ -29,7 +29,7 @@ from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.files import write_errors
+from vaswani_transformer.files import staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
@@ -212,8 +212,8 @@ def publish(
         raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
     model, tokenizer = load(run)
     if dry_run is not None:
-        dry_run.mkdir(parents=True, exist_ok=True)
-        write_repository(dry_run, model, tokenizer, results, repository, license)
+        with staged_files(dry_run) as staging:
+            write_repository(staging, model, tokenizer, results, repository, license)
         return str(dry_run)
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), model, tokenizer, results, repository, license)

@@ -1,17 +1,20 @@
 """The mean of the last checkpoints."""
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
+from training import average as average_module
 from training.average import average, main, mean_weights
 from training.checkpoints import mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.errors import OutputError, UserError
 
 
 @pytest.fixture
@@ -62,6 +65,32 @@ def test_output_folder_that_is_not_empty_is_an_error(run_folder: Path, tmp_path:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is not empty"):
         average(run_folder, 2, tmp_path)
+
+
+def test_failed_write_leaves_no_file_and_the_same_command_succeeds(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mean").mkdir()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(average_module, "save_file", full)
+    with pytest.raises(OutputError, match=r"mean: cannot be written: No space"):
+        average(run_folder, 2, tmp_path / "mean")
+    monkeypatch.undo()
+    assert not list((tmp_path / "mean").iterdir())
+    assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
+
+
+def test_averaged_model_has_every_file_of_its_tokenizer_and_none_of_training(run_folder: Path, tmp_path: Path) -> None:
+    last, tokenizer = run_folder / "checkpoints" / "checkpoint-10", {"source.spm", "vocab.json", "chat_template.jinja"}
+    for name in (*tokenizer, "optimizer.pt", "rng_state.pth", "training_args.bin"):
+        (last / name).write_text("")
+    mark_complete(last)
+    average(run_folder, 2, tmp_path / "mean")
+    model = {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "mean").iterdir()} == model | tokenizer
 
 
 def test_checkpoints_of_two_models_are_an_error(run_folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Publishing a run: what is checked before any work, the uploaded files, and interrupted uploads."""
 
+import errno
 import getpass
 import json
 import re
@@ -19,6 +20,7 @@ from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import equal, weights
+from training import publish as publish_module
 from training.publish import NEEDED, main, publish
 from training.recipe import load_recipe, to_dict
 from training.report.licenses import LICENSES
@@ -96,6 +98,26 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
     message = "cannot be written: Not a directory; make room, or give another folder.\n"
     assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {message}"
+
+
+def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, dry = tmp_path / "run", tmp_path / "dry"
+    for part in model_of_pairs():
+        part.save_pretrained(run)
+    (run / "results.json").write_text(json.dumps(results_of()))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(publish_module, "make_card", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        publish(run, REPOSITORY, dry_run=dry)
+    monkeypatch.undo()
+    assert not list(dry.iterdir())
+    publish(run, REPOSITORY, dry_run=dry)
+    assert {"README.md", "LICENSE-code", "model.safetensors", "tokenizer.json"} < {path.name for path in dry.iterdir()}
 
 
 def without_token(command: list[str], home: Path) -> str:
@@ -180,6 +202,7 @@ def test_docs_card_and_results_agree(finished: Path, tmp_path: Path) -> None:
 COMMANDS = """
 import sys
 
+from training import publish as publish_module
 from training.publish import main
 
 main([*sys.argv[1:], "--revision=tried"])
@@ -213,6 +236,7 @@ import json, sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
+from training import publish as publish_module
 from training.publish import upload
 from vaswani_transformer.errors import UserError
 
@@ -279,6 +303,7 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
+from training import publish as publish_module
 from training.publish import upload
 
 for folder in sys.argv[1:]:
