@@ -182,6 +182,24 @@ def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(r
     assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --too_long=truncate")
 
 
+def test_line_beyond_the_learned_positions_ends_the_command_with_one_line(
+    run: Run, folder: str, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(folder)
+    tokenizer.save_pretrained(tmp_path)
+    tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30).save_pretrained(
+        tmp_path
+    )
+    source = lines(["cat", "cat " * 30]).encode()
+    output, errors, status = run("--too_long=keep", "--max_length=5", "--window=1", stdin=source, model=tmp_path)
+    assert (output.count("\n"), errors.count("\n"), status) == (1, 1, 2)
+    assert errors.startswith("standard input, line 2: ")
+    assert "tokens, more than 30; shorten it, or give --too_long=truncate: the model has positions for no" in errors
+    output, errors, status = run("--max_source_tokens=31", stdin=source, model=tmp_path)
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
+    assert errors.startswith("max_source_tokens (31) is more than the model's table of positions")
+
+
 def test_progress_bar_is_shown_on_request(run: Run) -> None:
     assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
     assert run(stdin=b"cat\ncat\n")[1] == ""

@@ -36,6 +36,7 @@ def test_ctranslate2_translates_the_same_lines(run: Run, engine_folder: Path) ->
     [
         (["--nbest=9"], "num_return_sequences (9) is not from 1 to num_beams (4)"),
         (["--max_length=2000"], "max_new_tokens (2000) is not from 1 to the table of 1024 positions"),
+        (["--max_source_tokens=2000"], "max_source_tokens (2000) is more than the model's table of positions has room"),
         (["--revision=main"], "--revision and --trust_remote_code are of the Hub"),
         (
             ["--device=nowhere"],

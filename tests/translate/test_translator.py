@@ -273,6 +273,21 @@ def test_model_in_training_translates_without_dropout_and_stays_in_training(
         model.eval()
 
 
+def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_translated() -> None:
+    """A table of 30 has room for a text of 20 tokens and its translation, which may be ten tokens longer."""
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": "keep"}
+    longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 20)
+    assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
+    translations = translate(model, tokenizer, ["a", longest, longest + "a"], window=2, **settings)
+    assert len(list(itertools.islice(translations, 2))) == 2
+    with pytest.raises(TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"):
+        next(translations)
+    with pytest.raises(ValueError, match=r"max_source_tokens \(21\) is more than .* give at most 20\."):
+        translate(model, tokenizer, [], max_source_tokens=21, **settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -130,7 +130,7 @@ def translate_lines(
     """Write the translations of all texts that have none yet.
 
     Raises:
-        UserError: a line is invalid, or too long under `--too_long=error`.
+        UserError: a line is invalid, or too long under `--too_long=error` or for the model's table of positions.
     """
     with progress_bar(options, output.done) as bar:
         try:
@@ -140,10 +140,10 @@ def translate_lines(
                     warn_of_truncation(translation, texts.name, number)
                 output.write(format_lines(translation, number, options), texts)
         except TooLongError as error:
-            raise UserError(
-                f"{texts.name}, line {error.index + 1}: {error.tokens} tokens, more than {error.limit}; shorten it, or "
-                "give --too_long=truncate, --too_long=keep or another --max_source_tokens."
-            ) from error
+            fix = "or give --too_long=truncate, --too_long=keep or another --max_source_tokens."
+            fix = "or give --too_long=truncate: the model has positions for no more." if error.is_final else fix
+            line = f"{texts.name}, line {error.index + 1}"
+            raise UserError(f"{line}: {error.tokens} tokens, more than {error.limit}; shorten it, {fix}") from error
 
 
 def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:

@@ -136,5 +136,10 @@ class TransformersEngine:
         relative = 0 if any(limits) else self.resolve_setting("max_source_relative_length", 0)
         return max(1, table - relative)
 
+    def max_positions(self) -> int | None:
+        """Return the tokens that no text may exceed; None where no table of learned positions of this package ends."""
+        is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
+        return self.max_source_tokens() if is_learned else None
+
 
 __all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "is_parallel", "log_probabilities", "pad_rows"]

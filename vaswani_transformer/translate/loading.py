@@ -195,7 +195,8 @@ def make_ct2_translator(options: argparse.Namespace) -> Translator:
     if engine.tokenizer is None:
         raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
     limit = options.max_source_tokens or engine.max_source_tokens()
-    return Translator(engine, engine.tokenizer, limit, options.batch_tokens, options.window, options.too_long)
+    settings = (options.batch_tokens, options.window, options.too_long, engine.positions)
+    return Translator(engine, engine.tokenizer, limit, *settings)
 
 
 def make_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:

@@ -54,14 +54,18 @@ class Translation:
 
 
 class TooLongError(UserError):
-    """A text has more tokens than may be translated; `index` is its number among the texts, from 0."""
+    """A text has more tokens than may be translated.
 
-    def __init__(self, index: int, tokens: int, limit: int) -> None:
-        super().__init__(
-            f"Text {index} has {tokens} tokens, more than {limit}; shorten it, raise max_source_tokens, or give "
-            'too_long="truncate" or "keep".'
-        )
-        self.index, self.tokens, self.limit = index, tokens, limit
+    index: its number among the texts, from 0.
+    tokens, limit: how many it has, and how many it may have.
+    is_final: whether the model has no positions for more.
+    """
+
+    def __init__(self, index: int, tokens: int, limit: int, is_final: bool = False) -> None:
+        fix = 'raise max_source_tokens, or give too_long="truncate" or "keep".'
+        fix = 'or give too_long="truncate": the model has positions for no more.' if is_final else fix
+        super().__init__(f"Text {index} has {tokens} tokens, more than {limit}; shorten it, {fix}")
+        self.index, self.tokens, self.limit, self.is_final = index, tokens, limit, is_final
 
 
 def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
@@ -86,7 +90,10 @@ def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[i
 
 @dataclass
 class Translator:
-    """An iterator over translations by any engine; `translate` describes the other fields."""
+    """An iterator over translations by any engine; `translate` describes the other fields.
+
+    max_positions: the tokens of the longest text that the model has positions for; None for no such limit.
+    """
 
     engine: DecodingEngine
     tokenizer: PreTrainedTokenizerBase
@@ -94,6 +101,7 @@ class Translator:
     batch_tokens: int = 2048
     window: int = 2048
     too_long: TooLong = "truncate"
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_source_tokens", "batch_tokens", "window"):
@@ -101,6 +109,11 @@ class Translator:
                 raise UserError(f"{name} ({getattr(self, name)}) is not positive; give an integer of at least 1.")
         if self.too_long not in get_args(TooLong):
             raise UserError(f"too_long is {self.too_long!r}; choose one of {', '.join(get_args(TooLong))}.")
+        if self.max_positions is not None and self.max_source_tokens > self.max_positions:
+            raise UserError(
+                f"max_source_tokens ({self.max_source_tokens}) is more than the model's table of positions has room "
+                f"for, translation included; give at most {self.max_positions}."
+            )
 
     def __call__(
         self, texts: Iterable[str], skip: int = 0, progress: Callable[[int], object] | None = None
@@ -148,6 +161,8 @@ class Translator:
                 if self.too_long == "error":
                     raise TooLongError(first + index, length, self.max_source_tokens)
                 tokens[index] = encode(texts[index], truncation=True, max_length=self.max_source_tokens)["input_ids"]
+            elif self.max_positions is not None and length > self.max_positions:
+                raise TooLongError(first + index, length, self.max_positions, is_final=True)
         return {index: tokens[index] for index, length in enumerate(lengths) if length}, lengths
 
     def _decode(self, targets: list[ScoredTokens]) -> list[Hypothesis]:
@@ -184,7 +199,8 @@ def translate(
         max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions that
             also holds the translation, or 1,024.
         too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
-            translates all of it; "error" raises `TooLongError` before its window is translated.
+            translates all of it; "error" raises `TooLongError` before its window is translated, and so does "keep"
+            where a table of learned positions has no room for the text and its translation.
         scores: whether translations have scores, which takes one more pass over each; not of a model that predicts all
             tokens at once.
         skip: how many texts at the beginning are skipped. The batches of the others stay the same.
@@ -195,7 +211,7 @@ def translate(
     Raises:
         TypeError: `texts` is a single text, whose characters would be the texts.
         ValueError: the tokenizer has no padding token, or a setting is out of range, here or in `generate()`.
-        TooLongError: a text is too long and `too_long` is "error".
+        TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
@@ -203,7 +219,8 @@ def translate(
         raise UserError("The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token.")
     engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
-    return Translator(engine, tokenizer, limit, batch_tokens, window, too_long)(texts, skip, progress)
+    translator = Translator(engine, tokenizer, limit, batch_tokens, window, too_long, engine.max_positions())
+    return translator(texts, skip, progress)
 
 
 __all__ = ["Hypothesis", "TooLong", "TooLongError", "Translation", "Translator", "batches_by_length", "translate"]
