@@ -4,7 +4,6 @@ One commit has the run's weights, tokenizer, generation settings, `results.json`
 model's code. So the model loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
 """
 
-import difflib
 import fnmatch
 import json
 import logging
@@ -22,8 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.command import exit_interrupted
 from training.report.card import make_card
-from training.report.licenses import LICENSES
-from training.report.results import RESULTS, to_json_values
+from training.report.licenses import check_license
+from training.report.results import RESULTS, read_results, to_json_values
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
@@ -32,28 +31,22 @@ from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.files import staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
-NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
 
 
-def read_results(run: Path) -> dict[str, Any]:
+def finished_results(run: Path) -> dict[str, Any]:
     """Return a finished run's `results.json`.
 
     Raises:
         UserError: the folder holds no finished run.
     """
     try:
-        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+        return read_results(run / RESULTS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
             f"{run}: has no {RESULTS}, so it holds no finished run; give the training command again to finish it, or "
             "the folder of another."
         ) from error
-    except ValueError as error:
-        raise UserError(f"{run / RESULTS}: not JSON ({error}); train again, or restore the file.") from error
-    if missing := sorted(NEEDED - results.keys()):
-        raise UserError(f"{run / RESULTS}: lacks {', '.join(missing)}; train again with this version to publish.")
-    return results
 
 
 def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
@@ -156,21 +149,6 @@ def error_chain(error: BaseException) -> str:
     return ": ".join(reasons)
 
 
-def check_license(license: str) -> None:
-    """Check that a license is in the Hub's list; the Hub rejects a card with another.
-
-    Raises:
-        UserError: it is not in the list.
-    """
-    if license in LICENSES:
-        return
-    like = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=3, cutoff=0.4)
-    raise UserError(
-        f"--license: the Hub knows no {license!r}; give one of its names{', perhaps ' if like else ''}"
-        f"{' or '.join(like)} (https://huggingface.co/docs/hub/repositories-licenses)."
-    )
-
-
 def check_name(repository: str) -> None:
     """Check that a repository's name is valid and has an owner.
 
@@ -205,7 +183,7 @@ def publish(
     """
     check_name(repository)
     check_license(license)
-    results = read_results(run)
+    results = finished_results(run)
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if dry_run is not None and dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):

@@ -34,8 +34,9 @@ from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.evaluation import EvaluatingTrainer
 from training.kinds import TrainedModel
 from training.optimizers import make_optimizer, make_schedule
-from training.publish import check_license, upload, write_repository
+from training.publish import upload, write_repository
 from training.recipe import Recipe, to_dict
+from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks import make_task, selection_metric
 from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration

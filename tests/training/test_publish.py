@@ -21,9 +21,10 @@ from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import equal, weights
 from training import publish as publish_module
-from training.publish import NEEDED, main, publish
+from training.publish import main, publish
 from training.recipe import load_recipe, to_dict
 from training.report.licenses import LICENSES
+from training.report.results import NEEDED
 from training.train import run
 from vaswani_transformer.errors import UserError
 

@@ -3,7 +3,6 @@
 It is made from the run's results: `card_template.md` holds the words, `results.json` the facts.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.kinds import AUTOREGRESSIVE, kind_of_recipe
 from training.monitor.stopwatch import SPELLING, phase_shares
+from training.report.licenses import check_license
+from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
+from vaswani_transformer.command_line import ArgumentParser
+from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.files import read_errors, write_errors
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
@@ -335,17 +339,23 @@ def training_command(recipe: dict[str, Any], repository: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: write the card of a `results.json`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m training.report.card", description="Write the model card of a run."
-    )
+    """Run the command line: write the card of a `results.json`; a user's error ends it with one line and status 2."""
+    parser = ArgumentParser(prog="python -m training.report.card", description="Write the model card of a run.")
     parser.add_argument("results", type=Path, help="the results.json of a run")
     parser.add_argument("repository", help="the repository that the card's example loads, OWNER/NAME")
-    parser.add_argument("--output", type=Path, default=Path("model_card.md"), help="the card (model_card.md)")
+    parser.add_argument("--output", type=Path, default=Path("model_card.md"), help="a new file (model_card.md)")
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
     options = parser.parse_args(arguments)
-    results = json.loads(options.results.read_text(encoding="utf-8"))
-    make_card(results, options.repository, options.license).save(options.output)
+    output = options.output
+    with exit_on_user_error():
+        check_license(options.license)
+        if output.exists():
+            raise UserError(f"--output={output}: exists already; give a new file.")
+        with read_errors(options.results):
+            results = read_results(options.results)
+        card = make_card(results, options.repository, options.license)
+        with write_errors(f"--output={output}", "give another"):
+            card.save(output)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """The Hub's names of licenses."""
 
+import difflib
+
+from vaswani_transformer.errors import UserError
+
 # The identifiers of https://huggingface.co/docs/hub/repositories-licenses, in its order. "other" asks for a name too.
 LICENSES = (
     "apache-2.0", "mit", "openrail", "bigscience-openrail-m", "creativeml-openrail-m", "bigscience-bloom-rail-1.0",
@@ -14,3 +18,18 @@ LICENSES = (
     "deepfloyd-if-license", "fair-noncommercial-research-license", "llama2", "llama3", "llama3.1", "llama3.2",
     "llama3.3", "llama4", "grok2-community", "gemma", "unknown", "other",
 )  # fmt: skip
+
+
+def check_license(license: str) -> None:
+    """Check that a license is in the Hub's list; the Hub rejects a card with another.
+
+    Raises:
+        UserError: it is not in the list.
+    """
+    if license in LICENSES:
+        return
+    like = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=3, cutoff=0.4)
+    raise UserError(
+        f"--license: the Hub knows no {license!r}; give one of its names{', perhaps ' if like else ''}"
+        f"{' or '.join(like)} (https://huggingface.co/docs/hub/repositories-licenses)."
+    )

@@ -1,6 +1,7 @@
 """The facts in `results.json` besides the scores: data, code and machine, without names of users, hosts or paths."""
 
 import hashlib
+import json
 import math
 import platform
 import subprocess
@@ -19,8 +20,10 @@ from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
 from training.recipe import Recipe
 from training.recipe_reading import PATHS
+from vaswani_transformer.errors import UserError
 
 RESULTS = "results.json"
+NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 
 
@@ -104,6 +107,22 @@ def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
         }
         for group, names in PATHS.items()
     }
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the content of a `results.json`.
+
+    Raises:
+        UserError: it is not JSON, or lacks a field.
+        OSError: it cannot be read.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); train again, or restore the file.") from error
+    if missing := sorted(NEEDED - set(results if isinstance(results, dict) else ())):
+        raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")
+    return results
 
 
 def to_json_values(tree: Any) -> Any:

@@ -23,6 +23,36 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     assert CARD.read_bytes() == (tmp_path / "card.md").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("results", "more", "message"),
+    [
+        ("own.json", [], r"own\.json: lacks commit, curve, .*; train again with this version"),
+        ("list.json", [], r"list\.json: lacks commit, curve, "),
+        ("text.json", [], r"text\.json: not JSON \("),
+        ("nothing.json", [], r"nothing\.json: cannot be read: No such file or directory; name a file that can be"),
+        (str(RESULTS), ["--license=bogus"], r"--license: the Hub knows no 'bogus'; give one of its names"),
+        (str(RESULTS), ["--output=mine.md"], r"--output=mine\.md: exists already; give a new file\."),
+        (str(RESULTS), ["--output=mine.md/card.md"], r"--output=mine\.md/card\.md: cannot be written: "),
+    ],
+)
+def test_card_that_cannot_be_made_is_an_error_of_one_line_and_changes_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    results: str,
+    more: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("own.json", "{}"), ("list.json", "[1]"), ("text.json", "{"), ("mine.md", "mine")):
+        Path(name).write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main([results, REPOSITORY, *more])
+    assert re.fullmatch(rf"{message}[^\n]*\n", capsys.readouterr().err)
+    assert Path("mine.md").read_text() == "mine"
+    assert not Path("model_card.md").exists()
+
+
 def test_card_has_every_field_filled_in() -> None:
     text = CARD.read_text(encoding="utf-8")
     assert not re.search(r"\{\{|\}\}|\{%|None|nan", text)
