@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from training.checkpoints import MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
-from training.command import exit_interrupted
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import staged_files, write_errors
@@ -91,11 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
-    try:
-        with exit_on_user_error():
-            steps = average(options.run, options.last, options.output_dir)
-    except KeyboardInterrupt:
-        exit_interrupted()
+    with exit_on_user_error():
+        steps = average(options.run, options.last, options.output_dir)
     print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 

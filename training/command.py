@@ -1,12 +1,24 @@
-"""The end of a command that the user interrupts."""
+"""The end of a command: what it prints last."""
 
+import contextlib
+import io
+import os
 import sys
-from typing import NoReturn
-
-INTERRUPTED = 130  # the exit status that shells give SIGINT
+from collections.abc import Generator
 
 
-def exit_interrupted(what_now: str = "") -> NoReturn:
-    """Exit after Ctrl-C with one line."""
-    print(f"Interrupted{what_now}.", file=sys.stderr, flush=True)
-    sys.exit(INTERRUPTED)
+@contextlib.contextmanager
+def last_output() -> Generator[None]:
+    """Let nothing that standard output cannot take end a command that has done its work.
+
+    A character that the output's encoding lacks becomes an escape. A reader that closes the pipe, as `head` does, gets
+    no more.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # Python would write the rest again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
-from training.command import INTERRUPTED, exit_interrupted
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_finite, check_weights_fit
-from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.errors import INTERRUPTED, UserError, exit_interrupted, one_line
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.command import exit_interrupted
 from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
@@ -214,18 +213,16 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     disable_progress_bar()
     folder = options.dry_run or tempfile.gettempdir()
-    try:
-        with exit_on_user_error(), write_errors(folder, "make room, or give another folder"):
-            address = publish(
-                options.run,
-                options.repository,
-                options.private or None,
-                options.revision,
-                options.license,
-                options.dry_run,
-            )
-    except KeyboardInterrupt:
-        exit_interrupted("; what the repository shows is complete")
+    interrupted = "; what the repository shows is complete"
+    with exit_on_user_error(what_now=interrupted), write_errors(folder, "make room, or give another folder"):
+        address = publish(
+            options.run,
+            options.repository,
+            options.private or None,
+            options.revision,
+            options.license,
+            options.dry_run,
+        )
     print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 
 

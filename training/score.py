@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import json
 import math
+import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.command import exit_interrupted
+from training.command import last_output
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
@@ -32,7 +33,7 @@ from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
 from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import write_errors
+from vaswani_transformer.files import write_atomically, write_errors
 from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
@@ -189,15 +190,28 @@ def translate_all(
     }
 
 
+def check_output(path: Path) -> None:
+    """Check that a new file can be written.
+
+    Raises:
+        UserError: the file exists, or its folder does not, or takes no file.
+    """
+    folder = path.absolute().parent
+    if path.exists() or not folder.is_dir():
+        what = "exists already" if path.exists() else "its folder does not exist"
+        raise UserError(f"--output={path}: {what}; give a new file in an existing folder.")
+    with write_errors(f"--output={path}", "give a file in a folder that can be written"):
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Return all scores of a model, as the JSON output has them.
 
     Raises:
         UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
-    if options.output is not None and (options.output.exists() or not options.output.absolute().parent.is_dir()):
-        what = "exists already" if options.output.exists() else "its folder does not exist"
-        raise UserError(f"--output={options.output}: {what}; give a new file in an existing folder.")
+    if options.output is not None:
+        check_output(options.output)
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
@@ -260,15 +274,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse(arguments)
     logging.disable_progress_bar()
-    try:
-        with exit_on_user_error(ValueError, OSError):
-            scores = score(options, load_recipe(options.recipe, overrides))
-            report(scores)  # before writing, because the disk may be full
+    with exit_on_user_error(ValueError, OSError):
+        scores = score(options, load_recipe(options.recipe, overrides))
+        try:
             if options.output is not None:
                 with write_errors(f"--output={options.output}", "the scores are printed above"):
-                    options.output.write_text(json.dumps(scores, indent=2, ensure_ascii=False), encoding="utf-8")
-    except KeyboardInterrupt:
-        exit_interrupted()
+                    write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
+        finally:  # also where the disk is full
+            with last_output():
+                report(scores)
 
 
 if __name__ == "__main__":

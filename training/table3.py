@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import RECIPE, run_write_errors
 from training.checks import check_data_fits, model_config
-from training.command import exit_interrupted
+from training.command import last_output
 from training.distributed import init_distributed
 from training.kinds import AUTOREGRESSIVE
 from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
@@ -303,15 +303,13 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     disable_progress_bar()
     datasets.disable_progress_bars()
-    try:
-        with exit_on_user_error():
-            recipe = load_recipe(options.recipe, overrides)
-            table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
-    except KeyboardInterrupt:
-        exit_interrupted("; the same command resumes the table")
+    with exit_on_user_error(what_now="; the same command resumes the table"):
+        recipe = load_recipe(options.recipe, overrides)
+        table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
     if PartialState().is_main_process:
         write_table(table, options.output_dir)
-        print(to_markdown(table))
+        with last_output():
+            print(to_markdown(table))
     if table["errors"]:
         sys.exit(2)
 

@@ -52,6 +52,7 @@ from training.checks import (
     model_config,
     set_attention,
 )
+from training.command import last_output
 from training.data.distilled import check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
@@ -379,7 +380,8 @@ def main(arguments: list[str] | None = None) -> None:
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
     if PartialState().is_main_process:
-        report(results, str(recipe.output_dir))
+        with last_output():
+            report(results, str(recipe.output_dir))
     PartialState().destroy_process_group()
 
 

@@ -3,12 +3,16 @@
     UserError           an argument, a file, a recipe or a model cannot be used
     └── OutputError     the system cannot write a file or folder
 
-A command prints the line and exits with status 2; every other exception passes through with its traceback.
+A command prints the line and exits with status 2, and after Ctrl-C with 130; every other exception passes through with
+its traceback.
 """
 
 import contextlib
 import sys
 from collections.abc import Generator
+from typing import NoReturn
+
+INTERRUPTED = 130  # the exit status that shells give SIGINT
 
 
 class UserError(ValueError):
@@ -36,18 +40,28 @@ def one_line(error: BaseException, with_file: bool = True, is_complete: bool = F
     return " ".join(first.split()) or type(error).__name__
 
 
+def exit_interrupted(what_now: str = "") -> NoReturn:
+    """Exit after Ctrl-C with one line."""
+    sys.stderr.write(f"Interrupted{what_now}.\n")
+    sys.stderr.flush()
+    sys.exit(INTERRUPTED)
+
+
 @contextlib.contextmanager
-def exit_on_user_error(*more_errors: type[Exception]) -> Generator[None]:
-    """Print the line of a UserError and exit with status 2.
+def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
+    """Print the line of a UserError and exit with status 2, or one line after Ctrl-C and exit with status 130.
 
     Args:
-        more_errors: further exceptions that end a command in the same way.
+        more_errors: further exceptions that end a command like a UserError.
+        what_now: the end of the line after Ctrl-C.
     """
     try:
         yield
     except (UserError, *more_errors) as error:
         sys.stderr.write(f"{one_line(error)}\n")
         sys.exit(2)
+    except KeyboardInterrupt:
+        exit_interrupted(what_now)
 
 
-__all__ = ["OutputError", "UserError", "exit_on_user_error", "one_line"]
+__all__ = ["INTERRUPTED", "OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line"]

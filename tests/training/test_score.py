@@ -3,9 +3,11 @@
 import importlib
 import json
 import math
+import os
+import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -334,6 +336,32 @@ def test_scores_that_cannot_be_written_are_still_printed(
     assert errors.endswith("scores.json: cannot be written: No space left on device; the scores are printed above.\n")
     assert status == 2
     assert "perplexity" in output
+
+
+def test_scores_are_written_although_the_reader_of_the_table_has_gone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        _, errors, status = run("--output", tmp_path / "scores.json")
+    assert (errors, status) == ("", 0)
+    assert json.loads((tmp_path / "scores.json").read_text())["sentences"] == len(SOURCES)
+
+
+def test_output_that_cannot_be_written_ends_the_command_before_its_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(dir: Path) -> NoReturn:
+        raise FileNotFoundError(2, "No such file or directory", str(dir))
+
+    monkeypatch.setattr("training.score.tempfile.TemporaryFile", fail)  # as below /proc
+    output, errors, status = run("--output", tmp_path / "scores.json", model="nothing")
+    assert (output, status) == ("", 2)
+    assert errors.endswith(
+        "scores.json: cannot be written: No such file or directory; give a file in a folder that can be written.\n"
+    )
 
 
 def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
