@@ -1,5 +1,6 @@
 """A checkpoint in the class, or with the tokenizer, of another family is an error of one line with the way out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataColla
 
 import vaswani_transformer
 from tests.helpers import PAIRS, random_tokens, tiny_model
-from tests.parallel_models import FAMILY, tiny_cmlm
+from tests.parallel_models import FAMILY, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator, VaswaniNatConfig, VaswaniNatForConditionalGeneration
 from vaswani_transformer.checked_loading import check_tokenizer_fits
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.tokenizer import VaswaniTransformerTokenizer
+from vaswani_transformer.translate.translator import translate
 
 MODELS = {"transformer": tiny_model, **FAMILY}
 CLASS_NAMES = {
@@ -95,6 +98,10 @@ def tokenizer_of_pairs() -> VaswaniTransformerTokenizer:
     return VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=280)
 
 
+def make_pipeline(model: Any, tokenizer: Any, _: list[str]) -> Any:
+    return VaswaniTransformerTranslationPipeline(model=model, tokenizer=tokenizer, device="cpu")
+
+
 @pytest.mark.parametrize("tokens_before", [None, 0, 1])
 def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int | None) -> None:
     tokenizer = tokenizer_of_pairs()
@@ -109,6 +116,16 @@ def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int |
         UserError, match=r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"
     ):
         check_tokenizer_fits(model, tokenizer, "m")
+
+
+@pytest.mark.parametrize("call", [translate, make_pipeline])
+def test_tokenizer_of_another_model_ends_pipeline_and_translate(call: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of_pairs()
+    filled = tiny_cmlm(vocab_size=len(tokenizer) + 1, mask_token_id=len(tokenizer))
+    with pytest.raises(ValueError, match=r"^VaswaniCmlmFor\w+: its tokenizer does not fit .* got None for <mask>"):
+        call(filled, tokenizer, ["a"])
+    with pytest.raises(ValueError, match=r"^VaswaniNatFor\w+: its tokenizer has \d+ entries and the model 99; give a"):
+        call(tiny_nat(), tokenizer, ["a"])
 
 
 def test_collator_without_a_mask_or_with_targets_padded_on_the_left_ends_in_one_line() -> None:

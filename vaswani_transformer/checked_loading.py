@@ -19,6 +19,7 @@ from transformers import (
 
 from .errors import UserError, one_line
 from .files import MODEL_MARKER
+from .tokenizer import check_vocabulary
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "*.spm", "merges.txt")
@@ -195,16 +196,11 @@ def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     Raises:
         UserError: naming both sizes, or both ids.
     """
-    if len(tokenizer) > (entries := cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]):
-        raise UserError(
-            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
-        )
-    expected = getattr(model.config, "mask_token_id", None)
-    if expected is not None and (token_id := tokenizer.mask_token_id) != expected:
-        raise UserError(
-            f"{name}: its tokenizer does not fit the model's mask_token_id; got {token_id} for <mask>, expected "
-            f'{expected}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
-        )
+    entries = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    try:
+        check_vocabulary(tokenizer, entries, getattr(model.config, "mask_token_id", None), name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.pipelines import Pipeline
 
-from .tokenizer import text_encoder
+from .tokenizer import check_own_vocabulary, text_encoder
 
 TASK = "vaswani-translation"
 
@@ -40,6 +40,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
     Raises:
         TypeError: a text is not a str.
+        ValueError: the tokenizer has more entries than a model of this package, or another `<mask>`.
     """
 
     model: Any  # any model with generate(), its tokenizer with it
@@ -48,6 +49,10 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
     _load_tokenizer = True
     # If True, Transformers overrides the model's settings with the pipeline's defaults.
     _pipeline_calls_generate = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_own_vocabulary(self.model, self.tokenizer)
 
     def _sanitize_parameters(
         self,

@@ -185,4 +185,28 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     return encoder
 
 
-__all__ = ["VaswaniTransformerTokenizer", "text_encoder"]
+def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, name: str) -> None:
+    """Check that a model of `entries` has one for every token and, where it fills in masks, the tokenizer's `<mask>`.
+
+    Raises:
+        ValueError: naming both sizes, or both ids.
+    """
+    if len(tokenizer) > entries:
+        raise ValueError(
+            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
+        )
+    if mask_token_id is not None and (token_id := tokenizer.mask_token_id) != mask_token_id:
+        raise ValueError(
+            f"{name}: its tokenizer does not fit the model's mask_token_id; got {token_id} for <mask>, expected "
+            f'{mask_token_id}. Save the tokenizer to which add_special_tokens({{"mask_token": "<mask>"}}) gave this id.'
+        )
+
+
+def check_own_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Check the tokenizer of a model of this package as `check_vocabulary` does; take that of any other."""
+    if hasattr(model, "with_remote_code"):
+        config, mask_token_id = model.config, getattr(model.config, "mask_token_id", None)
+        check_vocabulary(tokenizer, config.vocab_size, mask_token_id, config.name_or_path or type(model).__name__)
+
+
+__all__ = ["VaswaniTransformerTokenizer", "check_own_vocabulary", "check_vocabulary", "text_encoder"]

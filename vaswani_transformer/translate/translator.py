@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..tokenizer import text_encoder
+from ..tokenizer import check_own_vocabulary, text_encoder
 from .engine import DecodingEngine, ScoredTokens, TransformersEngine
 
 MIN_TEXT_TOKENS = 16  # that a text counts for in a batch, because a batch of many very short texts has too many beams
@@ -210,13 +210,15 @@ def translate(
 
     Raises:
         TypeError: `texts` is a single text, whose characters would be the texts.
-        ValueError: the tokenizer has no padding token, or a setting is out of range, here or in `generate()`.
+        ValueError: the tokenizer has no padding token or does not fit a model of this package, or a setting is out of
+            range, here or in `generate()`.
         TooLongError: a text is too long for `too_long="error"`, or for the model's learned positions.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts is the str {texts!r}; give a list of texts, for example [text].")
     if tokenizer.pad_token_id is None:
         raise UserError("The tokenizer has no padding token; set tokenizer.pad_token, for example to its eos_token.")
+    check_own_vocabulary(model, tokenizer)
     engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
     translator = Translator(engine, tokenizer, limit, batch_tokens, window, too_long, engine.max_positions())
