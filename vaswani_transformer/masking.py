@@ -57,7 +57,8 @@ class MaskingCollator:
 
     A batch has `decoder_input_ids` (B, T), the targets with `<mask>` at the masked positions; `labels` (B, T), -100
     elsewhere; and `target_lengths` (B,). The masks come from a separate generator, which a worker process seeds again
-    from its own seed.
+    from its own seed. A stock Trainer does not save it: a resumed run draws from the seed again, so its masks are not
+    those of an uninterrupted run. Recipes resume bit for bit.
 
     Args:
         collator: makes batches with `labels` padded on the right by -100, such as `DataCollatorForSeq2Seq`.
