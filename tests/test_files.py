@@ -95,6 +95,16 @@ def test_failed_write_is_an_output_error() -> None:
         raise RuntimeError("torn")
 
 
+def test_failed_write_of_a_library_is_an_output_error_and_another_failure_is_not() -> None:
+    full = "No space left on device (os error 28)"
+    with pytest.raises(OutputError, match=r"^out: cannot be written: No space"), write_errors("out", "make room"):
+        raise Exception(full)
+    with pytest.raises(KeyError), write_errors("out", "make room"):
+        raise KeyError("key")
+    with pytest.raises(UserError, match=r"^in: cannot be read"), write_errors("out", "make room"):
+        raise UserError(f"in: cannot be read: {full}")
+
+
 def test_broken_pipe_is_no_output_error() -> None:
     with pytest.raises(BrokenPipeError), writing():
         raise BrokenPipeError

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +18,7 @@ from transformers import TrainerState, TrainingArguments
 from training.monitor.monitor import trained_seconds
 from training.recipe import TrainingRecipe
 from vaswani_transformer.errors import OutputError, UserError, one_line
-from vaswani_transformer.files import free_megabytes, lock, write_atomically
+from vaswani_transformer.files import free_megabytes, is_write_error, lock, write_atomically
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -29,7 +28,6 @@ RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # never replaced or removed while a run uses its folder
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
-LIBRARY_WRITE_ERROR = re.compile(r"inline_container|PytorchStreamWriter|basic_ios|\(os error \d+\)")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -197,10 +195,7 @@ def run_write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        # torch reports a failed write as a RuntimeError that names the source file or the stream, tokenizers as a plain
-        # Exception with the system's number
-        is_library_error = type(error) in (RuntimeError, Exception) and LIBRARY_WRITE_ERROR.search(str(error))
-        if not (isinstance(error, OSError | SafetensorError) or is_library_error):
+        if not (isinstance(error, SafetensorError) or is_write_error(error)):
             raise
         raise OutputError(
             f"{path}: cannot be written: {one_line(error, with_file=False)}; make room, {free_megabytes(path):,d} MB "

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -42,20 +43,30 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
         raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
 
 
+def is_write_error(error: Exception) -> bool:
+    """Return whether the system could not write: torch reports that by the place in its source, Rust by a number."""
+    is_of_library = (
+        re.search(r"inline_container|PytorchStreamWriter|basic_ios|\(os error \d+\)", str(error)) is not None
+    )
+    return isinstance(error, OSError) or (is_of_library and not isinstance(error, UserError))
+
+
 @contextlib.contextmanager
 def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
-    """Turn an OSError, or one of `more_errors`, into an OutputError; a broken pipe passes through.
+    """Turn a failed write, or one of `more_errors`, into an OutputError; a broken pipe passes through.
 
     Args:
         name: the file or stream that is written.
         fix: what the user can do, which ends the message.
-        more_errors: further exceptions by which libraries report a failed write.
+        more_errors: further exceptions by which a library reports a failed write.
     """
     try:
         yield
     except BrokenPipeError:
         raise
-    except (OSError, *more_errors) as error:
+    except Exception as error:
+        if not (isinstance(error, more_errors) or is_write_error(error)):
+            raise
         raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {fix}.") from error
 
 
@@ -203,6 +214,7 @@ __all__ = [
     "digest_of_file",
     "digest_of_model",
     "free_megabytes",
+    "is_write_error",
     "lock",
     "read_errors",
     "staged_files",

@@ -1,10 +1,12 @@
 """Models of FSMT and Marian: imported, they compute the same and translate the same; others end in one line."""
 
+import argparse
 import json
 import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +24,9 @@ from transformers import (
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
 from tests.helpers import FLOAT32, load_tokenizer
-from vaswani_transformer.convert.command import main
+from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
+from vaswani_transformer.errors import OutputError
 from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
 
 SHAPE: dict[str, Any] = {
@@ -240,3 +243,15 @@ def test_command_ends_with_one_line_for_a_model_of_another_type(
     assert capsys.readouterr().err.startswith(f"{broken}: cannot be loaded: ")
     shutil.rmtree(broken)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_import_that_the_disk_does_not_hold_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    class FullDisk:
+        def save_pretrained(self, folder: Path) -> None:
+            raise Exception("No space left on device (os error 28)")
+
+    imported: Any = SimpleNamespace(model=FullDisk(), tokenizer=None)
+    options = argparse.Namespace(output=tmp_path / "out", force=False)
+    with pytest.raises(OutputError, match=r"out: cannot be written: No space .*; make room, or name another folder"):
+        save(imported, options)
+    assert not any(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from ..checked_loading import load_config, load_model, load_tokenizer
 from ..command_line import ArgumentParser, positive_int
 from ..config import VaswaniTransformerConfig
 from ..errors import UserError, exit_on_user_error
-from ..files import atomic_folder, check_new_folder
+from ..files import atomic_folder, check_new_folder, write_errors
 from ..model import VaswaniTransformerForConditionalGeneration
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
 from .fairseq import from_fairseq
@@ -91,7 +91,8 @@ def convert_from_transformers(options: argparse.Namespace) -> None:
 
 def save(imported: ImportResult, options: argparse.Namespace) -> None:
     """Write an imported model, and report its difference from the original."""
-    with atomic_folder(options.output, options.force) as folder:
+    errors = write_errors(options.output, "make room, or name another folder", SafetensorError)
+    with atomic_folder(options.output, options.force) as folder, errors:
         imported.model.save_pretrained(folder)
         if imported.tokenizer is not None:
             imported.tokenizer.save_pretrained(folder)

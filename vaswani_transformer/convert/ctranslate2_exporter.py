@@ -18,7 +18,7 @@ from ..decoder import VaswaniTransformerDecoder
 from ..embeddings import LearnedPositions, sinusoids
 from ..encoder import VaswaniTransformerEncoder
 from ..errors import UserError
-from ..files import atomic_folder
+from ..files import atomic_folder, write_errors
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..translate.ctranslate2_engine import POSITIONS_KEY, import_ctranslate2
@@ -251,10 +251,11 @@ def to_ctranslate2(
         spec.config.add_attribute(POSITIONS_KEY, spec.decoder.position_encodings.encodings.shape[0])
         spec.validate()
         spec.optimize(None if quantization == "float32" else quantization)
-        spec.save(str(folder))
-        model.generation_config.save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        with write_errors(output_dir, "make room, or name another folder"):
+            spec.save(str(folder))
+            model.generation_config.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
     return Path(output_dir)
 
 
