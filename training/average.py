@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.checkpoints import MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
-from vaswani_transformer.command_line import ArgumentParser
+from training.checkpoints import CHECKPOINTS, MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
+from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.files import staged_files, write_errors
 
@@ -47,17 +47,30 @@ def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     return {name: (total / len(checkpoints)).to(dtypes[name]) for name, total in sums.items()}
 
 
+def without_older_best(checkpoints: list[Path]) -> list[Path]:
+    """Return checkpoints without a first one that was kept only as the best: an evaluation after it has none."""
+    if len(checkpoints) < 2:
+        return checkpoints
+    first, second = map(step_of, checkpoints[:2])
+    state = json.loads((checkpoints[-1] / STATE).read_text(encoding="utf-8"))
+    evaluated = [entry["step"] for entry in state.get("log_history", ()) if "eval_loss" in entry]
+    is_apart = state.get("best_global_step") == first and any(first < step < second for step in evaluated)
+    return checkpoints[1:] if is_apart else checkpoints
+
+
 def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last `last` checkpoints of a run.
+    """Return the last `last` checkpoints of a run; the best counts only where none after it was deleted.
 
     Raises:
-        UserError: the run has fewer.
+        UserError: the run has fewer, or the folder holds no run.
     """
-    checkpoints = complete_checkpoints(run)
+    if not (run / CHECKPOINTS).is_dir():
+        raise UserError(f"{run}: is not the folder of a run, or does not exist; give the --output_dir of a training.")
+    checkpoints = without_older_best(complete_checkpoints(run))
     if last < 1 or len(checkpoints) < last:
         raise UserError(
-            f"{run}: has {len(checkpoints)} complete checkpoints, expected {last}; give a smaller --last, or keep more "
-            "with training.keep_checkpoints."
+            f"{run}: has {len(checkpoints)} complete checkpoints at its end, expected {last}; give a smaller --last, "
+            "or keep more with training.keep_checkpoints."
         )
     return checkpoints[-last:]
 
@@ -69,7 +82,8 @@ def average(run: Path, last: int, output: Path) -> list[int]:
         The steps of the checkpoints.
 
     Raises:
-        UserError: the run has too few checkpoints, one cannot be used, or the folder is in use or cannot be written.
+        UserError: there is no run, it has too few checkpoints, one cannot be used, or the folder is in use or cannot be
+            written.
     """
     checkpoints = last_checkpoints(run, last)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -87,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--last", type=int, default=5, help="how many checkpoints (5)")
+    parser.add_argument("--last", type=positive_int, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
     with exit_on_user_error():

@@ -19,6 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from training.checkpoints import RECIPE
 from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
@@ -42,10 +43,9 @@ def finished_results(run: Path) -> dict[str, Any]:
     try:
         return read_results(run / RESULTS)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(
-            f"{run}: has no {RESULTS}, so it holds no finished run; give the training command again to finish it, or "
-            "the folder of another."
-        ) from error
+        fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
+        fix = "give the training command again to finish it" if (run / RECIPE).exists() else fix
+        raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.") from error
 
 
 def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from training.average import last_checkpoints, mean_weights
+from training.average import mean_weights, without_older_best
 from training.base_models import check_same_energy, record_models, recorded_models
 from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
@@ -172,7 +172,7 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
         return
     train_on(trainer, folder)
     if (last := recipe.training.average_last) is not None:
-        checkpoints = last_checkpoints(folder, min(last, len(complete_checkpoints(folder))))
+        checkpoints = without_older_best(complete_checkpoints(folder))[-last:]
         load_weights(trainer.model, mean_weights(checkpoints))
         logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
     weights = trainer.accelerator.get_state_dict(trainer.model)  # all ranks take part

@@ -56,9 +56,32 @@ def test_average_takes_the_last_complete_checkpoints_by_step(run_folder: Path, t
 
 
 def test_too_few_checkpoints_are_an_error(run_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has 3 complete checkpoints, expected 4"):
+    with pytest.raises(UserError, match=r"has 3 complete checkpoints at its end, expected 4"):
         average(run_folder, 4, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
+
+
+@pytest.mark.parametrize(("evaluated", "steps"), [([2, 5, 9, 10], [9, 10]), ([2, 9, 10], [2, 9, 10])])
+def test_best_checkpoint_counts_unless_later_ones_were_deleted(
+    run_folder: Path, tmp_path: Path, evaluated: list[int], steps: list[int]
+) -> None:
+    history = [{"step": step, "eval_loss": 1.0} for step in evaluated] + [{"step": 4, "loss": 1.0}]
+    checkpoint = run_folder / "checkpoints" / "checkpoint-10"
+    state = {"best_global_step": 2, "log_history": history}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    mark_complete(checkpoint)
+    assert average(run_folder, len(steps), tmp_path / "mean") == steps
+    with pytest.raises(
+        UserError, match=rf"has {len(steps)} complete checkpoints at its end, expected {len(steps) + 1}"
+    ):
+        average(run_folder, len(steps) + 1, tmp_path / "other")
+
+
+def test_folder_without_a_run_and_last_0_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for last, message in (("2", f"{tmp_path / 'rum'}: is not the folder of a run, or does not"), ("0", "got '0', exp")):
+        with pytest.raises(SystemExit):
+            main([str(tmp_path / "rum"), f"--last={last}", f"--output_dir={tmp_path / 'mean'}"])
+        assert message in capsys.readouterr().err
 
 
 def test_output_folder_that_is_not_empty_is_an_error(run_folder: Path, tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def test_invalid_name_of_a_repository_is_an_error(tmp_path: Path, name: str) -> 
 def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    with pytest.raises(UserError, match=r"for a mean of checkpoints, train with training\.average_last\.$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UserError, match=r"holds no finished run; give the training command again to finish it\.$"):
+        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(UserError, match=r"^[^\n]*results.json: has no results.json[^\n]*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
