@@ -257,9 +257,10 @@ def prepare(
         raise
     PartialState().wait_for_everyone()  # every process reads the recipe before one changes it
     if PartialState().is_main_process:
-        if changed_fields(folder, recipe):
-            extend_run(recipe, folder)
-        record_models(recipe, folder)
+        with run_write_errors(folder):
+            if changed_fields(folder, recipe):
+                extend_run(recipe, folder)
+            record_models(recipe, folder)
     return pairs, encoded, tokenizer
 
 

@@ -1,7 +1,7 @@
 """A run takes only a folder that it may write, and writes nothing before its data is read."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -13,7 +13,7 @@ from training.checkpoints import run_lock
 from training.recipe import load_recipe, to_dict
 from training.run_folder import diff_trees, prepare_folder, stored_recipe
 from training.train import prepare, run
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.errors import OutputError, UserError
 
 
 def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
@@ -133,6 +133,23 @@ def test_lock_that_another_command_has_just_removed_is_not_taken(
     monkeypatch.setattr(checkpoints, "lock", lambda file, _: Path(file.name).unlink())
     with pytest.raises(UserError, match=r"run: another run is using it"), run_lock(tmp_path / "run"):
         pass
+
+
+def test_longer_run_that_the_disk_does_not_hold_is_one_line(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, longer = (
+        load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", f"--training.steps={steps}"])
+        for steps in (10, 20)
+    )
+    prepare(recipe, prepare_folder(recipe))
+
+    def fail(path: Path, text: str) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.run_folder.write_atomically", fail)
+    with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
+        prepare(longer, prepare_folder(longer))
 
 
 def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
