@@ -183,7 +183,7 @@ def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(
     first, targets, *_, translate, figures = [line for line in errors.splitlines() if line]
     assert first.startswith("own trains a model for 3 steps, then translates the test set")
     assert targets == "Training targets: those of the data."
-    assert translate == f"vaswani-translate {tmp_path / 'run'}"
+    assert translate == f"vaswani-translate {tmp_path / 'run'} --interactive"
     assert shlex.split(figures)[:4] == ["python", "-m", "vaswani_transformer.figures", str(tmp_path / "run")]
 
 
