@@ -135,7 +135,7 @@ def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
 def run_lock(folder: Path) -> Generator[None]:
     """Lock a run's folder against other commands, in the main process, where the file system has locks.
 
-    A missing folder is made. If no run begins in it, it is removed at the end.
+    A missing folder is made. The lock's file is removed at the end, and if no run begins, so is the folder.
 
     Raises:
         UserError: another run holds the lock; its processes may have outlived a launcher that was killed.
@@ -159,11 +159,10 @@ def run_lock(folder: Path) -> Generator[None]:
         try:
             yield
         finally:
-            if not (folder / RECIPE).exists():
-                with suppress(OSError):
-                    (folder / LOCK).unlink()
-                    for path in made:
-                        path.rmdir()
+            with suppress(OSError):
+                (folder / LOCK).unlink()
+                for path in () if (folder / RECIPE).exists() else made:
+                    path.rmdir()
 
 
 def is_beyond(checkpoint: Path, training: TrainingRecipe) -> bool:
