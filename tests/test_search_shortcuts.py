@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,16 +21,15 @@ from tests.helpers import FLOAT32, Batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer import generation as generation_module
 from vaswani_transformer import search as search_module
-from vaswani_transformer.search import grouped_topk, topk_continuations
+from vaswani_transformer.search import next_log_probs, top_continuations
 
 # Logits of a row are in float32: their log-probabilities, of size 10 at most, are right to a few units of 1e-6.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 5e-6}
 
 
-def sorted_continuations(logits: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
+def sorted_continuations(log_probs: Tensor, scores: Tensor, count: int) -> torch.return_types.topk:
     """Return the same by a sort of the complete vocabulary."""
-    every = logits.float().log_softmax(1).view(*scores.shape, -1) + scores[:, :, None]
-    return every.flatten(1).topk(count)
+    return (log_probs.view(*scores.shape, -1) + scores[:, :, None]).flatten(1).topk(count)
 
 
 @contextmanager
@@ -37,8 +37,7 @@ def search_with(by_groups: bool = True, drops_finished: bool = True) -> Generato
     """Within the block, searches use the shortcuts or not: choosing by groups, and dropping finished sources."""
     with pytest.MonkeyPatch.context() as patch:
         if not by_groups:
-            patch.setattr(search_module, "topk_continuations", sorted_continuations)
-            patch.setattr(search_module, "grouped_topk", lambda log_probs, count: log_probs.topk(count, dim=1))
+            patch.setattr(search_module, "top_continuations", sorted_continuations)
         if not drops_finished:
             settings_of = generation_module.search_settings
             patch.setattr(generation_module, "search_settings", lambda *given: settings_of(*given[:4], False))
@@ -88,46 +87,51 @@ def draw_prefixes(draw: Callable[[st.SearchStrategy[Any]], Any], rows: int) -> B
     return {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
 
 
-@settings(max_examples=300)
-@given(SEEDS, st.integers(1, 4), st.integers(1, 400), st.integers(1, 30), st.booleans(), st.booleans())
-def test_grouped_topk_equals_topk(
-    seed: int, rows: int, width: int, count: int, has_ties: bool, has_holes: bool
+@settings(max_examples=500)
+@given(
+    SEEDS, st.integers(1, 7), st.integers(1, 12), st.integers(2, 400), st.integers(1, 30), st.booleans(), st.booleans()
+)
+def test_top_continuations_are_those_of_the_sorted_vocabulary(
+    seed: int, num_sources: int, k: int, width: int, count: int, has_ties: bool, has_holes: bool
 ) -> None:
     torch.manual_seed(seed)
-    logits, count = torch.randn(rows, width), min(count, width)
-    logits = logits.round() if has_ties else logits
-    logits = logits.masked_fill(torch.rand(rows, width) < 0.5, -torch.inf) if has_holes else logits
-    values, indices = grouped_topk(logits, count)
-    assert torch.equal(values, logits.topk(count, dim=1).values)
-    assert torch.equal(logits.gather(1, indices), values)
+    log_probs, scores, count = torch.randn(num_sources * k, width), torch.randn(num_sources, k), min(count, k * width)
+    log_probs, scores = (log_probs.round(), scores.round()) if has_ties else (log_probs, scores)
+    log_probs = log_probs.masked_fill(torch.rand(log_probs.shape) < 0.5, -torch.inf) if has_holes else log_probs
+    values, indices = top_continuations(log_probs, scores, count)
+    every = (log_probs.view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
+    assert torch.equal(values, every.topk(count).values)
+    assert torch.equal(every.gather(1, indices), values)
     assert all(len(set(row)) == count for row in indices.tolist())
 
 
-@settings(max_examples=200)
-@given(
-    SEEDS,
-    st.integers(1, 7),
-    st.integers(1, 12),
-    st.integers(2, 400),
-    st.sampled_from([0.1, 3.0, 1000.0]),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
-)
-def test_best_continuations_are_those_of_the_sorted_vocabulary_in_float32(
-    seed: int, num_sources: int, k: int, width: int, scale: float, dtype: torch.dtype
-) -> None:
-    """The number of sources in a group changes nothing.
+@dataclass
+class OneStep:
+    """A decoder that has one step, with these logits."""
 
-    The loop converts logits to float32 before their log-softmax.
-    """
-    torch.manual_seed(seed)
-    logits, scores = (torch.randn(num_sources * k, width) * scale).to(dtype), torch.randn(num_sources, k)
-    count = min(2 * k, k * width)
-    kept = logits.clone()
-    values, indices = topk_continuations(logits, scores, count)
-    every = (logits.float().log_softmax(1).view(num_sources, k, -1) + scores[:, :, None]).flatten(1)
-    assert torch.equal(values, every.topk(count).values)
-    assert torch.equal(every.gather(1, indices), values)
-    assert torch.equal(logits, kept)
+    logits: Tensor
+    gives_logits_away: bool = False
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return self.logits
+
+    def reorder(self, beams: Tensor) -> None:
+        raise NotImplementedError
+
+    def keep(self, sources: Tensor) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_log_probabilities_are_in_float32_and_only_logits_given_away_are_overwritten(dtype: torch.dtype) -> None:
+    logits = (10 * torch.randn(8, 500)).to(dtype)
+    decoder, expected = OneStep(logits.clone()), logits.float().log_softmax(1)
+    assert torch.equal(next_log_probs(decoder, torch.zeros(8, 1)), expected)
+    assert torch.equal(decoder.logits, logits)
+    if dtype == torch.float32:  # that of a prepared decoder
+        decoder.gives_logits_away = True
+        assert next_log_probs(decoder, torch.zeros(8, 1)) is decoder.logits
+        assert torch.equal(decoder.logits, expected)
 
 
 @pytest.mark.slow

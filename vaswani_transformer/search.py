@@ -16,11 +16,16 @@ from torch.nn.functional import pad
 LENGTH_PENALTY_TYPES = ("power", "gnmt")
 NOT_FINISHED = -1e9  # the score of a place that no hypothesis has taken yet
 TOPK_GROUP = 16  # tokens; a power of two that keeps both steps of the choice of candidates short
-SOFTMAX_ROWS = 8  # of logits, whose probabilities fit into a CPU's nearer memory
 
 
 class Decoder(Protocol):
-    """The three calls that a search makes to a model."""
+    """The three calls that a search makes to a model.
+
+    Attributes:
+        gives_logits_away: whether nobody else keeps the logits of a step, so that a search may write over them.
+    """
+
+    gives_logits_away: bool
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
@@ -150,76 +155,77 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
     return improves & (scores[:, -1] == NOT_FINISHED) if settings.early_stopping is True else improves
 
 
-def grouped_topk(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest entries (R, `count`) of each row (R, N), in falling order, and their indices.
-
-    A large value is in a group whose maximum is large. So only the `count` best groups, of sixteen tokens each, are
-    searched. That is several times as fast as `topk` over a vocabulary.
-    """
-    rows, entries = log_probs.shape
-    groups = entries // TOPK_GROUP
-    if groups < count:
-        return log_probs.topk(count, dim=1)
-    grouped = log_probs.narrow(1, 0, groups * TOPK_GROUP).view(rows, TOPK_GROUP, groups)
-    best = grouped.amax(1).topk(count, dim=1).indices  # (R, count)
-    offsets, remainder = group_offsets(groups, entries, log_probs.device)
-    indices = (best.unsqueeze(2) + offsets).flatten(1)  # (R, 16 count)
-    indices = torch.cat([indices, remainder.expand(rows, -1)], dim=1) if remainder.numel() else indices
-    values, order = log_probs.gather(1, indices).topk(count, dim=1)
-    return values, indices.gather(1, order)
+def next_log_probs(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Return log P (k A, V) of each token that may follow `tokens` (k A, T)."""
+    logits = decoder.step(tokens)
+    memory = logits if decoder.gives_logits_away else None  # new memory is slow to get
+    return torch.log_softmax(logits, 1, dtype=torch.float32, out=memory)
 
 
-@functools.lru_cache(maxsize=8)
-def group_offsets(groups: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the distances of a group's members from its first (16,), and the indices that are in no group."""
-    with torch.inference_mode(False):
-        remainder = torch.arange(groups * TOPK_GROUP, entries, device=device)
-        return torch.arange(0, groups * TOPK_GROUP, groups, device=device), remainder
-
-
-def topk_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_continuations(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` likeliest continuations of each source's beams by one token.
 
+    A likely token is in a group whose maximum is large. So only the `count` best groups, of sixteen tokens of one beam
+    each, are searched. That is several times as fast as `topk` over a vocabulary.
+
     Args:
-        logits: (k A, V) of the next token of each beam.
+        log_probs: (k A, V) of the next token of each beam.
         scores: (A, k) log P of the beams so far.
 
     Returns:
         log P (A, `count`) with the next token, in falling order, and the index of each among a source's k V.
     """
-    k, vocabulary = scores.shape[1], logits.shape[1]
+    (sources, k), vocabulary = scores.shape, log_probs.shape[1]
+    groups = vocabulary // TOPK_GROUP
+    if k * groups < count:
+        return (log_probs.reshape(sources, k, -1) + scores[:, :, None]).flatten(1).topk(count, dim=1)
+    grouped = log_probs[:, : groups * TOPK_GROUP].view(-1, TOPK_GROUP, groups)
+    best = grouped.amax(1).add_(scores.reshape(-1, 1)).view(sources, -1).topk(count, dim=1).indices  # (A, C)
+    beams = torch.floor_divide(best, groups)
+    offsets, remainder, beams_of_remainder = group_offsets(k, groups, vocabulary, log_probs.device)
+    indices = best.add_(beams, alpha=vocabulary - groups).unsqueeze(2).add(offsets).flatten(1)  # (A, 16 C)
+    beams = beams.unsqueeze(2).expand(-1, -1, TOPK_GROUP).flatten(1)
+    if remainder.numel():
+        indices = torch.cat([indices, remainder.expand(sources, -1)], dim=1)
+        beams = torch.cat([beams, beams_of_remainder.expand(sources, -1)], dim=1)
+    values = log_probs.reshape(sources, -1).gather(1, indices).add_(scores.gather(1, beams))
+    values, order = values.topk(count, dim=1)
+    return values, indices.gather(1, order)
 
-    def best(logits: Tensor, scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        log_probs = torch.log_softmax(logits.float(), 1, out=out).add_(scores.reshape(-1, 1))
-        return grouped_topk(log_probs.view(-1, k * vocabulary), count)
 
-    if logits.device.type != "cpu" or logits.shape[0] <= max(k, SOFTMAX_ROWS):
-        return best(logits, scores)
-    at_once = max(1, SOFTMAX_ROWS // k)  # sources, whose log-probabilities share memory: new memory is slow to get
-    workspace = scores.new_empty(at_once * k, vocabulary)
-    chunks = zip(logits.split(at_once * k), scores.split(at_once), strict=True)
-    values, indices = zip(*(best(part, of, workspace[: part.shape[0]]) for part, of in chunks), strict=True)
-    return torch.cat(values), torch.cat(indices)
+@functools.lru_cache(maxsize=8)
+def group_offsets(k: int, groups: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distances of a group's members from its first (16,), the indices in no group, and their beams."""
+    with torch.inference_mode(False):
+        offsets = torch.arange(0, groups * TOPK_GROUP, groups, device=device)
+        remainder = torch.arange(k * vocabulary, device=device).view(k, -1)[:, groups * TOPK_GROUP :].flatten()
+        return offsets, remainder, torch.floor_divide(remainder, vocabulary)
 
 
-def select_continuations(logits: Tensor, state: SearchState, settings: SearchSettings) -> tuple[Tensor, Tensor, Tensor]:
+@functools.lru_cache(maxsize=64)
+def first_rows(sources: int, k: int, device: torch.device) -> Tensor:
+    """Return the first row of each source (A, 1)."""
+    with torch.inference_mode(False):
+        return torch.arange(0, sources * k, k, device=device)[:, None]
+
+
+def select_continuations(
+    log_probs: Tensor, state: SearchState, settings: SearchSettings
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates of each source (A, C): log P, the rows (of k A) that they continue, and their tokens."""
-    k, vocabulary, count = settings.num_beams, logits.shape[1], settings.candidates
-    if settings.is_plain:
-        values, indices = topk_continuations(logits, state.scores, count)
+    k, vocabulary = settings.num_beams, log_probs.shape[1]
+    if settings.process is not None:
+        log_probs = settings.process(state.beams[0], log_probs)
+    if settings.do_sample:
+        every = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
+        indices = torch.multinomial(every.softmax(-1), settings.candidates)
+        values = every.gather(1, indices)
     else:
-        log_probs = torch.log_softmax(logits.float(), 1)
-        log_probs = log_probs if settings.process is None else settings.process(state.beams[0], log_probs)
-        log_probs = (log_probs.view(-1, k, vocabulary) + state.scores[:, :, None]).flatten(1)  # (A, k V)
-        if settings.do_sample:
-            indices = torch.multinomial(log_probs.softmax(-1), count)
-            values = log_probs.gather(1, indices)
-        else:
-            values, indices = grouped_topk(log_probs, count)
+        values, indices = top_continuations(log_probs, state.scores, settings.candidates)
     rows = torch.floor_divide(indices, vocabulary)
     tokens = indices.sub(rows, alpha=vocabulary)
     if rows.shape[0] > 1:
-        rows += torch.arange(0, rows.shape[0] * k, k, device=rows.device)[:, None]
+        rows += first_rows(rows.shape[0], k, rows.device)
     return values, rows, tokens
 
 
@@ -289,7 +295,7 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
     state, k, new_tokens = SearchState.start(prompt, settings), settings.num_beams, 0
     while True:
         new_tokens += 1
-        log_probs, rows, tokens = select_continuations(decoder.step(state.beams[0]), state, settings)  # (A, C) each
+        log_probs, rows, tokens = select_continuations(next_log_probs(decoder, state.beams[0]), state, settings)
         is_end = ended(state, rows, tokens, new_tokens, settings)
         has_ends = bool(is_end.any())
         if has_ends:

@@ -34,7 +34,7 @@ def import_before(checkout: Path) -> tuple[Any, Any]:
     package = types.ModuleType(BEFORE)  # without its __init__, which would register its classes in place of ours
     package.__path__ = [str(checkout / "vaswani_transformer")]
     sys.modules[BEFORE] = package
-    prepare = "cpu" if (checkout / "vaswani_transformer" / "cpu").is_dir() else "inference"
+    prepare = "cpu.model" if (checkout / "vaswani_transformer" / "cpu").is_dir() else "inference"
     modules = [importlib.import_module(f"{BEFORE}.{name}") for name in ("model", prepare)]
     return modules[0], modules[1].prepare_for_inference
 

@@ -43,7 +43,7 @@ def test_cached_cross_attention_equals_its_module(kind: str, count: int, tokens:
     cached, calls = CachedCrossAttention(attention), []
     q_proj = cached.q_proj
     cached.q_proj = lambda hidden_states: calls.append(1) or q_proj(hidden_states)
-    cross_attend = cached.over(attention.project_key_values(memory), mask, 3)
+    cross_attend = cached.over(cached.source_key_values(memory), mask, 3)
     torch.testing.assert_close(cross_attend(states), true, **FLOAT32)
     assert len(calls) == (count * tokens > 8)
 
@@ -54,9 +54,9 @@ def test_weight_absorption_in_int8_uses_the_weights_that_its_layers_have() -> No
     model = random_model()
     attention: Any = prepare_for_inference(model, "int8").model.decoder.layers[1].cross_attn
     states, memory, _ = sources_of(attention, 1, 8, targets=3)
-    key_values = attention.project_key_values(memory)
+    cached = CachedCrossAttention(attention)
     with torch.no_grad():
-        absorbed = CachedCrossAttention(attention).over(key_values, None, 3)(states) - states
+        absorbed = cached.over(cached.source_key_values(memory), None, 3)(states) - states
     layers = attention(states[:, None], memory)[0][:, 0]
     original: Any = model.model.decoder.layers[1].cross_attn
     plain = original(states[:, None], memory)[0][:, 0].detach()

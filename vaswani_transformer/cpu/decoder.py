@@ -15,7 +15,7 @@ from ..layers import VaswaniTransformerDecoderLayer
 from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forward
 from .linear import PreparedLinear
 
-KeyValues = tuple[Tensor, Tensor]  # (B, H, S, d_k) and (B, H, S, d_v)
+KeyValues = tuple[Tensor, Tensor]  # (B, H, d_k, S) and (B, H, S, d_v)
 Parameters = tuple[Tensor, Tensor | None]  # weight (out, in) and bias
 
 
@@ -110,12 +110,17 @@ class CachedCrossAttention:
 
     def __init__(self, attention: CrossAttention) -> None:
         self.heads, self.scaling = attention.config.num_heads, attention.scaling
-        self.source_key_values = attention.project_key_values
+        self.project_key_values = attention.project_key_values
         self.q_proj, self.o_proj = map(raw_forward, (attention.q_proj, attention.o_proj))
         linears = (attention.q_proj, attention.o_proj)
         queries, outputs = (linear.unpacked() if isinstance(linear, PreparedLinear) else None for linear in linears)
         has_both = queries is not None and outputs is not None
         self.weights: tuple[Tensor, ...] = self.weights_by_head(queries, outputs) if has_both else ()
+
+    def source_key_values(self, memory: Tensor) -> KeyValues:
+        """Return keys and values of the encoder's output (B, S, d_model), contiguous, for the fastest products."""
+        keys, values = self.project_key_values(memory)
+        return keys.transpose(2, 3).contiguous(), values.contiguous()
 
     def weights_by_head(self, queries: Parameters, outputs: Parameters) -> tuple[Tensor, ...]:
         """Return W_Q / sqrt(d_k) (H, d_k, d_model), its bias (H, d_k, 1), W_O (H, d_v, d_model) and its bias."""
@@ -130,10 +135,10 @@ class CachedCrossAttention:
     def over(self, key_values: KeyValues, mask: Tensor | None, num_beams: int) -> Function:
         """Return the function of hidden states (k B, d_model) that attends to sources; `mask` is (B, 1, 1, S)."""
         keys, values = key_values
-        sources, heads, tokens, _ = keys.shape
+        sources, heads, _, tokens = keys.shape
         if self.weights and sources * heads * tokens <= self.weights[0].shape[2]:
             return self.absorbed(keys, values, mask, num_beams)
-        keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         mask = keys.new_zeros(1, 1, 1) if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1)
 
         def cross_attend(hidden_states: Tensor) -> Tensor:
@@ -146,7 +151,8 @@ class CachedCrossAttention:
     def absorbed(self, keys: Tensor, values: Tensor, mask: Tensor | None, num_beams: int) -> Function:
         """Return the same by the products of the weights with keys and values, (B, H S, d_model) each."""
         w_q, q_bias, w_o, o_bias = self.weights
-        sources, heads, tokens, _ = keys.shape
+        sources, heads, _, tokens = keys.shape
+        keys = keys.transpose(2, 3)
         to_scores = (keys @ w_q).flatten(1, 2).transpose(1, 2)  # (B, d_model, H S)
         to_output = (values @ w_o).flatten(1, 2)
         to_output += o_bias / heads  # each head's weights add up to 1
@@ -218,6 +224,8 @@ class PreparedDecoder:
         attention_mask: (B, S) 0 at padding; None: every token counts.
         num_beams: k.
     """
+
+    gives_logits_away = True
 
     def __init__(
         self, decoder_step: DecoderStep, memory: Tensor, attention_mask: Tensor | None, num_beams: int
