@@ -235,7 +235,7 @@ def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
     if state.active.shape[0] != state.hypotheses.shape[1]:
         k = state.scores.shape[1]
         parents = state.active[rows // k] * k + rows % k
-    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, parents))[:, :, None]), dim=2)
+    return torch.cat((state.beams.index_select(1, rows), torch.stack((tokens, parents)).unsqueeze(2)), dim=2)
 
 
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:

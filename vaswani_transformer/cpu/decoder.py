@@ -144,7 +144,7 @@ class CachedCrossAttention:
         def cross_attend(hidden_states: Tensor) -> Tensor:
             query = self.q_proj(hidden_states).view(sources, num_beams, heads, -1).transpose(1, 2).flatten(0, 1)
             attended = attend(query, keys, values, mask, self.scaling).view(sources, heads, num_beams, -1)
-            return hidden_states + self.o_proj(attended.transpose(1, 2).reshape(hidden_states.shape[0], -1))
+            return self.o_proj(attended.transpose(1, 2).reshape(hidden_states.shape[0], -1)).add_(hidden_states)
 
         return cross_attend
 
@@ -185,9 +185,9 @@ class DecoderLayerStep(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), cache.num_sources)
         keys, values = cache.write(self.index, key_values)
         attended = attend(query, keys, values, cache.mask, self.scaling)  # (B H, k, d_v)
-        hidden_states = self.norm(hidden_states + self.o_proj(self.merge_heads(attended, cache.num_sources)))
+        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, cache.num_sources)).add_(hidden_states))
         hidden_states = self.cross_attn_norm(cross_attend(hidden_states))
-        return self.ffn_norm(hidden_states + self.feed_forward(hidden_states))
+        return self.ffn_norm(self.feed_forward(hidden_states).add_(hidden_states))
 
 
 class DecoderStep:

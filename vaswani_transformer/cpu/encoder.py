@@ -27,8 +27,8 @@ class EncoderLayerPass(UnwrappedLayer):
         query, key_values = self.split_heads(self.project(hidden_states), num_sources)
         keys, values = key_values.flatten(0, -3).split_with_sizes(self.head_widths, -1)  # (B H, S, d_k), (B H, S, d_v)
         attended = attend(query, keys.transpose(1, 2), values, mask, self.scaling)  # (B H, S, d_v)
-        hidden_states = self.norm(hidden_states + self.o_proj(self.merge_heads(attended, num_sources)))
-        return self.ffn_norm(hidden_states + self.feed_forward(hidden_states))
+        hidden_states = self.norm(self.o_proj(self.merge_heads(attended, num_sources)).add_(hidden_states))
+        return self.ffn_norm(self.feed_forward(hidden_states).add_(hidden_states))
 
 
 class PreparedEncoder:
