@@ -48,6 +48,7 @@ def calls(
     config = importlib.import_module(f"{BEFORE}.config").VaswaniTransformerConfig(**ours.config.to_diff_dict())
     other = before[0].VaswaniTransformerForConditionalGeneration(config).eval()
     other.load_state_dict(ours.state_dict())
+    other.set_attn_implementation(ours.config._attn_implementation)
     models: list[Any] = [other, ours]
     if arm != "plain":
         models = [
