@@ -83,6 +83,16 @@ def test_word_pieces_decode_marks_beside_their_words(text: str) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
+def test_word_pieces_read_capitals_as_small_letters_where_no_text_has_any(tmp_path: Path) -> None:
+    WORD_PIECE.save_pretrained(tmp_path)
+    reloaded: Any = AutoTokenizer.from_pretrained(tmp_path)
+    for tokenizer in (WORD_PIECE, reloaded):
+        assert tokenizer("Buenos DÍAS, ¿Este Libro?").input_ids == tokenizer("buenos días, ¿este libro?").input_ids
+    with_capitals = VaswaniTransformerTokenizer.train_from_iterator([*TEXTS, "The Cat"], 130, algorithm="wordpiece")
+    assert with_capitals("The").input_ids != with_capitals("the").input_ids
+    assert with_capitals("Gato").input_ids == [with_capitals.unk_token_id, 2]
+
+
 @given(source=words, target=words)
 def test_text_target_gives_labels(source: str, target: str) -> None:
     batch = BPE(source, text_target=target)

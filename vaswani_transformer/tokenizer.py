@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
@@ -47,8 +47,10 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     return tokenizer
 
 
-def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+def word_piece_tokenizer(vocabulary: dict[str, int], lowercases: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN_TOKEN["unk_token"]))
+    if lowercases:
+        tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     joins = (decoders.Replace(apart, joined) for apart, joined in JOINS.items())
     tokenizer.decoder = decoders.Sequence([decoders.WordPiece(), decoders.Fuse(), *joins])
@@ -57,6 +59,8 @@ def word_piece_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
 
 def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn word pieces within words and punctuation (English-French in the paper); unknown characters give `<unk>`.
+
+    If no text has a capital letter, capitals are read as small letters, because they would all be unknown.
 
     The trainer gets the alphabet, the most frequent characters, sorted, both as word starts and as continuations:
     otherwise it numbers them in an order that changes from one training to the next.
@@ -79,7 +83,7 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     trained = word_piece_tokenizer({})
     trained.train_from_iterator(texts, trainer)
-    tokenizer = word_piece_tokenizer(trained.get_vocab())
+    tokenizer = word_piece_tokenizer(trained.get_vocab(), all(letter == letter.lower() for letter in counts))
     tokenizer.add_special_tokens(special_tokens(names))
     return tokenizer
 
