@@ -60,8 +60,6 @@ class ModelDecoder:
         synced: whether every process has to take as many steps as all others.
     """
 
-    gives_logits_away = False  # records or hooks may have them
-
     def __init__(
         self, model: Any, inputs: dict[str, Any], beams_per_source: int, records: bool = False, synced: bool = False
     ) -> None:

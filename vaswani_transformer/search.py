@@ -21,11 +21,8 @@ TOPK_GROUP = 16  # tokens; a power of two that keeps both steps of the choice of
 class Decoder(Protocol):
     """The three calls that a search makes to a model.
 
-    Attributes:
-        gives_logits_away: whether nobody else keeps the logits of a step, so that a search may write over them.
+    A decoder with a true attribute `gives_logits_away` keeps no logits, and a search writes over them.
     """
-
-    gives_logits_away: bool
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits (k A, V) of the token after `tokens` (k A, T), which grow by one from call to call."""
@@ -158,7 +155,7 @@ def can_improve(state: SearchState, new_tokens: int, settings: SearchSettings) -
 def next_log_probs(decoder: Decoder, tokens: Tensor) -> Tensor:
     """Return log P (k A, V) of each token that may follow `tokens` (k A, T)."""
     logits = decoder.step(tokens)
-    memory = logits if decoder.gives_logits_away else None  # new memory is slow to get
+    memory = logits if getattr(decoder, "gives_logits_away", False) else None  # new memory is slow to get
     return torch.log_softmax(logits, 1, dtype=torch.float32, out=memory)
 
 
