@@ -37,7 +37,7 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
     """Check, before the data is read, that the teacher is autoregressive and its encoder's layers fit the model's.
 
     Raises:
-        UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
+        UserError: its configuration or weights cannot be loaded, or it is of another kind, or differs in a field.
     """
     if (name := teacher_to_start_from(recipe, folder)) is None:
         return
@@ -55,6 +55,7 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
                 f"training.encoder_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or "
                 "name another teacher."
             )
+    load_model(name, VaswaniTransformerForConditionalGeneration)
 
 
 def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

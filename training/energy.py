@@ -126,10 +126,11 @@ def check_energy(recipe: Recipe) -> None:
     """Check, before the data is read, that the teacher of the energy is autoregressive.
 
     Raises:
-        UserError: the teacher is another kind of model, or missing.
+        UserError: the teacher is another kind of model, or missing, or its weights cannot be loaded.
     """
     if (name := recipe.training.energy_from) is not None:
         load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
+        load_model(name, VaswaniTransformerForConditionalGeneration)
 
 
 def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -26,7 +26,7 @@ def check_start(recipe: Recipe, folder: Path) -> None:
     """Check, before the data is read, that the model to start from has the recipe's kind and shape.
 
     Raises:
-        UserError: it cannot be loaded, is of another kind, or differs in a field of the configuration.
+        UserError: its configuration or weights cannot be loaded, or it is of another kind, or differs in a field.
     """
     if (name := model_to_start_from(recipe, folder)) is None:
         return
@@ -39,6 +39,7 @@ def check_start(recipe: Recipe, folder: Path) -> None:
                 f"training.start_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or name "
                 "another model."
             )
+    load_model(name, recipe.kind.model_class)
 
 
 def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,7 +9,7 @@ import torch
 import yaml
 from datasets import Dataset, DatasetDict
 
-from tests.helpers import TINY, tiny_model
+from tests.helpers import TINY, break_model, tiny_model
 from tests.parallel_models import tiny_nat
 from training.checks import check_model, model_config
 from training.data.vocabulary import make_tokenizer
@@ -117,6 +117,7 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
             r"^training\.encoder_from: .* has attention_window 3, and the recipe None; set model\.att",
         ),
         (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
+        (break_model(teacher, tmp_path / "nan", "nan"), [], r"^.*nan: NaN or infinite numbers in model\.encoder"),
     ):
         recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
         with pytest.raises(UserError, match=message) as refusal:

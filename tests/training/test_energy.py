@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import FLOAT32, load_tokenizer, padded_batch, tiny_model
+from tests.helpers import FLOAT32, break_model, load_tokenizer, padded_batch, tiny_model
 from tests.parallel_models import END, targets, tiny_cmlm
 from tests.training import gradients
 from tests.training.runs import TINY, assert_same_checkpoints, make_arguments, rewind
@@ -263,12 +263,15 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     tokenizer.save_pretrained(teacher)
     (teacher / "tokenizer.json").write_text(json.dumps(tokens))
+    broken = {name: break_model(models / name, tmp_path / f"broken-{name}", "nan") for name in ("teacher", "cmlm")}
     cases = {
         f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* got 'vaswani_cmlm', expected",
         f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
         f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
         f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* got 'vaswani_transformer', expected",
         f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
+        f"--training.energy_from={broken['teacher']}": r"NaN or infinite numbers in model\.encoder",
+        f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
     }
     for number, (argument, message) in enumerate(cases.items()):
         recipe = load_recipe(trained[0], [*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"])
