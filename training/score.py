@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -27,6 +27,7 @@ from training.decoding import decoding_config
 from training.kinds import kind_of
 from training.recipe import Recipe, load_recipe, to_dict
 from training.recipe_help import recipe_help
+from training.report.results import commit, fingerprint, hardware, versions
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
@@ -37,7 +38,7 @@ from vaswani_transformer.files import write_atomically, write_errors
 from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
-from vaswani_transformer.translate.loading import load
+from vaswani_transformer.translate.loading import load, model_digest
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import Translator, batches_by_length
 
@@ -67,6 +68,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    parser.set_defaults(engine="torch")
     return parser.parse_known_args(arguments)
 
 
@@ -80,16 +82,15 @@ def check_split(recipe: Recipe, split: str) -> None:
         raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
 
 
-def load_split(recipe: Recipe, split: str) -> tuple[list[str], list[str]]:
-    """Return the sources and targets of one split; files of the others are not read.
+def load_split(recipe: Recipe, split: str) -> Dataset:
+    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read.
 
     Raises:
         UserError: the recipe has none of that name, or it cannot be used.
     """
     check_split(recipe, split)
     without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
-    pairs = load_pairs(dataclasses.replace(recipe.data, **without_others))
-    return pairs[split]["source"][:], pairs[split]["target"][:]
+    return load_pairs(dataclasses.replace(recipe.data, **without_others))[split]
 
 
 def load_training_targets(recipe: Recipe) -> list[str]:
@@ -100,7 +101,7 @@ def load_training_targets(recipe: Recipe) -> list[str]:
     """
     if is_streamed(recipe.data, "train"):
         return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
-    return load_split(recipe, "train")[1][:LM_TARGETS]
+    return load_split(recipe, "train")["target"][:LM_TARGETS]
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
@@ -219,16 +220,18 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
-    sources, references = load_split(recipe, options.split)
+    pairs = load_split(recipe, options.split)
+    sources, references = pairs["source"][:], pairs["target"][:]
     training_targets = load_training_targets(recipe) if options.lm_score else None
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
     task = make_task(to_dict(recipe))
     return {
         "model": options.model,
+        "digest": model_digest(options),
         "recipe": recipe.name,
         **({"note": recipe.note} if recipe.note else {}),
-        "data": dataclasses.asdict(recipe.data),
+        "data": dataclasses.asdict(recipe.data) | {"fingerprint": fingerprint(pairs)},
         "split": options.split,
         "sentences": len(sources),
         **task.all_scores(translations, references),
@@ -240,7 +243,9 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype,
         "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(model.device),
     }
 
 

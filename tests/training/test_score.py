@@ -1,5 +1,6 @@
 """The score command: every score has its name and signature, and equals one computed by hand."""
 
+import hashlib
 import importlib
 import json
 import math
@@ -17,7 +18,9 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
 from tests.parallel_models import FAMILY, ParallelModel
+from training.data.distilled import digest_teacher
 from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
+from training.report.results import commit, hardware, versions
 from training.score import check_tokenizer, main
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
@@ -94,6 +97,17 @@ def test_scores_are_printed_and_written_each_with_its_signature(run: Run, tmp_pa
     assert scores["output_tokens_per_second"] == pytest.approx(scores["output_tokens"] / scores["seconds"])
     tokens = model_of_pairs()[1](translations)["input_ids"]
     assert scores["output_tokens"] == sum(map(len, tokens))
+
+
+def test_scores_name_model_data_commit_and_machine(run: Run, folder: Path, recipe: Path, tmp_path: Path) -> None:
+    run("--output", tmp_path / "scores.json")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    texts = "".join(f"{source}\0{target}\0" for source, target in zip(SOURCES, REFERENCES, strict=True))
+    fingerprint = {"pairs": 6, "sha256": hashlib.sha256(texts.encode()).hexdigest()}
+    assert scores["data"]["fingerprint"] == fingerprint
+    assert scores["digest"] == digest_teacher(str(folder))
+    assert (scores["commit"], scores["versions"]) == (commit(), versions())
+    assert scores["hardware"] == hardware(torch.device("cpu"))
 
 
 def test_statistics_of_the_translations_come_with_their_definitions(run: Run, tmp_path: Path) -> None:
