@@ -3,7 +3,7 @@
 B batch, S source, T target, k target rows of one source row, V vocabulary. No way of decoding is in this file.
 """
 
-from typing import Any, ClassVar, Self, TypeGuard, Unpack, cast
+from typing import Any, ClassVar, TypeGuard, Unpack, cast
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -164,12 +164,12 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def with_remote_code(self) -> Self:
-        """Return a copy as the base class does, whose `auto_map` also names the body for AutoModel."""
-        published, body = super().with_remote_code(), type(self.model)
-        if body.__module__ == type(self).__module__:  # otherwise a user's subclass, saved without this file
-            published.config.auto_map["AutoModel"] = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
-        return published
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does; with code, `auto_map` also names the body for AutoModel."""
+        body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
+        if self.is_remote_code() and body.__module__ == type(self).__module__:  # otherwise a user's subclass
+            self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
+        return super().save_pretrained(*args, **kwargs)
 
     def loss_and_logits(
         self,
