@@ -103,7 +103,9 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     )
     parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
-    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="the folder to write or resume")
+    parser.add_argument(
+        *("--output_dir", "--output"), type=Path, required=True, metavar="DIR", help="the folder to write or resume"
+    )
     parser.add_argument(
         "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
     )
