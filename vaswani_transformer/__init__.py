@@ -38,7 +38,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .convert import to_ctranslate2, to_onnx
+    from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
     from .figures import (
         AttentionMaps,
         attention_maps,
@@ -97,6 +97,9 @@ __all__ = [
     "draw_text",
     "draw_tree",
     "evaluation_tree",
+    "from_fairseq",
+    "from_fsmt",
+    "from_marian",
     "learning_rate",
     "linearize",
     "paper_adam",
@@ -113,6 +116,9 @@ __all__ = [
 # Each is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_NAMES = {
     "CTranslate2Engine": "translate.ctranslate2_engine",
+    "from_fairseq": "convert",
+    "from_fsmt": "convert",
+    "from_marian": "convert",
     "to_ctranslate2": "convert",
     "to_onnx": "convert",
     "AttentionMaps": "figures",

@@ -24,9 +24,10 @@ from transformers import (
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
 from tests.helpers import FLOAT32, load_tokenizer
+from tests.parallel_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
-from vaswani_transformer.errors import OutputError
+from vaswani_transformer.errors import OutputError, UserError
 from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
 
 SHAPE: dict[str, Any] = {
@@ -225,6 +226,13 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytes
     main(["fsmt", str(tmp_path / "fsmt"), str(tmp_path / "out")])
     assert "with a FSMTTokenizer" in capsys.readouterr().out
     assert load_tokenizer(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
+
+
+@pytest.mark.parametrize(("read", "expected"), [(from_marian, "marian"), (from_fsmt, "fsmt")])
+def test_model_of_another_type_is_an_error(read: Callable[..., Any], expected: str, tmp_path: Path) -> None:
+    tiny_nat().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"is a model of another type; got 'vaswani_nat', expected '{expected}'"):
+        read(str(tmp_path))
 
 
 def test_command_ends_with_one_line_for_a_model_of_another_type(

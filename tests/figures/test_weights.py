@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from tests.parallel_models import FAMILY
 from vaswani_transformer import AttentionMaps, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps
@@ -113,6 +114,13 @@ def test_model_without_a_projection_is_an_error() -> None:
     model, tokenizer = model_of_pairs()
     with pytest.raises(ValueError, match="VaswaniTransformerModel generates no text"):
         attention_maps(AutoModel.from_config(model.config), tokenizer, "hello")
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_model_of_all_words_at_once_is_an_error(family: str) -> None:
+    model = FAMILY[family]()
+    with pytest.raises(ValueError, match=rf"{type(model).__name__} predicts all words at once; give an autoregressive"):
+        attention_maps(model, model_of_pairs()[1], "hello")
 
 
 def test_unknown_stack_is_an_error() -> None:

@@ -85,7 +85,6 @@ def convert_from_fairseq(options: argparse.Namespace) -> None:
 
 def convert_from_transformers(options: argparse.Namespace) -> None:
     """Run `vaswani-convert fsmt MODEL OUT` or `vaswani-convert marian MODEL OUT`."""
-    load_config(options.model, options.format)
     save(options.import_model(options.model, with_tokenizer=not options.without_tokenizer), options)
 
 

@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..checked_loading import load_errors, load_model
+from ..checked_loading import load_config, load_errors, load_model
 from .foreign import (
     TABLES,
     ForeignModel,
@@ -81,11 +81,13 @@ def import_transformers_model(
 
 def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
     """Import a Marian model of Transformers, such as those of OPUS-MT; see `import_transformers_model`."""
+    load_config(folder, "marian")
     return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
 
 
 def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
     """Import an FSMT model whose source and target share their embeddings; see `import_transformers_model`."""
+    load_config(folder, "fsmt")
     return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)
 
 

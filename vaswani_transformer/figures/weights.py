@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..config import as_token_ids
 from ..modes import eager_attention, eval_mode
+from ..parallel_generation import ParallelGeneration
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
 
@@ -103,8 +104,10 @@ def attention_maps(
         target: its translation; None: the one that `model.generate` returns under the model's settings.
 
     Raises:
-        ValueError: the model generates no text, or returns no attention weights.
+        ValueError: the model generates no text, or all words at once, or returns no attention weights.
     """
+    if isinstance(model, ParallelGeneration):
+        raise ValueError(f"{type(model).__name__} predicts all words at once; give an autoregressive model.")
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")
     encode = text_encoder(tokenizer)
