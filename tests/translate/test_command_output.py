@@ -90,7 +90,7 @@ def test_unfinished_output_with_other_settings_is_an_error(
     source, path = unfinished
     _, errors, status = run("--input", source, "--output", path, option)
     assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
-    assert errors.startswith(f"{path}: was translated {message}; it stays unchanged: give the same command as then, an")
+    assert errors.startswith(f"{path}: was made {message}; it stays unchanged: give the same command as then, an")
 
 
 def test_unfinished_output_of_another_model_is_an_error(
@@ -103,7 +103,7 @@ def test_unfinished_output_of_another_model_is_an_error(
     load_tokenizer(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert status == 2
-    assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
+    assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
 
 
 def test_unfinished_output_of_another_text_is_an_error(run: Run, unfinished: tuple[Path, Path]) -> None:
@@ -144,9 +144,9 @@ def test_finished_output_is_not_translated_again(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--beams=1"], "was translated without --beams, not with --beams=1; it stays unchanged"),
-        (["--nbest=1"], "was translated without --nbest, not with --nbest=1; it stays unchanged"),
-        (["--dtype=bfloat16"], "was translated with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
+        (["--beams=1"], "was made without --beams, not with --beams=1; it stays unchanged"),
+        (["--nbest=1"], "was made without --nbest, not with --nbest=1; it stays unchanged"),
+        (["--dtype=bfloat16"], "was made with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
     ],
 )
 def test_finished_output_with_other_settings_is_an_error(
@@ -168,7 +168,7 @@ def test_finished_output_of_another_model_is_an_error(
     load_tokenizer(folder).save_pretrained(tmp_path / "model")
     _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
     assert (status, path.read_text()) == (2, lines(TARGETS))
-    assert errors.startswith(f"{path}: was translated by another model; it stays unchanged")
+    assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_file_that_is_no_output_of_the_command_is_unchanged(run: Run, tmp_path: 
     path.write_text(lines(text))
     _, errors, status = run("--input", source, "--output", path)
     assert (status, path.read_text()) == (2, lines(text))
-    assert errors.startswith(f"{path}: exists already, without the path.record of a translation; it stays")
+    assert errors.startswith(f"{path}: exists already, without its record path.record; it stays")
 
 
 def test_finished_output_that_was_removed_is_written_again(run: Run, finished: tuple[Path, Path]) -> None:

@@ -69,9 +69,9 @@ def test_changed_settings_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "out"
     write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
     before = path.read_bytes()
-    with pytest.raises(UserError, match=r"out: was translated with --beams=4, not with --beams=5; it stays unchanged"):
+    with pytest.raises(UserError, match=r"out: was made with --beams=4, not with --beams=5; it stays unchanged"):
         ResumableFile(path, 2, {"beams": 5, "model": "m"}, [1, 1])
-    with pytest.raises(UserError, match=r"out: was translated without --scores, not with --scores; it stays"):
+    with pytest.raises(UserError, match=r"out: was made without --scores, not with --scores; it stays"):
         ResumableFile(path, 2, {"beams": 4, "model": "m", "scores": True}, [1, 1])
     assert path.read_bytes() == before
 
@@ -88,7 +88,7 @@ def test_changed_batching_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}'])
 def test_invalid_record_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.record").write_text(text)
-    with pytest.raises(UserError, match=r"out\.record: not the record of a translation; remove it"):
+    with pytest.raises(UserError, match=r"out\.record: not the record of a file of results; remove it"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.record").read_text() == text
@@ -113,9 +113,9 @@ def test_finished_file_is_known_by_its_record(finished: Path) -> None:
         (
             {"model": "n", "beams": 4},
             "abcd",
-            "out: was translated by another model; it stays unchanged: give the same",
+            "out: was made by another model; it stays unchanged: give the same",
         ),
-        ({"model": "m", "beams": None}, "abcd", "out: was translated with --beams=4, not without --beams; it stays"),
+        ({"model": "m", "beams": None}, "abcd", "out: was made with --beams=4, not without --beams; it stays"),
         (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which stays unchanged; give"),
         (FINISHED, "abc", "the input: is another text than that of the finished "),
         (FINISHED, "abcde", "the input: has more lines than the 4 of the finished "),
@@ -139,7 +139,7 @@ def test_finished_file_that_was_changed_is_an_error(finished: Path, change: Call
 
 def test_file_without_a_record_is_an_error(finished: Path) -> None:
     (finished.parent / "out.record").unlink()
-    with pytest.raises(UserError, match=r"out: exists already, without the out\.record of a translation; it stays"):
+    with pytest.raises(UserError, match=r"out: exists already, without its record out\.record; it stays"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 

@@ -207,6 +207,10 @@ def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
         next(translations)
     assert (refusal.value.index, len(search.batches)) == (3, 1)
+    expected = (
+        "in.txt, line 4: 6 tokens, more than 5; shorten it, or give --too_long=truncate, --too_long=keep or another"
+    )
+    assert str(refusal.value.in_command("in.txt")).startswith(expected)
 
 
 def test_learned_positions_bound_the_source_and_its_translation() -> None:
@@ -282,8 +286,13 @@ def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_tran
     assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
     translations = translate(model, tokenizer, ["a", longest, longest + "a"], window=2, **settings)
     assert len(list(itertools.islice(translations, 2))) == 2
-    with pytest.raises(TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"):
+    with pytest.raises(
+        TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"
+    ) as refusal:
         next(translations)
+    assert str(refusal.value.in_command("in.txt")).endswith(
+        "give --too_long=truncate: the model has positions for no more."
+    )
     with pytest.raises(ValueError, match=r"max_source_tokens \(21\) is more than .* give at most 20\."):
         translate(model, tokenizer, [], max_source_tokens=21, **settings)
 

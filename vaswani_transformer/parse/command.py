@@ -99,10 +99,7 @@ def parse_lines(
                 repaired += sentence.is_repaired and bool(sentence.tree.children)
                 output.write([format_tree(sentence, number, options)], digested)
         except TooLongError as error:
-            raise UserError(
-                f"{digested.name}, line {error.index + 1}: {error.tokens} tokens, more than {error.limit}; shorten it, "
-                "or give --too_long=truncate, --too_long=keep or another --max_source_tokens."
-            ) from error
+            raise error.in_command(digested.name) from error
     if repaired:
         log(f"{repaired} of the {digested.count} sentences had malformed output, and their trees were repaired.")
 

@@ -140,10 +140,7 @@ def translate_lines(
                     warn_of_truncation(translation, texts.name, number)
                 output.write(format_lines(translation, number, options), texts)
         except TooLongError as error:
-            fix = "or give --too_long=truncate, --too_long=keep or another --max_source_tokens."
-            fix = "or give --too_long=truncate: the model has positions for no more." if error.is_final else fix
-            line = f"{texts.name}, line {error.index + 1}"
-            raise UserError(f"{line}: {error.tokens} tokens, more than {error.limit}; shorten it, {fix}") from error
+            raise error.in_command(texts.name) from error
 
 
 def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:

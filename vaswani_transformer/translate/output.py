@@ -58,7 +58,7 @@ def check_settings(path: Path, before: dict[str, Any], settings: dict[str, Any])
                 "by another model" if is_model else f"{describe_option(name, old)}, not {describe_option(name, value)}"
             )
             raise UserError(
-                f"{path}: was translated {differ}; it stays unchanged: give the same command as then, another "
+                f"{path}: was made {differ}; it stays unchanged: give the same command as then, another "
                 f"--output, or remove it and {record_path(path).name}."
             )
 
@@ -83,7 +83,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return record | {"settings": dict(record["settings"]), "batches": record["batches"]} | counted
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{record_file}: not the record of a translation; remove it, or name another --output."
+            f"{record_file}: not the record of a file of results; remove it, or name another --output."
         ) from error
 
 
@@ -107,7 +107,7 @@ def is_finished(path: Path, settings: dict[str, Any], texts: Iterable[str], name
         return False
     if record is None:
         raise UserError(
-            f"{path}: exists already, without the {record_path(path).name} of a translation; it stays unchanged: give "
+            f"{path}: exists already, without its record {record_path(path).name}; it stays unchanged: give "
             "another --output, or remove it."
         )
     check_settings(path, record["settings"], settings)

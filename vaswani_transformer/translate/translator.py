@@ -67,6 +67,13 @@ class TooLongError(UserError):
         super().__init__(f"Text {index} has {tokens} tokens, more than {limit}; shorten it, {fix}")
         self.index, self.tokens, self.limit, self.is_final = index, tokens, limit, is_final
 
+    def in_command(self, name: str) -> UserError:
+        """Return the same error with the options of a command, for a text of the input `name`."""
+        fix = "or give --too_long=truncate, --too_long=keep or another --max_source_tokens."
+        fix = "or give --too_long=truncate: the model has positions for no more." if self.is_final else fix
+        line = f"{name}, line {self.index + 1}"
+        return UserError(f"{line}: {self.tokens} tokens, more than {self.limit}; shorten it, {fix}")
+
 
 def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
     """Return texts in batches of at most `batch_tokens`, padding included, the longest first.
