@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps (150)")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/adapters"), help="the folder of the adapter")
     options = parser.parse_args()
+    if options.model == parser.get_default("model") and not Path(options.model).is_dir():
+        parser.error(f"--model={options.model}: no such folder; run the README's quickstart first, or name a model.")
     set_seed(2017)
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)

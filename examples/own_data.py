@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/own-data"), help="a new folder for data and run")
     options = parser.parse_args()
     folder = options.folder.resolve()
+    if folder.exists():
+        parser.error(f"--folder={options.folder}: exists already; name a new folder.")
 
     folder.mkdir(parents=True)
     write_data(folder)

@@ -21,7 +21,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 class TokenBudgetTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer whose batches hold so many tokens instead of so many sentences (section 5.1)."""
+    """Seq2SeqTrainer whose batches are limited by tokens instead of sentences (section 5.1)."""
 
     tokens_per_step = 256
 
