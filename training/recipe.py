@@ -85,8 +85,9 @@ class TrainingRecipe:
     source_tokens, target_tokens: the tokens of an optimizer step, on all devices together (5.1).
     device_tokens: the most source or target tokens, with padding, of one micro-batch on one device; a step takes
         several micro-batches if a device's share is larger.
-    encoder_from: the folder, or the name on the Hub, of an autoregressive model with the same vocabulary and shape
-        whose encoder and embeddings the model starts with; None to start from random weights.
+    encoder_from: the folder, or the name on the Hub, of an autoregressive model with the same vocabulary, except for
+        `<mask>`, and shape, but perhaps fewer encoder layers, whose encoder and embeddings the model starts with; None
+        to start from random weights.
     start_from: the folder, or the name on the Hub, of a trained model of the same kind, vocabulary and shape with whose
         weights the model starts; None to start from random ones.
     energy_from: of kind cmlm, for ENGINE: the folder, or the name on the Hub, of an autoregressive teacher with the
@@ -99,7 +100,7 @@ class TrainingRecipe:
     learning_rate_scale: a factor on equation (3); the paper has none.
     learning_rate: of radam, at the first step.
     learning_rate_decay: the factor by which the learning rate of radam falls in `learning_rate_decay_steps` steps.
-    learning_rate_decay_steps: the steps of one such fall, which is spread over them evenly.
+    learning_rate_decay_steps: the steps of one such fall, which is gradual.
     weight_decay: of radam: the share of each weight, times the learning rate, that a step takes away.
     glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
         after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.

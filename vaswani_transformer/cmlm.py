@@ -64,8 +64,8 @@ class VaswaniCmlmConfig(VaswaniTransformerConfig):
             )
         if any(self.mask_token_id in as_token_ids(getattr(self, name)) for name in TOKEN_IDS):
             raise ValueError(
-                f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a token of its "
-                'own: tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
+                f"mask_token_id ({self.mask_token_id}) is also the start, padding or end token; add a separate "
+                'token: tokenizer.add_special_tokens({"mask_token": "<mask>"}).'
             )
 
 

@@ -124,7 +124,7 @@ class VaswaniIterativeVaeModel(EncoderDecoder):
 
 @dataclass
 class IterativeVaeLMOutput(ParallelLMOutput):
-    """The output of IterativeVAE; with labels also what its layers and latent steps say, each a mean a target token.
+    """The output of IterativeVAE; with labels also the losses of its layers and latent steps, means a target token.
 
     Attributes:
         kl_loss: the weighted sum of `layer_kl`, without `kl_scale`; 0 without a hint.

@@ -43,7 +43,7 @@ class LatentTokens:
 
     @classmethod
     def join(cls, chunks: "list[LatentTokens]", is_target: Tensor) -> "LatentTokens":
-        """Return what is said about all tokens (N,), 0 where `is_target` (N,) is False."""
+        """Return the results for all tokens (N,), 0 where `is_target` (N,) is False."""
         names = [item.name for item in fields(cls)]
         return cls(**{name: torch.cat([getattr(chunk, name) for chunk in chunks]) * is_target for name in names})
 
@@ -74,7 +74,7 @@ class LatentStep(nn.Module):
         noise: Callable[[Tensor], Tensor] | None = None,
         smoothing: float = 0.0,
     ) -> tuple[Tensor, LatentTokens | None]:
-        """Return the mixed states (n, d_model), and where `words` are given what the step says about them.
+        """Return the mixed states (n, d_model), and where `words` are given the results for them.
 
         Args:
             states: h (n, d_model).
@@ -117,7 +117,7 @@ class LatentStep(nn.Module):
 
 @dataclass
 class LatentPass:
-    """One pass of the decoder: what its latent steps are given, and what they say, step by step.
+    """One pass of the decoder: what its latent steps are given, and their results, step by step.
 
     Attributes:
         project: the output projection, states (n, d_model) to logits (n, V).
@@ -125,7 +125,7 @@ class LatentPass:
         labels: (k B, T), the target's words, -100 at padding; None: unknown.
         has_hint, has_noise: whether the latents see `labels`, and whether they are samples.
         smoothing: of the cross-entropy.
-        tokens: what each step says about the words; empty without `labels`.
+        tokens: the results of each step for the words; empty without `labels`.
     """
 
     project: Callable[[Tensor], Tensor]

@@ -34,7 +34,7 @@ def check_labels(labels: Tensor | None, num_items_in_batch: Tensor | int | None)
     """Raise ValueError for a count of labels without labels: a Trainer kept them, to compute its own loss of logits."""
     if labels is None and num_items_in_batch is not None:
         raise ValueError(
-            "labels: got none with num_items_in_batch, and a loss of the logits alone trains no length. Set the "
+            "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
             "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
         )
 

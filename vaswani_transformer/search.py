@@ -91,7 +91,7 @@ class SearchState:
         beams: (2, k A, T) the open beams' tokens, and for each new token the row among k B whose beam it continued.
         scores: (A, k) log P of the open beams, in falling order.
         active: (A,) the sources still in the batch, by number.
-        is_active: (A,) whether a source's result can still change; all are once finished ones have left.
+        is_active: (A,) whether a source's result can still change; all are once finished ones are dropped.
         limits: (A, 1) the new tokens that a target of each source may have.
         hypotheses: (2, B, k, up to T) finished targets like `beams`, the best first; -1 after their end.
         hypothesis_scores: (B, k) their log P / lp, or `NOT_FINISHED`.
@@ -238,7 +238,7 @@ def extend(state: SearchState, rows: Tensor, tokens: Tensor) -> Tensor:
 def ended(state: SearchState, rows: Tensor, tokens: Tensor, new_tokens: int, settings: SearchSettings) -> Tensor:
     """Return whether each candidate (A, C) ends its target."""
     is_end = settings.is_last(tokens, state.limits, new_tokens)
-    if settings.ends is not None:  # it sees candidates of all B sources, those that have left as zeros
+    if settings.ends is not None:  # it sees candidates of all B sources, dropped ones as zeros
         sequences = extend(state, rows.flatten(), tokens.flatten())[0].unflatten(0, rows.shape)  # (A, C, T + 1)
         everyone = sequences.new_zeros(state.hypotheses.shape[1], *sequences.shape[1:])
         everyone[state.active] = sequences

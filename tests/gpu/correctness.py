@@ -221,18 +221,18 @@ def training_part(setting: Setting) -> Iterator[Row]:
 def checkpoint_part(setting: Setting) -> Iterator[Row]:
     """Train on the device, resume on the CPU, and resume on the device; compare with an uninterrupted run.
 
-    Each leg has a new model and Trainer, and the CPU's also a process without the device.
+    Each part of the run has a new model and Trainer, and the CPU's also a process without the device.
     """
     steps = 2 if setting.is_tiny else 5
     device, complete = str(setting.device), str(setting.folder / "whole")
     expected = Run(complete, 3 * steps, device, setting.is_tiny).losses()
-    losses, resume, folder = [], None, str(setting.folder / "legs")
-    for leg, where in enumerate((device, "cpu", device), 1):
-        run = Run(folder, leg * steps, where, setting.is_tiny, resume, saves=True)
+    losses, resume, folder = [], None, str(setting.folder / "parts")
+    for part, where in enumerate((device, "cpu", device), 1):
+        run = Run(folder, part * steps, where, setting.is_tiny, resume, saves=True)
         losses += run.losses() if where == device else run.in_a_process()
-        resume = f"{folder}/checkpoint-{leg * steps}"
+        resume = f"{folder}/checkpoint-{part * steps}"
     furthest = max(abs(one - other) / other for one, other in zip(losses, expected, strict=True))
-    yield compare(f"losses of {3 * steps} steps in three legs", furthest, 1e-3)
+    yield compare(f"losses of {3 * steps} steps in three parts", furthest, 1e-3)
 
 
 def distributed_part(setting: Setting, kind: str) -> Iterator[Row]:

@@ -288,7 +288,7 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
 def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[str]
 ) -> None:
-    """The number of steps is no multiple of an epoch's, so the Trainer alone would take one more."""
+    """The number of steps is no multiple of an epoch's, so the Trainer by itself would take one more."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     settings = [*arguments, "--training.steps=30", *end]
     recipes = [

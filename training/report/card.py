@@ -321,7 +321,7 @@ def describe_code(results: dict[str, Any]) -> str:
     version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
     if (commit := results["commit"]) is None:
         return f"{version}, commit unknown"
-    return f"{version}, commit {commit['hash']}{', with changes of its own' if commit['dirty'] else ''}"
+    return f"{version}, commit {commit['hash']}{', with uncommitted changes' if commit['dirty'] else ''}"
 
 
 def training_command(recipe: dict[str, Any], repository: str) -> str:

@@ -20,7 +20,7 @@ LARGE_BATCH_ROWS = 32  # from which on int8 matmuls are faster by oneDNN than by
 def raw_op(operator: Any) -> Callable[..., Tensor]:
     """Return an operator as torch's compiled function, without what its call does in Python before.
 
-    A call with a packed int8 weight looks in each argument for an object of torch's compiler, and a decoder step makes
+    A call with a packed int8 weight searches each argument for an object of torch's compiler, and a decoder step makes
     a dozen such calls. `len` of a tensor is Python too; code that runs in every step reads `shape` instead.
     """
     return getattr(operator, "_op", operator)

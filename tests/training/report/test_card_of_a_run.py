@@ -71,7 +71,7 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
         "| Parameters | 1,234,567 |",
         "1 h 2 min 5 s in all: forward 100%",
         "2 cores of a CPU, 8.0 GiB; 1 process",
-        "a" * 40 + ", with changes of its own",
+        "a" * 40 + ", with uncommitted changes",
         "| 300 | 1.667 | 1.333 | 2.00 | 30.00 |",
         "--data.path=FOLDER",
     ):
