@@ -217,6 +217,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
     model, tokenizer = load(options)  # before the data, which may take minutes to read
+    digest = model_digest(options)
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training
@@ -228,7 +229,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     task = make_task(to_dict(recipe))
     return {
         "model": options.model,
-        "digest": model_digest(options),
+        "digest": digest,
         "recipe": recipe.name,
         **({"note": recipe.note} if recipe.note else {}),
         "data": dataclasses.asdict(recipe.data) | {"fingerprint": fingerprint(pairs)},
