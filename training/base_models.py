@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from training.data.distilled import digest_teacher
+from training.data.distilled import digest_model
 from training.distributed import RunError
 from training.encoder import has_trained
 from training.recipe import Recipe
@@ -28,7 +28,7 @@ def record_models(recipe: Recipe, folder: Path) -> None:
     if has_trained(folder):
         return
     models = {f"training.{name}": getattr(recipe.training, name) for name in FIELDS}
-    digests = {name: digest_teacher(model) for name, model in models.items() if model is not None}
+    digests = {name: digest_model(model) for name, model in models.items() if model is not None}
     if digests != recorded_models(folder):
         write_atomically(folder / MODELS_FILE, json.dumps(digests, indent=2))
 
@@ -43,7 +43,7 @@ def check_same_energy(recipe: Recipe, folder: Path) -> None:
     before = recorded_models(folder).get(name)
     if model is None or before is None or not has_trained(folder):
         return
-    if (digest := digest_teacher(model)) != before:
+    if (digest := digest_model(model)) != before:
         raise RunError(
             f"{name}: {model} is not the teacher that the run in {folder} was begun with; got digest {digest[:12]}, "
             f"expected {before[:12]}. Restore it, or give another --output_dir."

@@ -25,7 +25,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from training.data.distilled import RECORD, Distillation, digest_sources, digest_teacher
+from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
 from training.distributed import RunError, exit_together, init_distributed
 from training.recipe import DataRecipe, load_recipe
@@ -178,7 +178,7 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
         UserError: a line of the sources is bad, or the data has no training sources.
     """
     is_folder = Path(options.model).is_dir()
-    digest = digest_teacher(options.model, options.revision, options.trust_remote_code)
+    digest = digest_model(options.model, options.revision, options.trust_remote_code)
     digests = digest_sources(sources_in_order(recipe))
     if not digests["sources"]:
         raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")

@@ -55,7 +55,7 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
                 f"training.encoder_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or "
                 "name another teacher."
             )
-    load_model(name, VaswaniTransformerForConditionalGeneration)
+    load_model(name, VaswaniTransformerForConditionalGeneration)  # only to check its weights
 
 
 def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

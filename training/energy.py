@@ -130,7 +130,7 @@ def check_energy(recipe: Recipe) -> None:
     """
     if (name := recipe.training.energy_from) is not None:
         load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
-        load_model(name, VaswaniTransformerForConditionalGeneration)
+        load_model(name, VaswaniTransformerForConditionalGeneration)  # only to check its weights
 
 
 def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:

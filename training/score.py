@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from training.command import last_output
+from training.data.distilled import digest_model
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
@@ -38,7 +39,7 @@ from vaswani_transformer.files import write_atomically, write_errors
 from vaswani_transformer.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
-from vaswani_transformer.translate.loading import load, model_digest
+from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import Translator, batches_by_length
 
@@ -68,7 +69,6 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
-    parser.set_defaults(engine="torch")
     return parser.parse_known_args(arguments)
 
 
@@ -217,7 +217,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
     model, tokenizer = load(options)  # before the data, which may take minutes to read
-    digest = model_digest(options)
+    digest = digest_model(options.model, options.revision, options.trust_remote_code)
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training

@@ -39,7 +39,7 @@ def check_start(recipe: Recipe, folder: Path) -> None:
                 f"training.start_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or name "
                 "another model."
             )
-    load_model(name, recipe.kind.model_class)
+    load_model(name, recipe.kind.model_class)  # only to check its weights
 
 
 def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

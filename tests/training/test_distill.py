@@ -228,7 +228,7 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
     prints = fingerprints(complete, load_pairs(complete.data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
-    assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_teacher(str(teacher))}
+    assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_model(str(teacher))}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
     assert json.loads(json.dumps(prints)) == prints

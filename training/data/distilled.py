@@ -38,7 +38,7 @@ def digest_sources(sources: Iterable[str]) -> dict[str, Any]:
     return {"sources": digest.count, "sha256": digest.hexdigest(), "first": first}
 
 
-def digest_teacher(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
+def digest_model(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
     """Return the digest of a model's files, or of a model on the Hub its name and commit.
 
     Raises:
@@ -218,7 +218,7 @@ def check_teacher(recipe: Recipe) -> None:
     if data.distilled is None or named is None:
         return
     teacher = Distillation.load(Path(data.distilled)).record["teacher"]
-    if digest_teacher(named) != teacher["digest"]:
+    if digest_model(named) != teacher["digest"]:
         raise UserError(
             f"data.distilled: {data.distilled} was written by another teacher; got {teacher['name']}, expected the "
             f"present model in {named}. Distill that model, or set data.teacher to the one that wrote it."
