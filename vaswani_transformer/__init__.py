@@ -38,7 +38,7 @@ from .tokenizer import VaswaniTransformerTokenizer
 from .translate import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
-    from .convert import from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
+    from .convert import ImportResult, from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
     from .figures import (
         AttentionMaps,
         attention_maps,
@@ -62,6 +62,7 @@ __all__ = [
     "BracketScores",
     "CTranslate2Engine",
     "Hypothesis",
+    "ImportResult",
     "Leaf",
     "MaskingCollator",
     "ParsedSentence",
@@ -116,6 +117,7 @@ __all__ = [
 # Each is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_NAMES = {
     "CTranslate2Engine": "translate.ctranslate2_engine",
+    "ImportResult": "convert",
     "from_fairseq": "convert",
     "from_fsmt": "convert",
     "from_marian": "convert",

@@ -167,7 +167,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save as the base class does; with code, `auto_map` also names the body for AutoModel."""
         body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
-        if self.is_remote_code() and body.__module__ == type(self).__module__:  # otherwise a user's subclass
+        if self.is_remote_code() and body.__module__ == type(self).__module__:  # a user's subclass lacks this file
             self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
         return super().save_pretrained(*args, **kwargs)
 

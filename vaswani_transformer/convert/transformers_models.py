@@ -80,13 +80,29 @@ def import_transformers_model(
 
 
 def from_marian(folder: str, with_tokenizer: bool = True) -> ImportResult:
-    """Import a Marian model of Transformers, such as those of OPUS-MT; see `import_transformers_model`."""
+    """Import a Marian model of Transformers, such as those of OPUS-MT.
+
+    Args:
+        folder: a folder with the model and its tokenizer, or its name on the Hub.
+        with_tokenizer: whether to load the tokenizer too, which stays Marian's own.
+
+    Raises:
+        UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
+    """
     load_config(folder, "marian")
     return import_transformers_model(folder, MarianMTModel, MarianTokenizer if with_tokenizer else None)
 
 
 def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
-    """Import an FSMT model whose source and target share their embeddings; see `import_transformers_model`."""
+    """Import an FSMT model of Transformers whose source and target share their embeddings.
+
+    Args:
+        folder: a folder with the model and its tokenizer, or its name on the Hub.
+        with_tokenizer: whether to load the tokenizer too, which stays FSMT's own.
+
+    Raises:
+        UserError: it cannot be loaded, is of another type, or has a part that the paper's model does not have.
+    """
     load_config(folder, "fsmt")
     return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)
 
