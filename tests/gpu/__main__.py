@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0 if nothing failed, 1 if a part failed or was too slow, 2 if it cannot run."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which no part starts")
+    parser.add_argument("--minutes", type=float, default=9.0, help="the time of the whole command (9)")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results; continues there")
     parser.add_argument("--device", default=None, help="cuda, cpu, ...; the accelerator where there is one")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of parts' names, such as 'speed*'")
