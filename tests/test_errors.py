@@ -1,12 +1,17 @@
 """User-facing errors are one line, and commands end with status 2 after it."""
 
 import importlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 import training
+from tests.helpers import ROOT
 from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error, one_line
 
 
@@ -24,6 +29,28 @@ from vaswani_transformer.errors import OutputError, UserError, exit_on_user_erro
 )
 def test_message_is_one_line(error: Exception, line: str) -> None:
     assert one_line(error) == line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"training.{name}" for name in ("train", "score", "distill", "average", "publish", "table3")),
+        *(f"vaswani_transformer.{name}" for name in ("translate", "parse", "convert", "figures")),
+    ],
+)
+def test_interruption_while_a_command_imports_is_one_line(command: str, tmp_path: Path) -> None:
+    """Every command imports tqdm, here one that sends SIGINT."""
+    (tmp_path / "tqdm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", command, "--help"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_message_can_hold_all_lines() -> None:

@@ -16,3 +16,4 @@ def check_packages(command_line: list[str]) -> None:
 
 
 check_packages(sys.orig_argv)
+import vaswani_transformer  # noqa: E402, F401 - before other imports, so that Ctrl-C in them is one line

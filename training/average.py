@@ -13,11 +13,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.checkpoints import CHECKPOINTS, MANIFEST, STATE, WEIGHTS, complete_checkpoints, step_of
+from training.checkpoints import (
+    CHECKPOINTS,
+    MANIFEST,
+    STATE,
+    WEIGHTS,
+    all_checkpoints,
+    changed_file,
+    is_unfinished,
+    step_of,
+)
+from training.command import last_output
 from vaswani_transformer.command_line import ArgumentParser, positive_int
 from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import staged_files, write_errors
+from vaswani_transformer.files import holds_files, read_json, staged_files, write_errors
 
+FIX = "restore it, or move its checkpoint elsewhere to average the others."
 OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads
 
 
@@ -52,27 +63,40 @@ def without_older_best(checkpoints: list[Path]) -> list[Path]:
     if len(checkpoints) < 2:
         return checkpoints
     first, second = map(step_of, checkpoints[:2])
-    state = json.loads((checkpoints[-1] / STATE).read_text(encoding="utf-8"))
+    state = read_json(checkpoints[-1] / STATE, FIX)
     evaluated = [entry["step"] for entry in state.get("log_history", ()) if "eval_loss" in entry]
     is_apart = state.get("best_global_step") == first and any(first < step < second for step in evaluated)
     return checkpoints[1:] if is_apart else checkpoints
 
 
 def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last `last` checkpoints of a run; the best counts only where none after it was deleted.
+    """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted.
 
     Raises:
-        UserError: the run has fewer, or the folder holds no run.
+        UserError: one is not as training wrote it.
+    """
+    checkpoints = [path for path in all_checkpoints(run) if not is_unfinished(path)]
+    for checkpoint in checkpoints[-last:]:
+        if (name := changed_file(checkpoint)) is not None:
+            raise UserError(f"{checkpoint / name}: is not as training wrote it; {FIX}")
+    return without_older_best(checkpoints)[-last:]
+
+
+def enough_checkpoints(run: Path, last: int) -> list[Path]:
+    """Return the last `last` checkpoints of a run.
+
+    Raises:
+        UserError: the run has fewer, or the folder holds no run; or as `last_checkpoints`.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise UserError(f"{run}: is not the folder of a run, or does not exist; give the --output_dir of a training.")
-    checkpoints = without_older_best(complete_checkpoints(run))
+    checkpoints = last_checkpoints(run, last)
     if last < 1 or len(checkpoints) < last:
         raise UserError(
             f"{run}: has {len(checkpoints)} complete checkpoints at its end, expected {last}; give a smaller --last, "
             "or keep more with training.keep_checkpoints."
         )
-    return checkpoints[-last:]
+    return checkpoints
 
 
 def average(run: Path, last: int, output: Path) -> list[int]:
@@ -85,8 +109,8 @@ def average(run: Path, last: int, output: Path) -> list[int]:
         UserError: there is no run, it has too few checkpoints, one cannot be used, or the folder is in use or cannot be
             written.
     """
-    checkpoints = last_checkpoints(run, last)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    checkpoints = enough_checkpoints(run, last)
+    if holds_files(output):
         raise UserError(f"{output}: is not empty; give another --output_dir.")
     weights = mean_weights(checkpoints)
     with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
@@ -106,7 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with exit_on_user_error():
         steps = average(options.run, options.last, options.output_dir)
-    print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
+        with last_output(f"the mean is in {options.output_dir}"):
+            print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 
 if __name__ == "__main__":

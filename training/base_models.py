@@ -7,7 +7,7 @@ from training.data.distilled import digest_model
 from training.distributed import RunError
 from training.encoder import has_trained
 from training.recipe import Recipe
-from vaswani_transformer.files import write_atomically
+from vaswani_transformer.files import read_json, write_atomically
 
 MODELS_FILE = "models.json"
 FIELDS = ("encoder_from", "start_from", "energy_from")
@@ -16,7 +16,7 @@ FIELDS = ("encoder_from", "start_from", "energy_from")
 def recorded_models(folder: Path) -> dict[str, str]:
     """Return the digests that the run in a folder has recorded, by the recipe's field; nothing where it names none."""
     path = folder / MODELS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path, "restore it, or give another --output_dir.") if path.exists() else {}
 
 
 def record_models(recipe: Recipe, folder: Path) -> None:

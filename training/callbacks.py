@@ -2,14 +2,11 @@
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.checkpoints import checkpoint_at, mark_complete, rotate, run_write_errors
 from training.monitor.monitor import TrainingMonitor
 from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches
@@ -116,20 +113,3 @@ class StreamEpochCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         state.epoch = float(self.batches.epoch)
-
-
-class CompleteCheckpointCallback(TrainerCallback):
-    """Mark a checkpoint as complete after all ranks have written their files, and then delete older ones."""
-
-    def __init__(self, run: Path, keep: int) -> None:
-        self.run = run
-        self.keep = keep
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            checkpoint = checkpoint_at(self.run, state.global_step)
-            with run_write_errors(checkpoint):
-                mark_complete(checkpoint)
-            rotate(self.run, self.keep, state.best_global_step)
-        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on

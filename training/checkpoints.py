@@ -1,15 +1,18 @@
 """A run's checkpoints: which are complete, which are kept, and where a run resumes."""
 
+import hashlib
+import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import xxhash
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -18,14 +21,17 @@ from transformers import TrainerState, TrainingArguments
 from training.monitor.monitor import trained_seconds
 from training.recipe import TrainingRecipe
 from vaswani_transformer.errors import OutputError, UserError, one_line
-from vaswani_transformer.files import free_megabytes, is_write_error, lock, write_atomically
+from vaswani_transformer.files import PARTIAL, free_megabytes, is_write_error, lock, read_json, write_atomically
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
+NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
+UNFINISHED = f"{MANIFEST}{PARTIAL}"  # instead of the manifest while a checkpoint is written
+DAMAGED = ".damaged"  # added to the name of a checkpoint that is set aside
 LOCK = ".lock"  # never replaced or removed while a run uses its folder
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
 
@@ -46,21 +52,23 @@ def checkpoint_at(run: Path, step: int) -> Path:
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """Return a run's checkpoints, complete or not, the oldest first."""
-    return sorted((path for path in (run / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()), key=step_of)
+    """Return a run's checkpoints, complete or not, the oldest first; a copy of another name does not count."""
+    folders = (path for path in (run / CHECKPOINTS).glob("checkpoint-*") if NAME.fullmatch(path.name))
+    return sorted((path for path in folders if path.is_dir()), key=step_of)
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether every file in the manifest exists and has its size.
+    """Return whether all of a checkpoint has been written, which its last file shows, the manifest.
 
     The Trainer's own files do not show this. The first rank writes `trainer_state.json` last, but another rank may
-    still have to write its random state, and an existing file may be truncated.
+    still have to write its random state.
     """
-    try:
-        sizes: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
+    return (checkpoint / MANIFEST).exists() and not (checkpoint / UNFINISHED).exists()
+
+
+def is_unfinished(checkpoint: Path) -> bool:
+    """Return whether training was interrupted while it wrote a checkpoint, so that its files may be deleted."""
+    return (checkpoint / UNFINISHED).exists() or not any(checkpoint.iterdir())
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
@@ -71,6 +79,51 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def last_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run."""
     return next(reversed(complete_checkpoints(run)), None)
+
+
+def size_and_digest(path: Path) -> list[int | str]:
+    """Return the bytes of a file and their XXH3, which shows damage and costs little more than reading them."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: xxhash.xxh3_128())
+        return [file.tell(), digest.hexdigest()]
+
+
+def changed_file(checkpoint: Path) -> str | None:
+    """Return the name of a checkpoint's first file that is missing, or not as training wrote it; None without one."""
+    try:
+        manifest = read_json(checkpoint / MANIFEST, "restore it.")
+    except UserError:
+        return MANIFEST
+    for name, written in manifest.items():
+        try:
+            if size_and_digest(checkpoint / name) != written:
+                return name
+        except OSError:
+            return name
+    return None
+
+
+def intact_checkpoint(run: Path) -> Path | None:
+    """Return the newest checkpoint of a run whose files are all as training wrote them."""
+    return next((path for path in reversed(complete_checkpoints(run)) if changed_file(path) is None), None)
+
+
+def fix_of(checkpoint: Path) -> str:
+    """Return the way out for a checkpoint that a run cannot resume from."""
+    return f"restore it, or move {checkpoint.name} elsewhere, and the run resumes from an earlier checkpoint."
+
+
+def read_state(folder: Path, fix: str) -> TrainerState:
+    """Return the Trainer's state in a checkpoint or in the folder of a run; `fix` ends the message.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    content = read_json(folder / STATE, fix, global_step=int, log_history=list, stateful_callbacks=dict)
+    try:
+        return TrainerState(**content)
+    except TypeError as error:
+        raise UserError(f"{folder / STATE}: is damaged ({one_line(error)}); {fix}") from error
 
 
 def read_weights(folder: Path, fix: str) -> dict[str, Tensor]:
@@ -86,15 +139,40 @@ def read_weights(folder: Path, fix: str) -> dict[str, Tensor]:
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Write the manifest, the last file of a checkpoint: the name and the bytes of each file before it."""
-    sizes = {path.name: path.stat().st_size for path in sorted(checkpoint.iterdir()) if path.name != MANIFEST}
-    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=2))
+    """Write the manifest, the last file of a checkpoint: the name, the size and the digest of each file before it."""
+    names = [path.relative_to(checkpoint).as_posix() for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    digests = {name: size_and_digest(checkpoint / name) for name in names if name not in (MANIFEST, UNFINISHED)}
+    write_atomically(checkpoint / MANIFEST, json.dumps(digests, indent=2))
+
+
+@contextmanager
+def writing(checkpoint: Path) -> Generator[None]:
+    """Let all ranks write their files of a checkpoint, which is complete afterwards and unfinished until then.
+
+    All ranks must call it together.
+    """
+    is_main = PartialState().is_main_process
+    if is_main:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / UNFINISHED).touch()
+    PartialState().wait_for_everyone()
+    yield
+    PartialState().wait_for_everyone()
+    if is_main:
+        mark_complete(checkpoint)
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, manifest first, so that after an interrupted deletion it is incomplete."""
-    (checkpoint / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint)
+    """Delete a checkpoint, under another name first, so that an interrupted deletion leaves none; of a link only that.
+
+    What the link names stays as it is.
+    """
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+        return
+    partial = checkpoint.with_name(f"{checkpoint.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(checkpoint.rename(partial))
 
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
@@ -105,16 +183,57 @@ def rotate(run: Path, keep: int, best_step: int | None) -> None:
         remove(checkpoint)
 
 
-def resume_point(run: Path) -> Path | None:
-    """Return the newest complete checkpoint and delete incomplete later ones; all ranks must call it together."""
-    point = [None]
-    if PartialState().is_main_process:
-        point = [last_checkpoint(run)]
-        for checkpoint in all_checkpoints(run):
-            if point[0] is None or step_of(checkpoint) > step_of(point[0]):
-                logger.warning("%s is incomplete; the run resumes from an earlier checkpoint.", checkpoint)
-                remove(checkpoint)
-    return broadcast_object_list(point)[0]
+def set_aside(checkpoint: Path) -> Path:
+    """Rename a checkpoint that is not as training wrote it, and return its new path."""
+    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    paths = (checkpoint.with_name(f"{checkpoint.name}{DAMAGED}{number}") for number in numbers)
+    return checkpoint.rename(next(path for path in paths if not path.exists()))
+
+
+def settle(run: Path) -> None:
+    """Leave a run's newest checkpoint intact: set later ones aside, and delete those that were never finished.
+
+    Raises:
+        UserError: no checkpoint is intact, or the best one is not.
+    """
+    for partial in (run / CHECKPOINTS).glob(f"checkpoint-*{PARTIAL}"):
+        if NAME.fullmatch(partial.stem):  # a deletion was interrupted
+            shutil.rmtree(partial)
+    for checkpoint in filter(is_unfinished, all_checkpoints(run)):
+        logger.warning("%s is unfinished; the run resumes from an earlier checkpoint.", checkpoint)
+        remove(checkpoint)
+    if not (checkpoints := all_checkpoints(run)):
+        return
+    if (intact := intact_checkpoint(run)) is None:
+        newest = checkpoints[-1]
+        raise UserError(
+            f"{run / CHECKPOINTS}: no checkpoint is as training wrote it; in {newest.name} the first such file is "
+            f"{changed_file(newest)}. Restore one, or move all elsewhere, and the same command trains from the start."
+        )
+    check_best(run, intact)
+    for checkpoint in checkpoints[checkpoints.index(intact) + 1 :]:
+        name, aside = changed_file(checkpoint), set_aside(checkpoint)
+        logger.warning("%s: %s is not as training wrote it; kept as %s.", checkpoint, name, aside.name)
+
+
+def check_best(run: Path, checkpoint: Path) -> None:
+    """Check the best checkpoint of a run that resumes from a checkpoint.
+
+    Raises:
+        UserError: it is not as training wrote it.
+    """
+    state = read_state(checkpoint, fix_of(checkpoint))
+    if (step := state.best_global_step) is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
+        raise UserError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
+
+
+def best_fix(run: Path, step: int) -> str:
+    """Return the way out for a run whose best checkpoint, that of a step, cannot be used."""
+    earlier = [path for path in complete_checkpoints(run) if step_of(path) < step]
+    return (
+        f"it is the best checkpoint: restore it, or move checkpoint-{step} and all later ones elsewhere, and the same "
+        f"command trains from {earlier[-1].name if earlier else 'the start'}."
+    )
 
 
 def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
@@ -175,7 +294,7 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
     """Return whether training had ended at a checkpoint, and has still ended by the recipe's present limits."""
     if step_of(checkpoint) >= training.steps:
         return True
-    callbacks = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks
+    callbacks = read_json(checkpoint / STATE, fix_of(checkpoint), stateful_callbacks=dict)["stateful_callbacks"]
     if not callbacks["TrainerControl"]["args"]["should_training_stop"]:
         return False
     early_stopping = callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})

@@ -2,23 +2,36 @@
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Generator
 
+from vaswani_transformer.command_line import silence_stdout
+from vaswani_transformer.errors import OutputError
+from vaswani_transformer.files import write_errors
+
 
 @contextlib.contextmanager
-def last_output() -> Generator[None]:
-    """Let nothing that standard output cannot take end a command that has done its work.
+def last_output(fix: str) -> Generator[None]:
+    """Let nothing that standard output cannot take end a command that has done its work with a traceback.
 
     A character that the output's encoding lacks becomes an escape. A reader that closes the pipe, as `head` does, gets
     no more.
+
+    Args:
+        fix: where the results are too, or how to get them, if standard output is full.
+
+    Raises:
+        OutputError: standard output is full.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:  # Python would write the rest again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with write_errors("standard output", fix):
+            yield
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+    except OutputError:
+        silence_stdout()
+        raise

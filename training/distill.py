@@ -18,23 +18,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
+from training.command import last_output
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
-from training.distributed import RunError, exit_together, init_distributed
+from training.distributed import exit_together, init_distributed, raise_together
 from training.recipe import DataRecipe, load_recipe
 from training.recipe_help import recipe_help
 from training.report.results import commit, versions
 from training.run_folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
-from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, lock, write_atomically, write_errors
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel
 from vaswani_transformer.translate.loading import load
@@ -42,7 +43,6 @@ from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translate.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 LOG_SECONDS = 10.0  # at least, between lines of progress
 
 
@@ -126,23 +126,6 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
     if recipe.distilled is not None:
         raise UserError("data.distilled: a teacher translates the real sources; leave it out.")
     return recipe if options.max_length is None else dataclasses.replace(recipe, max_length=options.max_length)
-
-
-def raise_together(function: Callable[[], T]) -> T:
-    """Return the function's result; if it fails on one process, all processes raise that error.
-
-    Raises:
-        RunError: a UserError was raised on any process.
-    """
-    results: list[T] = []
-    failure = None
-    try:
-        results.append(function())
-    except (UserError, OSError, ValueError) as error:
-        failure = one_line(error)
-    if failures := [each for each in gather_object([failure]) if each]:
-        raise RunError(failures[0])
-    return results[0]
 
 
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
@@ -372,8 +355,9 @@ def main(arguments: list[str] | None = None) -> None:
     disable_progress_bar()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
         totals = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
-    if PartialState().is_main_process:
-        print(json.dumps(totals))
+        if PartialState().is_main_process:
+            with last_output(f"the pairs are in {options.output_dir}"):
+                print(json.dumps(totals))
     PartialState().destroy_process_group()
 
 

@@ -4,28 +4,37 @@ The arguments of `accelerate launch`, or a file of `training/accelerate`, choose
 """
 
 import contextlib
+import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_finite, check_weights_fit
-from vaswani_transformer.errors import INTERRUPTED, UserError, exit_interrupted, one_line
+from vaswani_transformer.errors import UserError, exit_interrupted, one_line
+from vaswani_transformer.interrupts import INTERRUPTED, raise_interrupts
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RECIPE_SETS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "FSDP_ACTIVATION_CHECKPOINTING")
 PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data while the others wait
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+# What gloo and NCCL report of a connection to a process that is gone
+LOST_PEER = re.compile(r"Connection (closed|reset)|Broken pipe|ncclRemoteError")
 TRUE = ("1", "true", "yes", "on")
 
 
@@ -41,6 +50,7 @@ def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[Non
         what_now: the end of the line after Ctrl-C.
         more_errors: further exceptions that end the command like a user's error.
     """
+    raise_interrupts()
     try:
         yield
     except (UserError, *more_errors) as error:
@@ -53,6 +63,41 @@ def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[Non
         if os.environ.get("RANK", "0") != "0":
             sys.exit(INTERRUPTED)
         exit_interrupted(what_now)
+    except RuntimeError as error:
+        if LOST_PEER.search(str(error)) is None:
+            raise
+        report_lost_peer(what_now)
+        sys.exit(1)
+
+
+def report_lost_peer(what_now: str) -> None:
+    """Say that another process of the launch has ended, in the launcher's last lines where there is a launcher.
+
+    torch's launcher prints these lines last, and takes the message of a failed process from the file that it names.
+    """
+    line = f"Another process of the launch was killed or has failed{what_now}."
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": message}), encoding="utf-8")
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def raise_together(function: Callable[[], T]) -> T:
+    """Return the function's result; if it fails on one process, all processes raise that error.
+
+    Raises:
+        RunError: a UserError was raised on any process.
+    """
+    results: list[T] = []
+    failure = None
+    try:
+        results.append(function())
+    except (UserError, OSError, ValueError) as error:
+        failure = one_line(error)
+    if failures := [each for each in gather_object([failure]) if each]:
+        raise RunError(failures[0])
+    return results[0]
 
 
 def is_set(name: str) -> bool:

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from training.checkpoints import RECIPE
+from training.command import last_output
 from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
@@ -28,7 +29,7 @@ from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.files import staged_files, write_errors
+from vaswani_transformer.files import holds_files, staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
@@ -40,12 +41,11 @@ def finished_results(run: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds no finished run.
     """
-    try:
+    if (run / RESULTS).exists():
         return read_results(run / RESULTS)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
-        fix = "give the training command again to finish it" if (run / RECIPE).exists() else fix
-        raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.") from error
+    fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
+    fix = "give the training command again to finish it" if (run / RECIPE).exists() else fix
+    raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.")
 
 
 def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
@@ -185,7 +185,7 @@ def publish(
     results = finished_results(run)
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
-    if dry_run is not None and dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):
+    if dry_run is not None and holds_files(dry_run):
         raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
     model, tokenizer = load(run)
     if dry_run is not None:
@@ -223,7 +223,8 @@ def main(arguments: list[str] | None = None) -> None:
             options.license,
             options.dry_run,
         )
-    print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
+        with last_output(f"the files are at {address}"):
+            print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 
 
 if __name__ == "__main__":

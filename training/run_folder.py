@@ -19,25 +19,28 @@ from training.checkpoints import (
     RECIPE,
     STATE,
     has_ended,
+    intact_checkpoint,
     is_beyond,
-    last_checkpoint,
     run_lock,
     run_write_errors,
+    settle,
     step_of,
 )
 from training.data.vocabulary import load_tokenizer, make_tokenizer
-from training.distributed import RunError
+from training.distributed import RunError, raise_together
 from training.monitor.monitor import trained_seconds
 from training.recipe import Recipe, to_dict
 from training.recipe_reading import build
-from training.report.results import RESULTS, fingerprints
+from training.report.results import RESULTS, RESULTS_FIX, fingerprints
 from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import PARTIAL, staged_files, write_atomically
+from vaswani_transformer.files import PARTIAL, read_json, staged_files, write_atomically
 
 TRAINED_STATE = STATE
 DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
 TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the last one of a new run
 LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
+# Where equal pairs and the same teacher lie: the run has the digests of both.
+LOCATION_FIELDS = ("data.path", "data.distilled", "training.energy_from")
 DESCRIPTIVE_FIELDS = ("expected", "published", "note")  # for readers
 # Execution and output only: they do not change what a step computes.
 EXECUTION_FIELDS = (
@@ -48,6 +51,7 @@ EXECUTION_FIELDS = (
     "training.on_divergence",
     "training.skip_limit",
 )
+FREE_FIELDS = (*LIMIT_FIELDS, *EXECUTION_FIELDS, *LOCATION_FIELDS)
 
 
 @contextlib.contextmanager
@@ -60,6 +64,9 @@ def open_folder(recipe: Recipe) -> Generator[Path]:
     folder = writable_folder(recipe)
     with run_lock(folder):
         check_folder(folder, recipe)
+        if (folder / RECIPE).exists() and (not (folder / TRAINED_STATE).exists() or changed_fields(folder, recipe)):
+            PartialState().wait_for_everyone()  # every process checks the folder before one changes it
+            raise_together(lambda: settle(folder) if PartialState().is_main_process else None)
         yield folder
 
 
@@ -89,15 +96,15 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
         return
     names = changed_fields(folder, recipe)
     check_glancing_steps(folder, recipe, names)
-    checkpoint = last_checkpoint(folder)
+    checkpoint = intact_checkpoint(folder) if names else None
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
-    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*LIMIT_FIELDS, *EXECUTION_FIELDS}):
+    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*FREE_FIELDS}):
         raise UserError(
             f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
             "training.minutes, whichever ended it, and nothing else, to extend it."
         )
     for name in names:
-        if name not in LIMIT_FIELDS + EXECUTION_FIELDS:
+        if name not in FREE_FIELDS or (name == "data.path" and recipe.data.streaming):
             raise UserError(
                 f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
                 "it, or another --output_dir."
@@ -120,7 +127,7 @@ def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None
         UserError: it does not.
     """
     name = "training.glancing_steps"
-    if name in names and set(names) <= {name, *LIMIT_FIELDS, *EXECUTION_FIELDS}:
+    if name in names and set(names) <= {name, *FREE_FIELDS}:
         before = stored_recipe(folder)["training"]["glancing_steps"]
         raise UserError(
             f"{name}: the run in {folder} was begun with another; got {recipe.training.glancing_steps}, expected "
@@ -159,8 +166,19 @@ def check_writable(folder: Path) -> None:
 
 
 def stored_recipe(folder: Path) -> dict[str, Any]:
-    """Return the recipe of the run in a folder, as a dictionary."""
-    return yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+    """Return the recipe of the run in a folder, as a dictionary.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / RECIPE
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        recipe = one_line(error, with_file=False)
+    if not isinstance(recipe, dict):
+        raise UserError(f"{path}: holds no recipe; got {str(recipe)[:80]!r}. Restore it, or give another --output_dir.")
+    return recipe
 
 
 def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
@@ -181,7 +199,7 @@ def extend_run(recipe: Recipe, folder: Path) -> None:
     If the run had finished, its model, tokenizer and results are first copied to `finished-STEPS`.
     """
     if (results := folder / RESULTS).exists():
-        kept = folder / f"finished-{json.loads(results.read_text(encoding='utf-8'))['steps']}"
+        kept = folder / f"finished-{read_json(results, RESULTS_FIX, steps=int)['steps']}"
         if not kept.exists():
             partial = kept.with_name(f"{kept.name}{PARTIAL}")
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
@@ -218,13 +236,23 @@ def check_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
     """
     if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
         return
-    for split, before in json.loads((folder / DATA_FILE).read_text(encoding="utf-8")).items():
+    for split, before in read_fingerprints(folder, **dict.fromkeys(present, dict)).items():
         if present.get(split, before) != before:
             raise RunError(
                 f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({before['pairs']:,d} then, {present[split]['pairs']:,d} now, of other text); restore them, or give "
+                f"({before.get('pairs')} then, {present[split]['pairs']} now, of other text); restore them, or give "
                 "another --output_dir."
             )
+
+
+def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
+    """Return the fingerprints of the data with which the run in a folder started.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
+    return read_json(folder / DATA_FILE, fix, **splits)
 
 
 def write_new_run(
@@ -237,8 +265,6 @@ def write_new_run(
     """
     with run_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(f"*{PARTIAL}"):  # left by a killed run
-            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
         write_recipe(recipe, folder)
         write_atomically(folder / DATA_FILE, json.dumps(data, indent=2))
         with staged_files(folder, last=TOKENIZER) as staging:

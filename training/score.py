@@ -287,7 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
                 with write_errors(f"--output={options.output}", "the scores are printed above"):
                     write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
         finally:  # also where the disk is full
-            with last_output():
+            with last_output("make room, or give --output=FILE"):
                 report(scores)
 
 

@@ -31,7 +31,7 @@ from training.distributed import init_distributed
 from training.kinds import AUTOREGRESSIVE
 from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
 from training.recipe_help import recipe_help
-from training.report.results import RESULTS
+from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run_folder import changed_fields, open_folder, prepare_folder
 from training.tasks import make_task
@@ -41,7 +41,7 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error
-from vaswani_transformer.files import write_atomically
+from vaswani_transformer.files import read_json, write_atomically
 
 logger = logging.getLogger(__name__)
 BASE_FIELDS = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "dropout", "label_smoothing")
@@ -243,7 +243,7 @@ def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str
     runs_by_row: dict[str, dict[int, dict[str, Any]]] = {}
     for row, seed in runs_on_disk(folder):
         if (path := folder / row / f"seed-{seed}" / RESULTS).exists():
-            runs_by_row.setdefault(row, {})[seed] = json.loads(path.read_text(encoding="utf-8"))
+            runs_by_row.setdefault(row, {})[seed] = read_json(path, RESULTS_FIX)
     base = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     metric = make_task(to_dict(recipe)).best_metric
     rows = {row: row_summary(row, row_change(row, base), results, metric) for row, results in runs_by_row.items()}
@@ -306,10 +306,10 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_user_error(what_now="; the same command resumes the table"):
         recipe = load_recipe(options.recipe, overrides)
         table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
-    if PartialState().is_main_process:
-        write_table(table, options.output_dir)
-        with last_output():
-            print(to_markdown(table))
+        if PartialState().is_main_process:
+            write_table(table, options.output_dir)
+            with last_output(f"the table is in {options.output_dir}/table3.md"):
+                print(to_markdown(table))
     if table["errors"]:
         sys.exit(2)
 

@@ -15,31 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     Seq2SeqTrainingArguments,
-    TrainerState,
     set_seed,
 )
 from transformers.utils.logging import disable_progress_bar
 
-from training.average import mean_weights, without_older_best
+from training.average import last_checkpoints, mean_weights
 from training.base_models import check_same_energy, record_models, recorded_models
-from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     CHECKPOINTS,
-    RECIPE,
-    STATE,
     check_same_sharding,
-    checkpoint_at,
-    complete_checkpoints,
+    fix_of,
     has_ended,
-    read_weights,
-    resume_point,
+    last_checkpoint,
+    read_state,
     run_write_errors,
     step_of,
 )
@@ -59,7 +53,6 @@ from training.data.stream import PairStream
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import (
-    check_weights,
     drop_tied_duplicates,
     exit_together,
     init_distributed,
@@ -81,6 +74,7 @@ from training.run_folder import (
     extend_run,
     initialize_run,
     open_folder,
+    read_fingerprints,
     stored_recipe,
 )
 from training.start import check_start, check_start_tokenizer, load_start
@@ -124,38 +118,23 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
     )
 
 
-def checked_weights(trainer: RecipeTrainer, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint, or of a run that has ended: exactly those of the run's model, all finite.
-
-    Raises:
-        UserError: they are others, or cannot be read.
-    """
-    fix = f"remove {folder.name}, and the run resumes from an earlier checkpoint."
-    if (folder / RECIPE).exists():
-        fix = f"remove {TRAINED_STATE} there, and the run takes the weights of its last checkpoint."
-    weights = read_weights(folder, fix)
-    check_weights(trainer.model, weights, str(folder), fix)
-    return weights
-
-
 def train_on(trainer: RecipeTrainer, folder: Path) -> None:
     """Train from the newest complete checkpoint, if there is one; if training had ended there, load the best model.
 
     Raises:
         UserError: this launch cannot load the checkpoint.
     """
-    checkpoint = resume_point(folder)
+    checkpoint = last_checkpoint(folder)
     if checkpoint is None:
         trainer.train()
         return
-    checked_weights(trainer, checkpoint)  # the Trainer would load others too
+    trainer.checked_weights(checkpoint, fix_of(checkpoint))  # the Trainer would load others too
     check_same_sharding(checkpoint, trainer.is_fsdp_enabled)
     logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{trainer.args.max_steps:,d}")
     trainer.monitor.restore(checkpoint)
     if has_ended(checkpoint, trainer.recipe.training):  # the Trainer would take another step
-        trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
-        best = checkpoint_at(folder, trainer.state.best_global_step or step_of(checkpoint))
-        load_weights(trainer.model, checked_weights(trainer, best))
+        trainer.state = read_state(checkpoint, fix_of(checkpoint))
+        trainer.load_best()
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
@@ -166,13 +145,14 @@ def train_or_resume(trainer: RecipeTrainer, recipe: Recipe, folder: Path) -> Non
     A run that was interrupted after its training is loaded and not trained further.
     """
     if (folder / TRAINED_STATE).exists():
+        fix = f"remove {folder / TRAINED_STATE}, and the run takes the weights of its last checkpoint."
         trainer.monitor.restore(folder)
-        trainer.state = TrainerState.load_from_json(str(folder / TRAINED_STATE))
-        load_weights(trainer.model, checked_weights(trainer, folder))
+        trainer.state = read_state(folder, fix)
+        load_weights(trainer.model, trainer.checked_weights(folder, fix))
         return
     train_on(trainer, folder)
     if (last := recipe.training.average_last) is not None:
-        checkpoints = without_older_best(complete_checkpoints(folder))[-last:]
+        checkpoints = last_checkpoints(folder, last)
         load_weights(trainer.model, mean_weights(checkpoints))
         logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
     weights = trainer.accelerator.get_state_dict(trainer.model)  # all ranks take part
@@ -284,7 +264,6 @@ def make_trainer(
     else:
         trainer = EnergyTrainer(load_energy(recipe, teacher, parts[1].device), *parts)
         set_attention(trainer.energy.teacher, attention(recipe))
-    trainer.add_callback(CompleteCheckpointCallback(folder, recipe.training.keep_checkpoints))
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
     return trainer
@@ -308,8 +287,7 @@ def collect_results(
     trainer: RecipeTrainer, recipe: Recipe, folder: Path, pairs: DatasetDict, encoded: DatasetDict
 ) -> dict[str, Any]:
     """Return the content of results.json, with the scores of the trained model; every process must call."""
-    data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
-    results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
+    results: dict[str, Any] = {"name": None, "recipe": None, "data": read_fingerprints(folder)}
     if models := recorded_models(folder):
         results["models"] = models
     results |= trainer.results()
@@ -380,9 +358,9 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_together("; the same command resumes the run from its last checkpoint"):
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
-    if PartialState().is_main_process:
-        with last_output():
-            report(results, str(recipe.output_dir))
+        if PartialState().is_main_process:
+            with last_output(f"the run is finished, and its scores are in {recipe.output_dir}/{RESULTS}"):
+                report(results, str(recipe.output_dir))
     PartialState().destroy_process_group()
 
 

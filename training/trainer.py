@@ -1,6 +1,7 @@
 """Seq2SeqTrainer with the paper's batches, optimizer and schedule, and with evaluation by tokens and by task."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import tempfile
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from huggingface_hub import HfApi
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from training.callbacks import (
     GlancingCallback,
@@ -24,11 +25,23 @@ from training.callbacks import (
     StreamEpochCallback,
     TimeLimitCallback,
 )
-from training.checkpoints import checkpoints_folder, run_write_errors
+from training.checkpoints import (
+    STATE,
+    best_fix,
+    changed_file,
+    checkpoint_at,
+    checkpoints_folder,
+    fix_of,
+    last_checkpoint,
+    read_weights,
+    rotate,
+    run_write_errors,
+    writing,
+)
 from training.data.stream import PairStream
 from training.data.tokenizing import NUMBER, lengths, make_encode_fn
 from training.decoding import evaluation_config
-from training.distributed import RunError, drop_tied_duplicates, shard
+from training.distributed import RunError, check_weights, drop_tied_duplicates, load_weights, shard
 from training.divergence import DivergenceGuard, is_finite
 from training.draws import add_glancing_draws, add_masks, pair_draws
 from training.evaluation import EvaluatingTrainer
@@ -41,6 +54,7 @@ from training.report.results import commit, hardware, strip_local_paths, version
 from training.tasks import make_task, selection_metric
 from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.files import read_json
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -134,11 +148,43 @@ class RecipeTrainer(EvaluatingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            checkpoint = last_checkpoint(self.folder)
+            resume_from_checkpoint = None if checkpoint is None else str(checkpoint)
         if self.stream is not None and resume_from_checkpoint:
-            position = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
-            self.stream.load_state_dict(json.loads(position))
+            position = Path(resume_from_checkpoint) / STREAM_FILE
+            self.stream.load_state_dict(read_json(position, fix_of(position.parent), epoch=int))
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return checkpoints_folder(self.args).parent
+
+    def checked_weights(self, folder: Path, fix: str) -> dict[str, torch.Tensor]:
+        """Return the weights in a folder of the run: exactly those of its model, all finite; `fix` ends the message.
+
+        Raises:
+            UserError: they are others, or cannot be read.
+        """
+        weights = read_weights(folder, fix)
+        check_weights(self.model, weights, str(folder), fix)
+        return weights
+
+    def load_best(self) -> None:
+        """Load the weights of the best checkpoint, or where no checkpoint has been evaluated of the last one.
+
+        Raises:
+            UserError: they cannot be used.
+        """
+        step = self.state.best_global_step or self.state.global_step
+        best, fix = checkpoint_at(self.folder, step), best_fix(self.folder, step)
+        if (name := changed_file(best)) is not None:
+            raise RunError(f"{best / name}: is not as training wrote it; {fix}")
+        load_weights(self.model, self.checked_weights(best, fix))
+
+    def _load_best_model(self) -> None:
+        """Load the best weights at the end of training, not from the path in the state: the folder may have moved."""
+        self.load_best()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and in a checkpoint the position in the stream."""
@@ -278,9 +324,15 @@ class RecipeTrainer(EvaluatingTrainer):
         return stack
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint; a failed write becomes one line."""
-        with run_write_errors(checkpoints_folder(self.args) / f"checkpoint-{self.state.global_step}"):
+        """Save a checkpoint, and delete older ones; a failed write becomes one line."""
+        checkpoint = checkpoint_at(self.folder, self.state.global_step)
+        with run_write_errors(checkpoint), writing(checkpoint):
             super()._save_checkpoint(model, trial)
+            if self.args.should_save:  # without the best one's path, since the run's folder may move
+                dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
+        if self.args.should_save:
+            rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
+        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Save the model with a tied matrix once."""

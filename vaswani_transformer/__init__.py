@@ -6,6 +6,7 @@ Importing the package registers its models with the Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import interrupts  # noqa: F401  # isort: skip - first, so that Ctrl-C in a later import is one line
 from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,4 +68,10 @@ def utf8_text(argument: str) -> str:
     return argument
 
 
-__all__ = ["ArgumentParser", "finite_float", "positive_int", "utf8_text"]
+def silence_stdout() -> None:
+    """Discard what standard output could not take, which Python would write again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+__all__ = ["ArgumentParser", "finite_float", "positive_int", "silence_stdout", "utf8_text"]

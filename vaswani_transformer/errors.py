@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator
 from typing import NoReturn
 
-INTERRUPTED = 130  # the exit status that shells give SIGINT
+from .interrupts import INTERRUPTED, raise_interrupts
 
 
 class UserError(ValueError):
@@ -55,6 +55,7 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         more_errors: further exceptions that end a command like a UserError.
         what_now: the end of the line after Ctrl-C.
     """
+    raise_interrupts()
     try:
         yield
     except (UserError, *more_errors) as error:
@@ -64,4 +65,4 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         exit_interrupted(what_now)
 
 
-__all__ = ["INTERRUPTED", "OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line"]
+__all__ = ["OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line"]

@@ -2,13 +2,14 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from transformers.utils import logging
 
@@ -41,6 +42,31 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
     except OSError as error:
         problem = one_line(error, with_file=False)
         raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
+
+
+def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
+    """Return the JSON object in a file that a command has written.
+
+    Args:
+        path: the file.
+        fix: what the user can do with a damaged one, which ends the message.
+        fields: the type of each field that the object must have.
+
+    Raises:
+        UserError: the file cannot be read, holds no such object, or lacks a field.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error, with_file=False)}); {fix}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is damaged; got {type(content).__name__}, expected dict; {fix}")
+    for name, kind in fields.items():
+        if not isinstance(content.get(name), kind):
+            raise UserError(
+                f"{path}: {name} is damaged; got {json.dumps(content.get(name))[:40]}, expected {kind.__name__}; {fix}"
+            )
+    return content
 
 
 def is_write_error(error: Exception) -> bool:
@@ -77,15 +103,24 @@ def write_atomically(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def holds_files(folder: Path) -> bool:
+    """Return whether a path is a file, or a folder with more than what a killed command has left unfinished."""
+    return folder.exists() and not (folder.is_dir() and all(path.suffix == PARTIAL for path in folder.iterdir()))
+
+
 @contextlib.contextmanager
 def staged_files(folder: Path, last: str = "") -> Generator[Path]:
     """Yield a staging folder whose files move into `folder` at the end; an error before that leaves none there.
+
+    What a killed command has left unfinished in `folder` is deleted.
 
     Args:
         folder: the folder, which is made if it is missing.
         last: the name of the file that moves last.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for partial in folder.glob(f"*{PARTIAL}"):
+        shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
         yield Path(staging)
         for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == last):
@@ -214,9 +249,11 @@ __all__ = [
     "digest_of_file",
     "digest_of_model",
     "free_megabytes",
+    "holds_files",
     "is_write_error",
     "lock",
     "read_errors",
+    "read_json",
     "staged_files",
     "write_atomically",
     "write_errors",

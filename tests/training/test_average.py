@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import tiny_model
 from training import average as average_module
 from training.average import average, main, mean_weights
-from training.checkpoints import mark_complete
+from training.checkpoints import UNFINISHED, mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import OutputError, UserError
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """Write a run with complete checkpoints at steps 2, 10 and 9, and an incomplete one at 11."""
+    """Write a run with complete checkpoints at steps 2, 10 and 9, and an unfinished one at 11, and a copy of one."""
     run = tmp_path / "run"
     for step in (2, 10, 9, 11):
         model = tiny_model()
@@ -28,8 +29,10 @@ def run_folder(tmp_path: Path) -> Path:
         folder = run / "checkpoints" / f"checkpoint-{step}"
         model.save_pretrained(folder)
         (folder / "trainer_state.json").write_text("{}")
+        (folder / UNFINISHED).touch()
         if step != 11:
             mark_complete(folder)
+    shutil.copytree(run / "checkpoints" / "checkpoint-9", run / "checkpoints" / "checkpoint-good-140")
     return run
 
 
@@ -90,6 +93,23 @@ def test_output_folder_that_is_not_empty_is_an_error(run_folder: Path, tmp_path:
         average(run_folder, 2, tmp_path)
 
 
+def test_damaged_checkpoint_is_not_averaged(run_folder: Path, tmp_path: Path) -> None:
+    weights = run_folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"checkpoint-9/model\.safetensors: is not as training wrote it; .* move its"):
+        average(run_folder, 2, tmp_path / "mean")
+    weights.parent.rename(tmp_path / "moved")
+    assert average(run_folder, 2, tmp_path / "mean") == [2, 10]
+
+
+def test_what_a_killed_command_left_does_not_block_the_next(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mean" / "tmp1.part").mkdir(parents=True)
+    average(run_folder, 2, tmp_path / "mean")
+    assert not list((tmp_path / "mean").glob("*.part"))
+
+
 def test_failed_write_leaves_no_file_and_the_same_command_succeeds(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +158,7 @@ def test_weights_that_are_not_finite_are_not_averaged(run_folder: Path, tmp_path
     weights = load_file(path)
     weights["model.shared.weight"][0, 0] = value
     save_file(weights, path, metadata={"format": "pt"})
+    mark_complete(path.parent)
     with pytest.raises(UserError, match=r"checkpoint-9: model\.shared\.weight has a value that is not finite; average"):
         average(run_folder, 2, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

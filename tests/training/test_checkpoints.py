@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import TrainerState
 
 from tests.training.runs import (
     TIRED,
     TWO_PROCESSES,
-    UNREAD,
     assert_same_checkpoints,
     finish,
     last_step,
@@ -28,31 +27,35 @@ from tests.training.runs import (
     start,
 )
 from training import checkpoints
-from training.callbacks import CompleteCheckpointCallback
 from training.checkpoints import (
     all_checkpoints,
+    changed_file,
     check_same_sharding,
     complete_checkpoints,
-    is_complete,
+    intact_checkpoint,
     last_checkpoint,
     mark_complete,
     remove,
-    resume_point,
     rotate,
     run_write_errors,
+    settle,
     step_of,
+    writing,
 )
 from training.recipe import load_recipe
 from training.train import run
 from vaswani_transformer.errors import OutputError, UserError
 
 
-def make_checkpoint(folder: Path, step: int, *, finished: bool = True) -> Path:
+def make_checkpoint(folder: Path, step: int, *, best: int | None = None, finished: bool = True) -> Path:
     """Write a checkpoint of three small files."""
     checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
-    for name in ("model.safetensors", "rng_state_1.pth", "trainer_state.json"):
+    state = {"global_step": step, "best_global_step": best, "log_history": [], "stateful_callbacks": {}}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    for name in ("model.safetensors", "optimizer.pt", "rng_state_1.pth"):
         (checkpoint / name).write_text(name)
+    (checkpoint / "manifest.json.part").touch()
     if finished:
         mark_complete(checkpoint)
     return checkpoint
@@ -62,49 +65,103 @@ def steps_of(checkpoints: list[Path]) -> list[int]:
     return [step_of(checkpoint) for checkpoint in checkpoints]
 
 
-def test_checkpoints_are_found_by_step_and_only_complete_ones_count(tmp_path: Path) -> None:
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "flipped bit": ("model.safetensors", flip_a_bit),
+    "zeros": ("optimizer.pt", lambda file: file.write_bytes(bytes(file.stat().st_size))),
+    "cut": ("rng_state_1.pth", lambda file: file.write_bytes(file.read_bytes()[:-1])),
+    "missing": ("rng_state_1.pth", Path.unlink),
+    "newline": ("trainer_state.json", lambda file: file.write_text(f"{file.read_text()}\n")),
+    "half a manifest": ("manifest.json", lambda file: file.write_text(file.read_text()[:20])),
+    "no object": ("manifest.json", lambda file: file.write_text("[]")),
+    "no manifest": ("manifest.json", Path.unlink),
+}
+
+
+def test_only_exact_names_are_checkpoints(tmp_path: Path) -> None:
     for step, finished in ((100, True), (9, True), (20, False), (3, True)):
         make_checkpoint(tmp_path, step, finished=finished)
-    (tmp_path / "checkpoints" / "checkpoint-7").write_text("a file")
+    folder = tmp_path / "checkpoints"
+    copies = ["checkpoint-100-good", "checkpoint-good-140", "checkpoint-0200", "checkpoint-\u0663", "my-checkpoint-9"]
+    for name in copies:
+        shutil.copytree(folder / "checkpoint-100", folder / name)
+    (folder / "checkpoint-7").write_text("a file")
     assert steps_of(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
     assert steps_of(complete_checkpoints(tmp_path)) == [3, 9, 100]
     assert last_step(tmp_path) == 100
+    settle(tmp_path)
+    rotate(tmp_path, 1, None)
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-100", "checkpoint-7", *copies}
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "grown", "half a manifest", "no manifest"])
-def test_damaged_checkpoint_is_not_complete(tmp_path: Path, damage: str) -> None:
-    checkpoint = make_checkpoint(tmp_path, 3)
-    assert is_complete(checkpoint)
-    file, manifest = checkpoint / "rng_state_1.pth", checkpoint / "manifest.json"
-    match damage:
-        case "cut":
-            file.write_text("rng_state_1.pt")
-        case "missing":
-            file.unlink()
-        case "grown":
-            file.write_text("rng_state_1.pth?")
-        case "half a manifest":
-            manifest.write_text(manifest.read_text()[:20])
-        case "no manifest":
-            manifest.unlink()
-    assert not is_complete(checkpoint)
-    assert last_checkpoint(tmp_path) is None
-
-
-def test_run_resumes_from_its_newest_complete_checkpoint_and_deletes_later_ones(tmp_path: Path) -> None:
-    for step, finished in ((3, True), (6, False), (9, True), (12, False), (15, False)):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_run_sets_damaged_checkpoints_aside_and_deletes_unfinished_ones(tmp_path: Path, damage: str) -> None:
+    for step, finished in ((3, True), (6, False), (9, True), (12, True), (15, False)):
         make_checkpoint(tmp_path, step, finished=finished)
-    point = resume_point(tmp_path)
-    assert point is not None
-    assert step_of(point) == 9
-    assert steps_of(all_checkpoints(tmp_path)) == [3, 6, 9]
+    name, spoil = DAMAGES[damage]
+    for turn in ("", "-2"):
+        checkpoint = tmp_path / "checkpoints" / "checkpoint-12"
+        if turn:
+            make_checkpoint(tmp_path, 12)
+        spoil(checkpoint / name)
+        before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+        assert changed_file(checkpoint) == name
+        assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
+        settle(tmp_path)
+        assert steps_of(all_checkpoints(tmp_path)) == [3, 9]
+        aside = tmp_path / "checkpoints" / f"checkpoint-12.damaged{turn}"
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
 
 
-def test_run_without_a_complete_checkpoint_starts_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_run_without_an_intact_checkpoint_is_an_error_that_changes_nothing(tmp_path: Path, damage: str) -> None:
+    name, spoil = DAMAGES[damage]
+    for step in (3, 6):
+        spoil(make_checkpoint(tmp_path, step) / name)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"no checkpoint is as .*; in checkpoint-6 the first such file is {name}"):
+            settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == [3, 6]
+
+
+def test_run_interrupted_in_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 3, finished=False)
-    assert resume_point(tmp_path) is None
-    assert all_checkpoints(tmp_path) == []
+    (tmp_path / "checkpoints" / "checkpoint-6").mkdir()  # killed before its first file
+    (tmp_path / "checkpoints" / "checkpoint-1.part").mkdir()  # killed while it was deleted
+    settle(tmp_path)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(("first", "resumed"), [(3, "checkpoint-6"), (9, "the start")])
+def test_advice_for_a_damaged_best_checkpoint_leads_out(tmp_path: Path, first: int, resumed: str) -> None:
+    for step in range(first, 16, 3):
+        make_checkpoint(tmp_path, step, best=min(step, 9))
+    flip_a_bit(tmp_path / "checkpoints" / "checkpoint-9" / "model.safetensors")
+    advice = f"move checkpoint-9 and all later ones elsewhere, and the same command trains from {resumed}"
+    with pytest.raises(UserError, match=rf"checkpoint-9/model.safetensors: is not as training wrote it; .*{advice}\."):
+        settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == list(range(first, 16, 3))
+    for checkpoint in all_checkpoints(tmp_path):
+        if step_of(checkpoint) >= 9:
+            checkpoint.rename(tmp_path / checkpoint.name)
+    settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == list(range(first, 9, 3))
+
+
+def test_rotation_deletes_a_link_and_not_what_it_names(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path, 3).rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoints" / "checkpoint-3").symlink_to(target)
+    make_checkpoint(tmp_path, 6)
+    assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-6"
+    rotate(tmp_path, 1, None)
+    assert steps_of(all_checkpoints(tmp_path)) == [6]
+    assert changed_file(target) is None
 
 
 @settings(max_examples=30)
@@ -151,19 +208,24 @@ def test_manifest_that_a_full_disk_does_not_hold_is_one_line(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("training.checkpoints.write_atomically", fail)
-    make_checkpoint(tmp_path, 3, finished=False)
-    state = TrainerState(global_step=3, is_world_process_zero=True)
-    with pytest.raises(OutputError, match=r"checkpoint-3: cannot be written: No space left on device; make room"):
-        CompleteCheckpointCallback(tmp_path, 1).on_save(UNREAD, state, UNREAD)
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-3"
+    with (
+        pytest.raises(OutputError, match=r"checkpoint-3: cannot be written: No space left on device; make room"),
+        run_write_errors(checkpoint),
+        writing(checkpoint),
+    ):
+        (checkpoint / "model.safetensors").touch()
+    settle(tmp_path)
+    assert all_checkpoints(tmp_path) == []
 
 
 def test_interrupted_deletion_leaves_nothing_that_looks_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = make_checkpoint(tmp_path, 3)
-    monkeypatch.setattr(shutil, "rmtree", lambda path: None)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
     remove(checkpoint)
-    assert not is_complete(checkpoint)
+    assert all_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
@@ -231,17 +293,22 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
     broken, name = tmp_path / "run" / "model.safetensors", "model.encoder.layers.0.feed_forward.fc1.bias"
     results = (tmp_path / "run" / "results.json").rename(tmp_path / "results.json")  # killed after its training
     save_file({**load_file(broken), name: torch.full((16,), torch.nan)}, broken, {"format": "pt"})
-    with pytest.raises(UserError, match=rf"{name} \(float32\); remove trainer_state.json there, and the run takes the"):
+    with pytest.raises(
+        UserError, match=rf"{name} \(float32\); remove {tmp_path / 'run' / 'trainer_state.json'}, and the run takes the"
+    ):
         run(load_recipe(arguments[0], settings))
     results.rename(tmp_path / "run" / "results.json")
     rewind(tmp_path / "run", 3)
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
     saved = load_file(checkpoint / "model.safetensors")
     for weights, message in (
-        ({key: weight for key, weight in saved.items() if key != name}, f"missing: {name}. Remove checkpoint-3, and"),
+        (
+            {key: weight for key, weight in saved.items() if key != name},
+            f"missing: {name}. Restore it, or move checkpoint-3 elsewhere, and",
+        ),
         (
             {**saved, name: torch.full((16,), torch.nan)},
-            rf"{name} \(float32\); remove checkpoint-3, and the run",
+            rf"{name} \(float32\); restore it, or move checkpoint-3 elsewhere, and the run",
         ),
     ):
         save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
@@ -250,7 +317,10 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(argume
             run(load_recipe(arguments[0], settings))
     (checkpoint / "model.safetensors").write_bytes(b"no weights")
     mark_complete(checkpoint)
-    with pytest.raises(UserError, match=r"model\.safetensors: cannot be read .*; remove checkpoint-3, and the run"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.safetensors: cannot be read .*; restore it, or move checkpoint-3 elsewhere, and the run",
+    ):
         run(load_recipe(arguments[0], settings))
     remove(checkpoint)
     assert run(load_recipe(arguments[0], settings))["steps"] == 6

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -43,6 +44,18 @@ def test_run_ends_well_after_the_reader_of_its_output(
         train.main(finished)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_run_whose_output_the_disk_does_not_hold_says_where_its_scores_are(
+    finished: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115 - the command redirects it
+    with pytest.raises(SystemExit) as end:
+        train.main(finished)
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"^standard output: cannot be written: No space .*; the run is finished, .*results\.json\.$", last)
+
+
 def test_other_errors_pass_through() -> None:
-    with pytest.raises(OSError, match="full"), last_output():
-        raise OSError("full")
+    with pytest.raises(RuntimeError, match="other"), last_output("make room"):
+        raise RuntimeError("other")

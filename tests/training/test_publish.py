@@ -49,7 +49,7 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(UserError, match=r"^[^\n]*results.json: has no results.json[^\n]*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
-    with pytest.raises(UserError, match=r"^[^\n]*results.json: not JSON[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*results.json: cannot be read [^\n]*$"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     (tmp_path / "results.json").write_text('{"name": "own"}')
     with pytest.raises(UserError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):

@@ -13,14 +13,24 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training.monitor.flops import pair_lengths, peak_teraflops
 from training.monitor.stopwatch import STEPPING, CudaStopwatch, Stopwatch
+from vaswani_transformer.files import read_json
 
 MONITOR_FILE = "watch.json"
 
 
 def trained_seconds(checkpoint: Path) -> float:
     """Return the seconds of training up to a checkpoint, interruptions left out; 0 for one without a record."""
-    path = checkpoint / MONITOR_FILE
-    return json.loads(path.read_text(encoding="utf-8"))["trained"] if path.exists() else 0.0
+    return read_times(checkpoint)["trained"] if (checkpoint / MONITOR_FILE).exists() else 0.0
+
+
+def read_times(folder: Path) -> dict[str, Any]:
+    """Return the seconds that a checkpoint or the folder of a run has recorded, as `TrainingMonitor.save` writes them.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    fix = "restore it, or remove it, and the time up to there counts as 0."
+    return read_json(folder / MONITOR_FILE, fix, trained=float, time=dict)
 
 
 class TrainingMonitor(TrainerCallback):
@@ -66,7 +76,7 @@ class TrainingMonitor(TrainerCallback):
     def restore(self, folder: Path) -> None:
         """Add the time that a checkpoint has recorded, if it has."""
         if (folder / MONITOR_FILE).exists():
-            before = json.loads((folder / MONITOR_FILE).read_text(encoding="utf-8"))
+            before = read_times(folder)
             self.trained_before = before["trained"]
             for phase, seconds in before["time"].items():
                 self.stopwatch.seconds[phase] += seconds

@@ -17,7 +17,7 @@ from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import read_errors, write_errors
+from vaswani_transformer.files import write_errors
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12
@@ -351,9 +351,7 @@ def main(arguments: list[str] | None = None) -> None:
         check_license(options.license)
         if output.exists():
             raise UserError(f"--output={output}: exists already; give a new file.")
-        with read_errors(options.results):
-            results = read_results(options.results)
-        card = make_card(results, options.repository, options.license)
+        card = make_card(read_results(options.results), options.repository, options.license)
         with write_errors(f"--output={output}", "give another"):
             card.save(output)
 

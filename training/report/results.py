@@ -1,7 +1,6 @@
 """The facts in `results.json` besides the scores: data, code and machine, without names of users, hosts or paths."""
 
 import hashlib
-import json
 import math
 import platform
 import subprocess
@@ -21,8 +20,10 @@ from training.data.pairs import is_streamed
 from training.recipe import Recipe
 from training.recipe_reading import PATHS
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.files import read_json
 
 RESULTS = "results.json"
+RESULTS_FIX = "restore it, or remove it, and the training command writes it again."
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 
@@ -113,14 +114,10 @@ def read_results(path: Path) -> dict[str, Any]:
     """Return the content of a `results.json`.
 
     Raises:
-        UserError: it is not JSON, or lacks a field.
-        OSError: it cannot be read.
+        UserError: it cannot be read, or lacks a field.
     """
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); train again, or restore the file.") from error
-    if missing := sorted(NEEDED - set(results if isinstance(results, dict) else ())):
+    results = read_json(path, RESULTS_FIX)
+    if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")
     return results
 

@@ -3,7 +3,6 @@
 P positions.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from ..embeddings import sinusoids
+from ..files import read_json
 from ..schedule import learning_rate
 from .style import COLORS, INK, MUTED, RULE, head_colors, new_figure, style_axes
 
@@ -140,15 +140,16 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: the folder holds no log.
+        UserError: the file with the log is damaged.
     """
     states = [path for folder in (run, run / "checkpoints") for path in folder.glob("checkpoint-*/trainer_state.json")]
     steps = {path: path.parent.name.removeprefix("checkpoint-") for path in states}
     states = sorted((path for path in states if steps[path].isdigit()), key=lambda path: -int(steps[path]))
     for path in (run / "trainer_state.json", *states):
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))["log_history"]
+            return read_json(path, "restore it.", log_history=list)["log_history"]
     if (run / "results.json").is_file():
-        return json.loads((run / "results.json").read_text(encoding="utf-8"))["curve"]
+        return read_json(run / "results.json", "restore it.", curve=list)["curve"]
     raise FileNotFoundError(
         f"{run}: no trainer_state.json, checkpoint or results.json; give the folder of a run or of a checkpoint."
     )

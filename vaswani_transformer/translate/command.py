@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +12,10 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
+from ..command_line import silence_stdout
 from ..errors import OutputError, UserError, one_line
 from ..files import read_errors
+from ..interrupts import INTERRUPTED, raise_interrupts
 from .loading import make_translator, model_digest
 from .options import parse
 from .output import ResumableFile, StreamOutput, is_finished
@@ -235,14 +236,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or names_memory
 
 
-def silence_stdout() -> None:
-    """Discard what standard output could not take, which Python would write again at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
     """Run a command on its lines; a user's error ends it with one line and exit status 2."""
+    raise_interrupts()
     logging.disable_progress_bar()
     try:
         check_streams(options)
@@ -252,7 +248,7 @@ def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.
         sys.exit(141)
     except KeyboardInterrupt:
         log(f"Interrupted{'; the same command resumes it' if options.output else ''}.")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
