@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -245,6 +246,57 @@ def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], P
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
     return arguments, folder
+
+
+def killed_at(step: int, finished: Path, folder: Path) -> Path:
+    """Copy a finished run to one that was killed after the checkpoint of a step."""
+    shutil.copytree(finished, folder)
+    rewind(folder, step)
+    return folder
+
+
+@pytest.mark.slow
+def test_run_and_data_that_were_moved_resume_from_a_checkpoint_before_a_damaged_one(
+    never_killed: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    arguments, uninterrupted = never_killed
+    folder = killed_at(6, uninterrupted, tmp_path / "moved")
+    optimizer = folder / "checkpoints" / "checkpoint-6" / "optimizer.pt"
+    optimizer.write_bytes(bytes(optimizer.stat().st_size))
+    shutil.copytree(Path(arguments[0]).parent / "data", tmp_path / "data")
+    moved = [*arguments, f"--data.path={tmp_path / 'data'}"]
+    _, errors = start(moved, folder).communicate(timeout=300)
+    assert "checkpoint-6: optimizer.pt is not as training wrote it; kept as checkpoint-6.damaged." in errors
+    assert "Resuming from step 3 of 9." in errors
+    assert "does not exist" not in errors
+    assert_same_checkpoints(uninterrupted, folder)
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["data"]["path"] == str(tmp_path / "data")
+
+
+DAMAGED_FILES = {
+    "recipe.yaml": ("a: [", r"holds no recipe; got 'while parsing .*\. Restore it, or give another --output_dir\."),
+    "data.json": ("[]", r"is damaged; got list, expected dict; restore it, or if the data is the same, remove it, and"),
+    "models.json": ("\0", r"cannot be read \(Expecting value.*\); restore it, or give another --output_dir\."),
+    "trainer_state.json": ("{}", r"global_step is damaged; got null, expected int; remove .*trainer_state\.json, and"),
+    "watch.json": ('{"trained": "x"}', r'trained is damaged; got "x", expected float; restore it, or remove it, and'),
+    "results.json": ("{", r"cannot be read \(.*\); restore it, or remove it, and the training command writes it again"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGED_FILES)
+def test_damaged_file_of_a_run_is_one_line(never_killed: tuple[list[str], Path], tmp_path: Path, name: str) -> None:
+    """The run was interrupted while it scored, or is extended."""
+    (recipe, *settings), finished = never_killed
+    folder = shutil.copytree(finished, tmp_path / "run")
+    if name == "results.json":
+        settings = [*settings, "--training.steps=12"]
+    else:
+        (folder / "results.json").unlink()
+    content, message = DAMAGED_FILES[name]
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=rf"^{folder / name}: {message}[^\n]*$"):
+        run(load_recipe(recipe, [*settings, f"--output_dir={folder}"]))
 
 
 @pytest.mark.slow

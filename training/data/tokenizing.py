@@ -7,6 +7,7 @@ from typing import Any, cast
 import datasets
 import pyarrow.compute as pc
 from datasets import Dataset
+from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from training.recipe import DataRecipe
@@ -50,6 +51,11 @@ def make_encode_fn(
     return encode
 
 
+def fingerprint(dataset: Dataset, function: Callable) -> str:
+    """Return the name under which `datasets` caches a function's result; its own hashing would swallow Ctrl-C."""
+    return Hasher.hash((dataset._fingerprint, function))
+
+
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
@@ -65,7 +71,10 @@ def tokenize(
         sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
         return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
 
-    encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenizing")
+    encoded = datasets.DatasetDict()
+    for name, pairs in splits.items():
+        settings: dict[str, Any] = {"batched": True, "remove_columns": ["source", "target"], "desc": "Tokenizing"}
+        encoded[name] = pairs.map(encode, new_fingerprint=fingerprint(pairs, encode), **settings)
     encoded["train"] = drop_too_long(encoded["train"], recipe)
     return encoded
 
@@ -80,8 +89,9 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
-    numbers = list(range(1, len(train) + 1))
-    kept = train.add_column(NUMBER, numbers).filter(fits, desc="Dropping pairs that are too long")
+    numbered = train.add_column(NUMBER, list(range(1, len(train) + 1)))
+    settings: dict[str, Any] = {"new_fingerprint": fingerprint(numbered, fits)}
+    kept = numbered.filter(fits, desc="Dropping pairs that are too long", **settings)
     if len(kept) == len(train):
         return kept
     everything = f"{'the first ' if recipe.streaming else ''}{len(train)} training pairs"
