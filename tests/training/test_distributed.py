@@ -14,6 +14,7 @@ from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import assert_same_checkpoints, rewind
@@ -22,6 +23,7 @@ from training.distributed import (
     RunError,
     check_weights,
     drop_tied_duplicates,
+    exit_together,
     init_distributed,
     limit_cached_kernels,
     load_weights,
@@ -49,6 +51,26 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.mark.parametrize("has_launcher", [True, False])
+def test_process_that_lost_another_names_cause_and_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_launcher: bool
+) -> None:
+    """torch's launcher prints the message of a failed process in its last lines."""
+    file = tmp_path / "error.json"
+    if has_launcher:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(file)
+    with pytest.raises(SystemExit) as end, exit_together("; the same command resumes the run"):
+        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:13696. GLHF!")
+    assert end.value.code == 1
+    line = "Another process of the launch was killed or has failed; the same command resumes the run."
+    if has_launcher:
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+        assert failure.error_file_data["message"]["message"] == line
+    assert capsys.readouterr().err == ("" if has_launcher else f"{line}\n")
+    with pytest.raises(RuntimeError, match="shapes"), exit_together("; the same command resumes the run"):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_launch_files_are_listed_here_and_named_in_the_docs() -> None:
