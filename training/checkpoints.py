@@ -104,13 +104,23 @@ def changed_file(checkpoint: Path) -> str | None:
 
 
 def intact_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint of a run whose files are all as training wrote them."""
-    return next((path for path in reversed(complete_checkpoints(run)) if changed_file(path) is None), None)
+    """Return the newest checkpoint of a run whose files are all as training wrote them; None before the first one.
+
+    Raises:
+        UserError: there are checkpoints, and none is intact.
+    """
+    written = [checkpoint for checkpoint in all_checkpoints(run) if not is_unfinished(checkpoint)]
+    if (intact := next((path for path in reversed(written) if changed_file(path) is None), None)) or not written:
+        return intact
+    raise UserError(
+        f"{run / CHECKPOINTS}: no checkpoint is as training wrote it; in {written[-1].name} the first such file is "
+        f"{changed_file(written[-1])}. Restore one, or move all elsewhere, and the same command trains from the start."
+    )
 
 
 def fix_of(checkpoint: Path) -> str:
     """Return the way out for a checkpoint that a run cannot resume from."""
-    return f"restore it, or move {checkpoint.name} elsewhere, and the run resumes from an earlier checkpoint."
+    return f"restore it, or move {checkpoint.name} elsewhere, and the run resumes from the one before or starts over."
 
 
 def read_state(folder: Path, fix: str) -> TrainerState:
@@ -202,16 +212,10 @@ def settle(run: Path) -> None:
     for checkpoint in filter(is_unfinished, all_checkpoints(run)):
         logger.warning("%s is unfinished; the run resumes from an earlier checkpoint.", checkpoint)
         remove(checkpoint)
-    if not (checkpoints := all_checkpoints(run)):
-        return
     if (intact := intact_checkpoint(run)) is None:
-        newest = checkpoints[-1]
-        raise UserError(
-            f"{run / CHECKPOINTS}: no checkpoint is as training wrote it; in {newest.name} the first such file is "
-            f"{changed_file(newest)}. Restore one, or move all elsewhere, and the same command trains from the start."
-        )
+        return
     check_best(run, intact)
-    for checkpoint in checkpoints[checkpoints.index(intact) + 1 :]:
+    for checkpoint in [path for path in all_checkpoints(run) if step_of(path) > step_of(intact)]:
         name, aside = changed_file(checkpoint), set_aside(checkpoint)
         logger.warning("%s: %s is not as training wrote it; kept as %s.", checkpoint, name, aside.name)
 
