@@ -51,9 +51,9 @@ def make_encode_fn(
     return encode
 
 
-def fingerprint(dataset: Dataset, function: Callable) -> str:
-    """Return the name under which `datasets` caches a function's result; its own hashing would swallow Ctrl-C."""
-    return Hasher.hash((dataset._fingerprint, function))
+def fingerprint(dataset: Dataset, change: Callable | str) -> str:
+    """Return the name under which `datasets` caches a changed data set; its own hashing would swallow Ctrl-C."""
+    return Hasher.hash((dataset._fingerprint, change))
 
 
 def tokenize(
@@ -89,7 +89,7 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
     def fits(pair: dict[str, list[int]]) -> bool:
         return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
 
-    numbered = train.add_column(NUMBER, list(range(1, len(train) + 1)))
+    numbered = train.add_column(NUMBER, list(range(1, len(train) + 1)), new_fingerprint=fingerprint(train, NUMBER))
     settings: dict[str, Any] = {"new_fingerprint": fingerprint(numbered, fits)}
     kept = numbered.filter(fits, desc="Dropping pairs that are too long", **settings)
     if len(kept) == len(train):

@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import pytest
@@ -351,6 +351,20 @@ def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(
     data = recipe(folder, streaming=True)
     at_once = tokenize(load_pairs(data), tokenizer, data)["train"].remove_columns(["reference", "number"])
     assert make_encode_fn(tokenizer, data)(list(PairStream(data, seed=0))) == at_once.to_list()
+
+
+def test_interruption_while_the_tokenizer_is_hashed_ends_tokenizing(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` would catch any exception there and go on."""
+    pairs = load_pairs(recipe(folder))
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VaswaniTransformerTokenizer, "__reduce_ex__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(pairs, tokenizer, recipe(folder))
 
 
 def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(
