@@ -29,7 +29,7 @@ from training.data.distilled import RECORD, Distillation, digest_model, digest_s
 from training.data.pairs import sources_in_order
 from training.distributed import RunError, exit_together, init_distributed
 from training.recipe import DataRecipe, load_recipe
-from training.recipe_help import recipe_help
+from training.recipe_help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
 from training.run_folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -111,7 +111,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     )
     add_search_options(parser)
     add_machine_options(parser)
-    return parser.parse_known_args(arguments)
+    return parse_with_recipe(parser, arguments)
 
 
 def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe:
@@ -371,7 +371,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     disable_progress_bar()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
-        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
+        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
     if PartialState().is_main_process:
         print(json.dumps(totals))
     PartialState().destroy_process_group()

@@ -252,7 +252,10 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
             "was written for other sources than data.train has; got 12",
         ),
         (["--data.distilled=nowhere"], "nowhere: has no readable distillation.json, so it is no folder of python -m"),
-        (["--data.distilled=null", "--data.teacher=."], "data.teacher: names the teacher of distilled pairs; give"),
+        (
+            ["--data.distilled=null", "--data.teacher=."],
+            "data.teacher: without effect, since data.distilled is null; leave",
+        ),
     ],
 )
 def test_training_rejects_a_distillation_of_other_data(
@@ -306,7 +309,8 @@ def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe:
         (["--data.train=no.jsonl"], "no.jsonl: there is no such file; set data.path"),
         (["--data.distilled=DIR"], "data.distilled: a teacher translates the real sources; leave it out."),
         (["--min_length_difference=30"], "--min_length_difference=30: more than --max_length_difference=20; exchange"),
-        (["--nothing=1"], "nothing: no such key; a recipe has"),
+        (["--nothing=1"], "--nothing: no such option; there are --help, --output_dir"),
+        (["--beem=1"], "Did you mean --beams?"),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
         (["--shard=3/2"], "argument --shard: got '3/2', expected i/n with i from 1 to n, such as 2/3"),
     ],

@@ -75,11 +75,6 @@ def test_shipped_task_has_three_splits() -> None:
     assert {name: len(split) for name, split in pairs.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
 
 
-def test_shipped_task_with_a_folder_of_other_data_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.path: own would not be read, for data\.kind is grammar"):
-        load_pairs(DataRecipe(kind="grammar", target="es", path="own"))
-
-
 def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
