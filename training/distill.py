@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
+from training.data.tokenizing import token_ids
 from training.distributed import RunError, exit_together, init_distributed
 from training.recipe import DataRecipe, load_recipe
 from training.recipe_help import parse_with_recipe, recipe_help
@@ -244,15 +245,20 @@ def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
         yield
 
 
-def select_pair(translation: Translation, settings: dict[str, Any]) -> str:
-    """Return why a pair is dropped, or "" for a pair that is kept."""
-    hypothesis = translation.hypotheses[0]
-    difference = hypothesis.tokens - translation.source_tokens
+def select_pair(translation: Translation, tokens: int, settings: dict[str, Any]) -> str:
+    """Return why a pair is dropped, or "" for a pair that is kept.
+
+    Args:
+        translation: the translation.
+        tokens: those of its text, which a student learns; the teacher may have written it in others.
+        settings: of the distillation.
+    """
+    difference = tokens - translation.source_tokens
     if translation.is_truncated:
         return "source_too_long"
-    if not hypothesis.text.strip():
+    if not translation.text.strip():
         return "empty"
-    if hypothesis.tokens > settings["max_length"]:
+    if tokens > settings["max_length"]:
         return "too_long"
     in_range = settings["min_length_difference"] <= difference <= settings["max_length_difference"]
     return "" if in_range else "length_difference"
@@ -264,11 +270,14 @@ def translate_part(
     """Return the kept pairs of a part, by language, and the number of dropped ones by reason."""
     data, settings = distillation.record["data"], distillation.record["settings"]
     pairs, dropped = [], Counter[str]()
-    for source, translation in zip(sources, translator(sources, progress=progress), strict=True):
-        if reason := select_pair(translation, settings):
+    translations = list(translator(sources, progress=progress))
+    texts = [translation.text.strip() for translation in translations]
+    _, targets = token_ids(translator.tokenizer, sources, texts)
+    for source, translation, text, target in zip(sources, translations, texts, targets, strict=True):
+        if reason := select_pair(translation, len(target), settings):
             dropped[reason] += 1
         else:
-            pairs.append({data["source"]: source, data["target"]: translation.text.strip()})
+            pairs.append({data["source"]: source, data["target"]: text})
     return pairs, dropped
 
 
