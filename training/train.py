@@ -38,6 +38,7 @@ from training.checkpoints import (
     checkpoint_at,
     complete_checkpoints,
     has_ended,
+    last_checkpoint,
     read_weights,
     resume_point,
     run_write_errors,
@@ -55,7 +56,7 @@ from training.checks import (
 from training.command import last_output
 from training.data.distilled import check_teacher
 from training.data.pairs import load_pairs
-from training.data.stream import PairStream
+from training.data.stream import PairStream, described
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import (
@@ -85,7 +86,7 @@ from training.run_folder import (
 )
 from training.start import check_start, check_start_tokenizer, load_start
 from training.tasks import selection_metric
-from training.trainer import RecipeTrainer
+from training.trainer import STREAM_FILE, RecipeTrainer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
 
@@ -309,6 +310,9 @@ def collect_results(
 ) -> dict[str, Any]:
     """Return the content of results.json, with the scores of the trained model; every process must call."""
     data = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
+    if recipe.data.streaming and (checkpoint := last_checkpoint(folder)) is not None:
+        state = json.loads((checkpoint / STREAM_FILE).read_text(encoding="utf-8"))
+        data["train"]["read"] = described(state["pairs"])
     results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
     if models := recorded_models(folder):
         results["models"] = models

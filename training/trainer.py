@@ -92,6 +92,7 @@ class RecipeTrainer(EvaluatingTrainer):
         self.batch_tokens = recipe.training.evaluation_batch_size * recipe.data.max_length
         self.stream = None
         if isinstance(train_dataset, PairStream):
+            self.stream_pairs = train_dataset
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = evaluation_config(model, recipe, tokenizer)
         super().__init__(
@@ -136,15 +137,17 @@ class RecipeTrainer(EvaluatingTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if self.stream is not None and resume_from_checkpoint:
-            position = (Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8")
-            self.stream.load_state_dict(json.loads(position))
+            state = json.loads((Path(resume_from_checkpoint) / STREAM_FILE).read_text(encoding="utf-8"))
+            self.stream.load_state_dict(state["position"])
+            self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the position in the stream."""
+        """Save the model, and in a checkpoint the position in the stream with the fingerprint of the pairs up to it."""
         super().save_model(output_dir, _internal_call)
         if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
-            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+            state = {"position": self.stream.state_dict(), "pairs": self.stream_pairs.state_dict()}
+            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
