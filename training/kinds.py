@@ -48,6 +48,8 @@ class Kind:
     flops: the floating-point operations of training such a model on a batch, forward and backward.
     is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
+    length_limits: the fields of `model` that bound the lengths which it can predict: the smallest and the largest
+        difference of target and source, or the longest target.
     log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
         that has a value a layer ends in the layer's number in the log.
     """
@@ -60,6 +62,7 @@ class Kind:
     flops: Callable[..., int]
     is_parallel: bool = True
     needs_mask: bool = False
+    length_limits: tuple[str, ...] = ()
     log_parts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -92,6 +95,7 @@ KINDS = {
         training=("glancing", "glancing_steps"),
         evaluation={"length_beam_size": 1},
         flops=nat_flops,
+        length_limits=("min_length_difference", "max_length_difference"),
         log_parts={"length_loss": "length_loss", "accuracy": "glancing_accuracy"},
     ),
     "cmlm": Kind(
@@ -102,6 +106,7 @@ KINDS = {
         evaluation={"num_iterations": "evaluation_iterations", "length_beam_size": 1},
         flops=cmlm_flops,
         needs_mask=True,
+        length_limits=("max_target_length",),
         log_parts={"length_loss": "length_loss"},
     ),
     "iterative_vae": Kind(
@@ -111,6 +116,7 @@ KINDS = {
         training=("kl_scale", "kl_warmup_steps"),
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
+        length_limits=("min_length_difference", "max_length_difference"),
         log_parts={
             "length_loss": "length_loss",
             "kl_loss": "kl_loss",

@@ -49,9 +49,11 @@ from training.checks import (
     attention,
     check_data_fits,
     check_model,
+    check_predictable_lengths,
     check_same_steps,
     model_config,
     set_attention,
+    warn_of_long_texts,
 )
 from training.command import last_output
 from training.data.distilled import check_teacher
@@ -248,7 +250,10 @@ def prepare(
         check_start_tokenizer(recipe, folder, tokenizer)
         check_energy_tokenizer(recipe, tokenizer)
         check_same_energy(recipe, folder)
-        check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
+        config = model_config(recipe, tokenizer)
+        check_data_fits(recipe, config, encoded)
+        check_predictable_lengths(recipe, config, encoded["train"])
+        warn_of_long_texts(recipe, encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
         if check_more is not None:
             check_more(encoded, tokenizer)
