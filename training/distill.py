@@ -36,7 +36,7 @@ from training.run_folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
 from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import PARTIAL, lock, write_atomically, write_errors
+from vaswani_transformer.files import PARTIAL, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
@@ -240,7 +240,7 @@ def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
         yield
         return
     name = "shard-{}-of-{}".format(*shard)
-    with (folder / f".{name}.lock").open("w") as file:
+    with open_lock(folder / f".{name}.lock") as file:
         lock(file, f"{folder}: another command is writing {name}; end it, or give another --shard or --output_dir.")
         yield
 

@@ -40,7 +40,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def unknown_option(self, argument: str, fields: Collection[str] = ()) -> str:
         """Return what is wrong with an argument that is none of the parser's options and none of a recipe's fields."""
         given = argument.partition("=")[0]
-        options = [name for name in self._option_string_actions if name.startswith("--")]
+        options = re.findall(r"--[\w-]+", self.format_usage())
         known, more = [*options, *(f"--{field}" for field in fields)], " and a recipe's fields" if fields else ""
         return f"{given}: no such option; there are {', '.join(options)}{more}.{did_you_mean(given, known)}"
 

@@ -2,13 +2,14 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from transformers.utils import logging
 
@@ -41,6 +42,27 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
     except OSError as error:
         problem = one_line(error, with_file=False)
         raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
+
+
+def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream: a line feed ends one, or a carriage return in a text without line feeds."""
+    for number, line in enumerate(stream):
+        if number == 0 and not line.endswith(b"\n"):
+            yield from line.splitlines()
+        else:
+            yield line
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or has too many digits or levels for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def is_write_error(error: Exception) -> bool:
@@ -147,6 +169,18 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
         shutil.rmtree(backup, ignore_errors=True)
 
 
+def open_lock(path: Path) -> IO:
+    """Open the file of a lock, which is made if it is missing.
+
+    Raises:
+        UserError: a folder has its name.
+        OSError: it cannot be opened.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, where a file that locks the other files belongs; remove or rename it.")
+    return path.open("a")
+
+
 def lock(file: IO, message: str) -> None:
     """Lock an open file until it is closed or the process ends.
 
@@ -215,7 +249,10 @@ __all__ = [
     "digest_of_model",
     "free_megabytes",
     "is_write_error",
+    "lines_of",
     "lock",
+    "open_lock",
+    "parse_json",
     "read_errors",
     "staged_files",
     "write_atomically",

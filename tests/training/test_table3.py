@@ -130,7 +130,7 @@ def test_exchanged_rows_are_named_the_better_of_the_paper_first() -> None:
         ("--seeds=1,1", "expected different numbers"),
         ("--seeds=one", "expected different numbers"),
         ("--training.steps=0", "training.steps: 0 is not positive"),
-        ("--no-such", "--no-such: no such option; there are --help, --rows"),
+        ("--no-such", "--no-such: no such option; there are --rows"),
     ],
 )
 def test_wrong_argument_is_one_line(

@@ -21,7 +21,7 @@ from typing import Any
 
 from training.recipe import DataRecipe, Recipe
 from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import TextDigest, digest_of_file, write_atomically
+from vaswani_transformer.files import TextDigest, digest_of_file, parse_json, write_atomically
 from vaswani_transformer.translate.loading import model_digest
 
 RECORD = "distillation.json"
@@ -72,8 +72,8 @@ class Distillation:
             UserError: the folder holds none.
         """
         try:
-            return cls(folder, json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
+            return cls(folder, parse_json((folder / RECORD).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise UserError(
                 f"{folder}: has no readable {RECORD}, so it is no folder of python -m training.distill; name one."
             ) from error
@@ -120,9 +120,9 @@ class Distillation:
         """
         data, path = self.paths(number)
         try:
-            counts = json.loads(path.read_text(encoding="utf-8"))
+            counts = parse_json(path.read_bytes())
             is_complete = data.stat().st_size == counts["bytes"] and counts.keys() >= COUNTS
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         if is_complete and counts["distillation"] != self.identity:
             raise UserError(

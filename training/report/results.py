@@ -1,7 +1,6 @@
 """The facts in `results.json` besides the scores: data, code and machine, without names of users, hosts or paths."""
 
 import hashlib
-import json
 import math
 import platform
 import subprocess
@@ -20,6 +19,7 @@ from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
 from training.recipe import PATHS, Recipe
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.files import parse_json
 
 RESULTS = "results.json"
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
@@ -114,7 +114,7 @@ def read_results(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); train again, or restore the file.") from error
     if missing := sorted(NEEDED - set(results if isinstance(results, dict) else ())):

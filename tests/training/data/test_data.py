@@ -104,6 +104,14 @@ def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
         load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
 
 
+def test_carriage_returns_end_lines_in_a_file_without_line_feeds(tmp_path: Path) -> None:
+    for language, text in (("en", b"one\r\rtwo\r"), ("de", b"eins\r\rzwei")):
+        (tmp_path / f"train.{language}").write_bytes(text)
+    fields: dict[str, Any] = {"train": "train.{language}", "validation": "train.{language}", "test": None}
+    pairs = load_pairs(recipe(tmp_path, kind="text", empty="drop", **fields))
+    assert pairs["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
+
+
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
     (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
