@@ -255,8 +255,28 @@ def test_labels_without_a_start_token_are_an_error() -> None:
         model(**labeled_batch())
 
 
+def test_labels_of_every_whole_type_have_the_same_loss() -> None:
+    for is_training in (True, False):
+        model, batch = tiny_model(dropout=0.0).train(is_training), labeled_batch()
+        losses = [model(**batch | {"labels": batch["labels"].to(kind)}).loss for kind in (torch.long, torch.int32)]
+        assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize(
+    ("labels", "got"),
+    [
+        (torch.zeros(3, 0, dtype=torch.long), r"shape \(3, 0\) of torch\.int64"),
+        (torch.zeros(8, dtype=torch.long), r"shape \(8,\) of torch\.int64"),
+        (torch.zeros(3, 4), r"shape \(3, 4\) of torch\.float32"),
+    ],
+)
+def test_labels_that_are_no_token_ids_are_an_error(labels: Tensor, got: str) -> None:
+    with pytest.raises(ValueError, match=rf"^labels: no token ids; got {got}, expected whole numbers"):
+        tiny_model()(**labeled_batch() | {"labels": labels})
+
+
 @pytest.mark.parametrize("is_training", [True, False])
-@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (8,)])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5)])
 def test_labels_of_another_shape_than_the_target_are_an_error(is_training: bool, shape: tuple[int, ...]) -> None:
     """Otherwise a label would be compared with the state of another token."""
     model, batch = tiny_model().train(is_training), random_batch(batch=2, target=4)

@@ -175,6 +175,11 @@ def test_left_padded_labels_are_an_error(family: str) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
+        ({"labels": torch.zeros(2, 0, dtype=torch.long)}, r"labels: no token ids; got shape \(2, 0\) of torch.int64"),
+        (
+            {"attention_mask": torch.ones(2, 1, 6, 6)},
+            r"attention_mask: .* got shape \(2, 1, 6, 6\), expected \(2, 6\), ",
+        ),
         ({"labels": torch.tensor([[5, 2], [6, 2], [7, 2]])}, "The target has 3 rows and the source 2; "),
         ({"decoder_attention_mask": torch.ones(1, 3)}, "The target has 1 rows and the source 2; "),
         ({"attention_mask": torch.ones(1, 6)}, r"attention_mask: .* got shape \(1, 6\), expected \(2, 6\), "),

@@ -21,7 +21,15 @@ from transformers import TrainerState, TrainingArguments
 from training.monitor.monitor import trained_seconds
 from training.recipe import TrainingRecipe
 from vaswani_transformer.errors import OutputError, UserError, one_line
-from vaswani_transformer.files import PARTIAL, free_megabytes, is_write_error, lock, read_json, write_atomically
+from vaswani_transformer.files import (
+    PARTIAL,
+    free_megabytes,
+    is_write_error,
+    lock,
+    open_lock,
+    read_json,
+    write_atomically,
+)
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -275,7 +283,7 @@ def run_lock(folder: Path) -> Generator[None]:
     with ExitStack() as stack:
         with run_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((folder / LOCK).open("a"))
+            file = stack.enter_context(open_lock(folder / LOCK))
         lock(file, in_use)
         if not (folder / LOCK).exists() or not os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
             raise UserError(in_use)  # another command has just removed the file

@@ -1,6 +1,7 @@
 """Checks of a recipe against its data, its model and the machine, before any training."""
 
 import dataclasses
+import logging
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from vaswani_transformer.batching import make_steps
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.errors import UserError, one_line
 
+logger = logging.getLogger(__name__)
 COLUMNS = ("input_ids", "labels")
 
 
@@ -59,6 +61,47 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
                 f"model.max_position_embeddings: split {split} needs {needed} positions in {column}, translations "
                 f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
                 "sinusoidal positions."
+            )
+
+
+def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, train: Dataset) -> None:
+    """Count the training pairs with a target whose length a parallel model never predicts, and warn of them.
+
+    Raises:
+        UserError: it predicts none of the lengths.
+    """
+    if not (names := recipe.kind.length_limits):
+        return
+    sources, targets = (lengths(train, column) for column in COLUMNS)
+    limits = [getattr(config, name) for name in names]
+    compared = targets if len(limits) == 1 else [t - s for s, t in zip(sources, targets, strict=True)]
+    low, high = (1, *limits) if len(limits) == 1 else limits
+    outside = sum(not low <= length <= high for length in compared)
+    if not outside:
+        return
+    fields = ", ".join(f"model.{name}" for name in names)
+    what = "targets have" if len(limits) == 1 else "targets differ from their sources by"
+    first = "first " if recipe.data.streaming else ""
+    message = (
+        f"{fields}: {outside:,d} of the {first}{len(train):,d} training {what} lengths that the model never predicts; "
+        f"got {min(compared)} to {max(compared)} tokens, expected {low} to {high}."
+    )
+    if outside == len(train):
+        raise UserError(f"{message} Set {fields}, or drop such pairs.")
+    if PartialState().is_main_process:
+        logger.warning("%s It learns their words, but the nearest length.", message)
+
+
+def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
+    """Warn of validation and test pairs that are longer than training pairs may be: they are translated whole."""
+    limit = recipe.data.max_length
+    for split in sorted(set(encoded) - {"train"}):
+        longest = list(map(max, *(lengths(encoded[split], column) for column in COLUMNS)))
+        if (count := sum(length > limit for length in longest)) and PartialState().is_main_process:
+            logger.warning(
+                "data.%s: %d of %d pairs are longer than data.max_length (%d), the longest has %d tokens; each "
+                "evaluation translates them whole, which may take minutes.",
+                *(split, count, len(longest), limit, max(longest)),
             )
 
 

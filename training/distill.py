@@ -28,15 +28,16 @@ from transformers.utils.logging import disable_progress_bar
 from training.command import last_output
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
+from training.data.tokenizing import token_ids
 from training.distributed import exit_together, init_distributed, raise_together
 from training.recipe import DataRecipe, load_recipe
-from training.recipe_help import recipe_help
+from training.recipe_help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
 from training.run_folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import PARTIAL, lock, write_atomically, write_errors
+from vaswani_transformer.files import PARTIAL, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.translate.engine import TransformersEngine, is_parallel
 from vaswani_transformer.translate.loading import load
 from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
@@ -111,7 +112,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     )
     add_search_options(parser)
     add_machine_options(parser)
-    return parser.parse_known_args(arguments)
+    return parse_with_recipe(parser, arguments)
 
 
 def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe:
@@ -222,20 +223,25 @@ def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
         yield
         return
     name = "shard-{}-of-{}".format(*shard)
-    with (folder / f".{name}.lock").open("w") as file:
+    with open_lock(folder / f".{name}.lock") as file:
         lock(file, f"{folder}: another command is writing {name}; end it, or give another --shard or --output_dir.")
         yield
 
 
-def select_pair(translation: Translation, settings: dict[str, Any]) -> str:
-    """Return why a pair is dropped, or "" for a pair that is kept."""
-    hypothesis = translation.hypotheses[0]
-    difference = hypothesis.tokens - translation.source_tokens
+def select_pair(translation: Translation, tokens: int, settings: dict[str, Any]) -> str:
+    """Return why a pair is dropped, or "" for a pair that is kept.
+
+    Args:
+        translation: the translation.
+        tokens: those of its text, which a student learns; the teacher may have written it in others.
+        settings: of the distillation.
+    """
+    difference = tokens - translation.source_tokens
     if translation.is_truncated:
         return "source_too_long"
-    if not hypothesis.text.strip():
+    if not translation.text.strip():
         return "empty"
-    if hypothesis.tokens > settings["max_length"]:
+    if tokens > settings["max_length"]:
         return "too_long"
     in_range = settings["min_length_difference"] <= difference <= settings["max_length_difference"]
     return "" if in_range else "length_difference"
@@ -247,11 +253,14 @@ def translate_part(
     """Return the kept pairs of a part, by language, and the number of dropped ones by reason."""
     data, settings = distillation.record["data"], distillation.record["settings"]
     pairs, dropped = [], Counter[str]()
-    for source, translation in zip(sources, translator(sources, progress=progress), strict=True):
-        if reason := select_pair(translation, settings):
+    translations = list(translator(sources, progress=progress))
+    texts = [translation.text.strip() for translation in translations]
+    _, targets = token_ids(translator.tokenizer, sources, texts)
+    for source, translation, text, target in zip(sources, translations, texts, targets, strict=True):
+        if reason := select_pair(translation, len(target), settings):
             dropped[reason] += 1
         else:
-            pairs.append({data["source"]: source, data["target"]: translation.text.strip()})
+            pairs.append({data["source"]: source, data["target"]: text})
     return pairs, dropped
 
 
@@ -354,7 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     disable_progress_bar()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
-        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides).data))
+        totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
         if PartialState().is_main_process:
             with last_output(f"the pairs are in {options.output_dir}"):
                 print(json.dumps(totals))

@@ -150,4 +150,5 @@ def load_energy(recipe: Recipe, teacher: str, device: torch.device) -> Energy:
         UserError: the teacher's weights cannot be loaded.
     """
     model = load_model(teacher, VaswaniTransformerForConditionalGeneration)
-    return Energy(model.to(device), recipe.training.energy_inputs, recipe.training.energy_outputs)
+    operators = (recipe.training.energy_inputs or "softmax", recipe.training.energy_outputs or "softmax")
+    return Energy(model.to(device), *operators)

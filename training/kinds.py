@@ -5,11 +5,13 @@ A further kind is an entry of `KINDS`, with its function in `training.monitor.fl
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from transformers import PreTrainedConfig
 
 from training.monitor.flops import autoregressive_flops, cmlm_flops, iterative_vae_flops, nat_flops
+from training.recipe_reading import leave_out
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
@@ -20,6 +22,7 @@ from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
 )
+from vaswani_transformer.command_line import not_one_of
 from vaswani_transformer.errors import UserError
 
 AUTOREGRESSIVE = "autoregressive"
@@ -45,6 +48,8 @@ class Kind:
     flops: the floating-point operations of training such a model on a batch, forward and backward.
     is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
+    length_limits: the fields of `model` that bound the lengths which it can predict: the smallest and the largest
+        difference of target and source, or the longest target.
     log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
         that has a value a layer ends in the layer's number in the log.
     """
@@ -57,14 +62,15 @@ class Kind:
     flops: Callable[..., int]
     is_parallel: bool = True
     needs_mask: bool = False
+    length_limits: tuple[str, ...] = ()
     log_parts: dict[str, str] = field(default_factory=dict)
 
     @property
-    def model_fields(self) -> list[str]:
-        """The fields of `model` in a recipe: those of the configuration, inherited ones first."""
+    def model_fields(self) -> dict[str, Any]:
+        """The fields of `model` in a recipe, with their types: those of the configuration, inherited ones first."""
         classes = [one for one in reversed(self.config_class.__mro__) if issubclass(one, VaswaniTransformerConfig)]
-        names = dict.fromkeys(name for one in classes for name in one.__annotations__)
-        return [name for name in names if name not in NOT_IN_RECIPES]
+        hints = {name: hint for one in classes for name, hint in one.__annotations__.items()}
+        return {name: hint for name, hint in hints.items() if name not in NOT_IN_RECIPES}
 
     def evaluation_search(self, decoding: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of `decoding` by which evaluations during training search, from groups of a recipe."""
@@ -89,6 +95,7 @@ KINDS = {
         training=("glancing", "glancing_steps"),
         evaluation={"length_beam_size": 1},
         flops=nat_flops,
+        length_limits=("min_length_difference", "max_length_difference"),
         log_parts={"length_loss": "length_loss", "accuracy": "glancing_accuracy"},
     ),
     "cmlm": Kind(
@@ -99,6 +106,7 @@ KINDS = {
         evaluation={"num_iterations": "evaluation_iterations", "length_beam_size": 1},
         flops=cmlm_flops,
         needs_mask=True,
+        length_limits=("max_target_length",),
         log_parts={"length_loss": "length_loss"},
     ),
     "iterative_vae": Kind(
@@ -108,6 +116,7 @@ KINDS = {
         training=("kl_scale", "kl_warmup_steps"),
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
+        length_limits=("min_length_difference", "max_length_difference"),
         log_parts={
             "length_loss": "length_loss",
             "kl_loss": "kl_loss",
@@ -130,6 +139,16 @@ def kind_of_recipe(tree: dict[str, Any]) -> Kind:
     return KINDS[tree["model"].get("kind", AUTOREGRESSIVE)]
 
 
+def drop_null_fields(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model without those whose null is no value: null leaves these at their defaults."""
+    hints = KINDS[model.get("kind") or AUTOREGRESSIVE].model_fields | {"kind": str, "paper": str}
+    return {
+        name: value
+        for name, value in model.items()
+        if value is not None or name not in hints or NoneType in get_args(hints[name])
+    }
+
+
 def owners(group: str, name: str) -> list[str]:
     """Return the kinds that have a field of a recipe; all of them unless some lack it."""
     fields = {
@@ -147,15 +166,19 @@ def check_kind(tree: dict[str, Any]) -> None:
     """
     if not isinstance(model := tree.get("model") or {}, dict):
         return  # `build` raises the error
-    if (kind := model.get("kind", AUTOREGRESSIVE)) not in KINDS:
-        raise UserError(f"model.kind: {kind!r} is not one of {', '.join(KINDS)}.")
+    if (kind := model.get("kind") or AUTOREGRESSIVE) not in KINDS:
+        raise UserError(f"model.kind: {not_one_of(kind, KINDS)}")
     for group in ("decoding", "training"):
-        for name, value in fields.items() if isinstance(fields := tree.get(group), dict) else ():
-            if value is not None and kind not in (having := owners(group, name)):
-                raise UserError(
-                    f"{group}.{name}: a model of kind {kind} has no such field, kind {' or '.join(having)} has; leave "
-                    "it out or set model.kind."
-                )
+        fields = tree.get(group)
+        given = [name for name, value in fields.items() if value is not None] if isinstance(fields, dict) else []
+        foreign = [name for name in given if kind not in owners(group, name)]
+        if foreign:
+            having = " or ".join(owners(group, foreign[0]))
+            names = [f"{group}.{name}" for name in foreign if owners(group, name) == owners(group, foreign[0])]
+            raise UserError(
+                f"{', '.join(names)}: a model of kind {kind} has no such field, kind {having} has; {leave_out(names)}, "
+                "or set model.kind."
+            )
 
 
 def drop_other_kinds(tree: dict[str, Any]) -> dict[str, Any]:

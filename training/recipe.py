@@ -5,13 +5,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from training.kinds import AUTOREGRESSIVE, KINDS, TOKENIZER_SETS, Kind, check_kind, drop_other_kinds
-from training.recipe_reading import apply_override, build, check_range, read_yaml
+from training.kinds import (
+    AUTOREGRESSIVE,
+    KINDS,
+    TOKENIZER_SETS,
+    Kind,
+    check_kind,
+    drop_null_fields,
+    drop_other_kinds,
+)
+from training.recipe_reading import apply_override, build, check_switches, read_yaml, setting, settings
 from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.command_line import did_you_mean, not_one_of
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.errors import UserError, one_line
+
+# The fields that switch others on, with the values by which they do.
+FILES = ("data.kind", "json", "text", "hub", "trees")
+TEXTS = ("data.kind", "grammar", "json", "text", "hub")
+PAPER = ("training.optimizer", "paper")
+RADAM = ("training.optimizer", "radam")
 
 
 @dataclass(frozen=True)
@@ -37,20 +50,20 @@ class DataRecipe:
     """
 
     kind: Literal["grammar", "json", "text", "hub", "trees"] = "json"
-    path: str | None = None
-    subset: str | None = None
+    path: str | None = setting(None, is_path=True, needs=FILES)
+    subset: str | None = setting(None, needs=("data.kind", "hub"))
     source: str = "en"
     target: str = "de"
-    train: str = "train.jsonl.gz"
-    validation: str = "validation.jsonl.gz"
-    test: str | None = "test.jsonl.gz"
-    max_length: int = 256
+    train: str = setting("train.jsonl.gz", is_path=True, is_needed=True, needs=FILES)
+    validation: str = setting("validation.jsonl.gz", is_path=True, is_needed=True, needs=FILES)
+    test: str | None = setting("test.jsonl.gz", is_path=True, needs=FILES)
+    max_length: int = setting(256, above=0)
     too_long: Literal["drop", "error"] = "drop"
     empty: Literal["error", "drop"] = "error"
-    streaming: bool = False
-    buffer: int = 100_000
-    distilled: str | None = None
-    teacher: str | None = None
+    streaming: bool = setting(False, needs=FILES)
+    buffer: int = setting(100_000, above=0, needs=("data.streaming",))
+    distilled: str | None = setting(None, is_path=True)
+    teacher: str | None = setting(None, is_path=True, needs=("data.distilled",))
 
 
 @dataclass(frozen=True)
@@ -65,9 +78,9 @@ class TokenizerRecipe:
     """
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"
-    vocab_size: int = 37000
-    path: str | None = None
-    sample: int | None = None
+    vocab_size: int = setting(37000, above=0)
+    path: str | None = setting(None, is_path=True)
+    sample: int | None = setting(None, above=0)
 
 
 Operator = Literal[
@@ -93,7 +106,7 @@ class TrainingRecipe:
     energy_from: of kind cmlm, for ENGINE: the folder, or the name on the Hub, of an autoregressive teacher with the
         same vocabulary, whose negative log-likelihood of the model's output is the loss; None to learn masked words.
     energy_inputs, energy_outputs: the operators that make, of the model's log-probabilities, what that teacher reads
-        and what it scores.
+        and what it scores; None for softmax.
     optimizer: "paper", Adam with equation (3), or "radam", rectified Adam with decoupled weight decay and a learning
         rate that decays exponentially.
     warmup_steps: steps in which the learning rate rises, in equation (3).
@@ -130,44 +143,44 @@ class TrainingRecipe:
     average_last: the number of last checkpoints whose mean is the final model (6.1); None for the best checkpoint.
     """
 
-    steps: int = 100_000
-    minutes: float | int | None = None
-    source_tokens: int = 25_000
-    target_tokens: int = 25_000
-    device_tokens: int = 25_000
-    encoder_from: str | None = None
-    start_from: str | None = None
-    energy_from: str | None = None
-    energy_inputs: Operator = "softmax"
-    energy_outputs: Operator = "softmax"
+    steps: int = setting(100_000, above=0)
+    minutes: float | int | None = setting(None, above=0)
+    source_tokens: int = setting(25_000, above=0)
+    target_tokens: int = setting(25_000, above=0)
+    device_tokens: int = setting(25_000, above=0)
+    encoder_from: str | None = setting(None, is_path=True)
+    start_from: str | None = setting(None, is_path=True)
+    energy_from: str | None = setting(None, is_path=True)
+    energy_inputs: Operator | None = setting(None, needs=("training.energy_from",))
+    energy_outputs: Operator | None = setting(None, needs=("training.energy_from",))
     optimizer: Literal["paper", "radam"] = "paper"
-    warmup_steps: int = 4000
-    learning_rate_scale: float | int = 1.0
-    learning_rate: float | int = 0.001
-    learning_rate_decay: float | int = 0.8
-    learning_rate_decay_steps: int = 1000
-    weight_decay: float | int = 0.001
+    warmup_steps: int = setting(4000, above=0, needs=PAPER)
+    learning_rate_scale: float | int = setting(1.0, above=0, needs=PAPER)
+    learning_rate: float | int = setting(0.001, above=0, needs=RADAM)
+    learning_rate_decay: float | int = setting(0.8, above=0, needs=RADAM)
+    learning_rate_decay_steps: int = setting(1000, above=0, needs=RADAM)
+    weight_decay: float | int = setting(0.001, at_least=0, needs=RADAM)
     glancing: list | None = None
-    glancing_steps: int | None = None
-    kl_scale: float | int = 1.0
-    kl_warmup_steps: int = 30_000
+    glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",))
+    kl_scale: float | int = setting(1.0, at_least=0)
+    kl_warmup_steps: int = setting(30_000, above=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
-    max_grad_norm: float | int = 0.0
+    max_grad_norm: float | int = setting(0.0, at_least=0)
     on_divergence: Literal["stop", "skip"] = "stop"
-    skip_limit: int = 10
-    evaluation_steps: int = 1000
-    evaluation_beams: int = 1
-    evaluation_iterations: int = 4
-    evaluation_batch_size: int = 64
-    log_steps: int = 100
-    patience: int | None = None
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float | int | None = None
-    keep_checkpoints: int = 2
-    average_last: int | None = None
+    skip_limit: int = setting(10, at_least=0, needs=("training.on_divergence", "skip"))
+    evaluation_steps: int = setting(1000, above=0)
+    evaluation_beams: int = setting(1, above=0)
+    evaluation_iterations: int = setting(4, above=0)
+    evaluation_batch_size: int = setting(64, above=0)
+    log_steps: int = setting(100, above=0)
+    patience: int | None = setting(None, above=0)
+    checkpoint_steps: int | None = setting(None, above=0)
+    checkpoint_minutes: float | int | None = setting(None, above=0)
+    keep_checkpoints: int = setting(2, above=0)
+    average_last: int | None = setting(None, above=0)
 
 
 @dataclass(frozen=True)
@@ -184,12 +197,12 @@ class DecodingRecipe:
     length_beam_size: lengths that are tried for each translation.
     """
 
-    num_beams: int = 4
+    num_beams: int = setting(4, above=0)
     length_penalty: float | int = 0.6
     length_penalty_type: Literal["gnmt", "power"] = "gnmt"
-    max_source_relative_length: int = 50
-    num_iterations: int = 10
-    length_beam_size: int = 1
+    max_source_relative_length: int = setting(50, at_least=0)
+    num_iterations: int = setting(10, above=0)
+    length_beam_size: int = setting(1, above=0)
 
 
 @dataclass(frozen=True)
@@ -200,8 +213,8 @@ class ScoreRecipe:
     examples: test sentences that are printed with their translations.
     """
 
-    tokenize: Literal["13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = "13a"
-    examples: int = 5
+    tokenize: Literal["13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"] = setting("13a", needs=TEXTS)
+    examples: int = setting(5, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -218,12 +231,12 @@ class Recipe:
     """
 
     name: str = "run"
-    task: Literal["translation", "dialogue"] = "translation"
+    task: Literal["translation", "dialogue"] = setting("translation", needs=TEXTS)
     expected: str = ""
     published: str = ""
     note: str = ""
-    output_dir: str | None = None
-    seed: int = 2017
+    output_dir: str | None = setting(None, is_path=True)
+    seed: int = setting(2017, at_least=0)
     data: DataRecipe = field(default_factory=DataRecipe)
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: dict[str, Any] = field(default_factory=dict)
@@ -254,10 +267,16 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 SEEDS = 2**32  # NumPy's limit
+PATHS = [name for name, one in settings(Recipe).items() if one.field.metadata.get("is_path") and name != "output_dir"]
 
 
-def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
+def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True) -> Recipe:
     """Return the recipe of a YAML file, overridden by `--any.field=value` arguments.
+
+    Args:
+        path: the file.
+        arguments: the arguments.
+        is_trained: whether a model is trained by it, so that all fields of `training` need an effect.
 
     Raises:
         UserError: there is no such file, it is not YAML, or a key or a value of the file or the arguments is not
@@ -265,14 +284,17 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     """
     path = Path(path)
     if not path.is_file():
-        known = ", ".join(sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml")))
-        raise UserError(f"{path}: there is no such recipe; those of training/recipes are {known}.")
+        known = sorted(recipe.name for recipe in (Path(__file__).parent / "recipes").glob("*.yaml"))
+        raise UserError(
+            f"{path}: there is no such recipe; those of training/recipes are {', '.join(known)}."
+            f"{did_you_mean(path.name, known)}"
+        )
     try:
         tree = read_yaml(path.read_text(encoding="utf-8")) or {}
     except UserError as error:
         raise UserError(f"{path}, {error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number or a date that Python cannot hold
-        raise UserError(f"{path}: not YAML: {one_line(error, is_complete=True)}.") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not YAML: {one_line(error)}.") from error
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({one_line(error, with_file=False)}); give a recipe that can be."
@@ -280,29 +302,31 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
-        apply_override(tree, argument)
+        apply_override(Recipe, tree, argument)
     check_kind(tree)
-    recipe = build(Recipe, tree, "")
-    check(recipe)
-    return with_glancing_steps(recipe)
+    recipe = build(Recipe, tree)
+    recipe = dataclasses.replace(recipe, model=drop_null_fields(recipe.model))
+    check(recipe, is_trained)
+    return with_derived_settings(recipe)
 
 
-def with_glancing_steps(recipe: Recipe) -> Recipe:
-    """Return a recipe with GLAT's schedule in full, so that a run which gets more steps keeps it."""
-    if recipe.training.glancing is None or recipe.training.glancing_steps is not None:
-        return recipe
-    training = dataclasses.replace(recipe.training, glancing_steps=recipe.training.steps)
-    return dataclasses.replace(recipe, training=training)
+def with_derived_settings(recipe: Recipe) -> Recipe:
+    """Return a recipe with GLAT's schedule in full, which a run that gets more steps keeps, and ENGINE's operators."""
+    training = recipe.training
+    derived: dict[str, Any] = {}
+    if training.glancing is not None:
+        derived["glancing_steps"] = training.glancing_steps or training.steps
+    if training.energy_from is not None:
+        derived["energy_inputs"] = training.energy_inputs or "softmax"
+        derived["energy_outputs"] = training.energy_outputs or "softmax"
+    return dataclasses.replace(recipe, training=dataclasses.replace(training, **derived))
 
 
-def check(recipe: Recipe) -> None:
-    """Check the values of a recipe."""
-    groups = {"": recipe, "data.": recipe.data, "tokenizer.": recipe.tokenizer, "training.": recipe.training}
-    for prefix, group in (groups | {"decoding.": recipe.decoding, "score.": recipe.score}).items():
-        for name, value in vars(group).items():
-            check_range(prefix, name, value)
+def check(recipe: Recipe, is_trained: bool = True) -> None:
+    """Check that the fields of a recipe go together, and its model."""
     if recipe.seed >= SEEDS:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
+    check_switches(recipe, () if is_trained else ("training",))
     check_data(recipe.data, recipe.name)
     check_training(recipe.training)
     check_score(recipe.score)
@@ -319,10 +343,6 @@ def check_data(data: DataRecipe, recipe_name: str | None) -> None:
     if data.kind != "grammar" and data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
         raise UserError(f"data.path: the recipe {recipe_name!r} needs {what}; give --data.path=...")
-    if data.kind == "grammar" and data.streaming:
-        raise UserError("data.streaming: the shipped task is made in memory; leave it out.")
-    if data.teacher is not None and data.distilled is None:
-        raise UserError("data.teacher: names the teacher of distilled pairs; give --data.distilled=FOLDER as well.")
 
 
 def check_training(training: TrainingRecipe) -> None:
@@ -335,7 +355,6 @@ def check_training(training: TrainingRecipe) -> None:
     if training.encoder_from is not None and training.start_from is not None:
         raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
     check_glancing(training.glancing)
-    check_optimizer(training)
 
 
 def check_model_fields(recipe: Recipe) -> None:
@@ -345,9 +364,10 @@ def check_model_fields(recipe: Recipe) -> None:
         if name in TOKENIZER_SETS:
             raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
         if name not in fields:
-            raise UserError(f"model.{name}: no such key; a model has {', '.join(sorted(fields))}.")
+            known = sorted(fields)
+            raise UserError(f"model.{name}: no such key; a model has {', '.join(known)}.{did_you_mean(name, known)}")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
-        raise UserError(f"model.paper: {paper!r} is not one of {', '.join(PAPER_SETTINGS)}.")
+        raise UserError(f"model.paper: {not_one_of(paper, PAPER_SETTINGS)}")
     try:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration has its own classes, each with a sentence
@@ -361,18 +381,6 @@ def check_glancing(ratios: list | None) -> None:
     is_number = [isinstance(ratio, float | int) and not isinstance(ratio, bool) for ratio in ratios]
     if len(ratios) != 2 or not all(is_number) or not all(0 <= ratio <= 1 for ratio in ratios):
         raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
-
-
-def check_optimizer(training: TrainingRecipe) -> None:
-    """Check that the settings of radam, which the paper's Adam lacks, change nothing for it."""
-    if training.optimizer == "radam":
-        return
-    for name in ("learning_rate", "learning_rate_decay", "learning_rate_decay_steps", "weight_decay"):
-        if (value := getattr(training, name)) != getattr(TrainingRecipe, name):
-            raise UserError(
-                f"training.{name}: the paper's optimizer follows equation (3) and has no such setting, got {value}; "
-                "set training.learning_rate_scale and training.warmup_steps, or training.optimizer=radam."
-            )
 
 
 def check_score(score: ScoreRecipe) -> None:

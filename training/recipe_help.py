@@ -1,15 +1,18 @@
 """The text of `--help` on a recipe's fields: defaults and meanings, read from the dataclasses and docstrings."""
 
+import argparse
 import dataclasses
 import inspect
 import re
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from training.kinds import AUTOREGRESSIVE, KINDS
 from training.recipe import Recipe
+from training.recipe_reading import Setting, settings
+from vaswani_transformer.command_line import ArgumentParser
 
 WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
@@ -39,9 +42,9 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def choices(hint: Any) -> str:
+def choices(known: Setting) -> str:
     """Return the values of a field that has few."""
-    return f" One of {', '.join(typing.get_args(hint))}." if typing.get_origin(hint) is Literal else ""
+    return f" One of {', '.join(known.choices)}." if known.choices else ""
 
 
 def entry(name: str, default: object, text: str) -> str:
@@ -58,7 +61,9 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(hint):
             groups.append((field.name, hint))
         elif field.name != "model":
-            yield entry(f"{prefix}{field.name}", field.default, texts[field.name] + choices(hint))
+            yield entry(
+                f"{prefix}{field.name}", field.default, texts[field.name] + choices(Setting(field.name, hint, field))
+            )
     for name, hint in groups:
         summary = textwrap.fill(inspect.cleandoc(hint.__doc__ or "").splitlines()[0], WIDTH)
         yield f"\n{name}: {summary}"
@@ -83,6 +88,16 @@ def model_entries() -> Iterator[str]:
                 note = "" if name == AUTOREGRESSIVE else f" Of kind {name}."
                 yield entry(f"model.{field}", getattr(base, field), texts[field] + note)
                 listed.add(field)
+
+
+def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return a command's own arguments, and those that set fields of a recipe; any other option ends the command."""
+    options, overrides = parser.parse_known_args(arguments)
+    groups = {f"--{field.name}" for field in dataclasses.fields(Recipe)}
+    for argument in overrides:
+        if argument.startswith("--") and re.split(r"[.=]", argument)[0] not in groups:
+            parser.error(parser.unknown_option(argument, settings(Recipe)))
+    return options, overrides
 
 
 def recipe_help() -> str:

@@ -27,7 +27,7 @@ from training.data.stream import PairStream
 from training.decoding import decoding_config
 from training.kinds import kind_of
 from training.recipe import Recipe, load_recipe, to_dict
-from training.recipe_help import recipe_help
+from training.recipe_help import parse_with_recipe, recipe_help
 from training.report.results import commit, fingerprint, hardware, versions
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
-    return parser.parse_known_args(arguments)
+    return parse_with_recipe(parser, arguments)
 
 
 def check_split(recipe: Recipe, split: str) -> None:
@@ -281,7 +281,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, overrides = parse(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError):
-        scores = score(options, load_recipe(options.recipe, overrides))
+        scores = score(options, load_recipe(options.recipe, overrides, is_trained=False))
         try:
             if options.output is not None:
                 with write_errors(f"--output={options.output}", "the scores are printed above"):

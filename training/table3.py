@@ -30,7 +30,7 @@ from training.command import last_output
 from training.distributed import init_distributed
 from training.kinds import AUTOREGRESSIVE
 from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
-from training.recipe_help import recipe_help
+from training.recipe_help import parse_with_recipe, recipe_help
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run_folder import changed_fields, open_folder, prepare_folder
@@ -85,7 +85,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--rows", type=names_among(rows), default=list(rows), help=f"some of {','.join(rows)} (all)")
     parser.add_argument("--seeds", type=seed_list, help="for example 1,2,3 (the recipe's)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder of all runs and of the table")
-    return parser.parse_known_args(arguments)
+    return parse_with_recipe(parser, arguments)
 
 
 def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
@@ -152,22 +152,33 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
     )
     try:
         check(changed)
-    except UserError as error:
-        raise UserError(f"row {row}: {error}") from error
+    except UserError as error:  # of the row's model: its own advice names fields that the row sets
+        problem = str(error).partition(";")[0]
+        raise UserError(
+            f"row {row}: {problem}; give a base of another size, or leave the row out of --rows."
+        ) from error
     return RowRun(row, seed, changed, run_folder)
 
 
-def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
-    """Check that the base is the paper's kind of model without d_k and d_v, and that the rows differ.
+def check_base(recipe: Recipe) -> None:
+    """Check that the base is the paper's kind of model without d_k and d_v.
 
     Raises:
-        UserError: one of them does not hold.
+        UserError: it is not.
     """
     if (kind := recipe.model.get("kind", AUTOREGRESSIVE)) != AUTOREGRESSIVE:
         raise UserError(f"model.kind: Table 3 varies the paper's model; got {kind}, expected {AUTOREGRESSIVE}.")
     for name in ("d_k", "d_v"):
         if recipe.model.get(name) is not None:
             raise UserError(f"model.{name}: the rows of Table 3 set it; got {recipe.model[name]}, expected none.")
+
+
+def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
+    """Check that the rows differ.
+
+    Raises:
+        UserError: two are the same model.
+    """
     vocab_size = recipe.tokenizer.vocab_size
     models = {run.row: run.recipe.model_config(vocab_size=vocab_size).to_dict() for run in runs}
     for one, other in itertools.combinations(models, 2):
@@ -227,6 +238,7 @@ def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[i
     Raises:
         UserError: a row cannot be trained at this size, on this data or in this folder; this costs no training time.
     """
+    check_base(recipe)
     wanted = [make_run(recipe, folder, row, seed) for seed in seeds for row in rows]
     check_models(recipe, wanted)
     for row, seed in runs_on_disk(folder):

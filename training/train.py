@@ -42,14 +42,16 @@ from training.checks import (
     attention,
     check_data_fits,
     check_model,
+    check_predictable_lengths,
     check_same_steps,
     model_config,
     set_attention,
+    warn_of_long_texts,
 )
 from training.command import last_output
 from training.data.distilled import check_teacher
 from training.data.pairs import load_pairs
-from training.data.stream import PairStream
+from training.data.stream import PairStream, described
 from training.data.tokenizing import tokenize
 from training.decoding import decoding_config
 from training.distributed import (
@@ -79,7 +81,7 @@ from training.run_folder import (
 )
 from training.start import check_start, check_start_tokenizer, load_start
 from training.tasks import selection_metric
-from training.trainer import RecipeTrainer
+from training.trainer import RecipeTrainer, read_stream
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
 
@@ -227,7 +229,10 @@ def prepare(
         check_start_tokenizer(recipe, folder, tokenizer)
         check_energy_tokenizer(recipe, tokenizer)
         check_same_energy(recipe, folder)
-        check_data_fits(recipe, model_config(recipe, tokenizer), encoded)
+        config = model_config(recipe, tokenizer)
+        check_data_fits(recipe, config, encoded)
+        check_predictable_lengths(recipe, config, encoded["train"])
+        warn_of_long_texts(recipe, encoded)
         check_same_steps(stored_recipe(folder), recipe, encoded["train"])
         if check_more is not None:
             check_more(encoded, tokenizer)
@@ -287,7 +292,11 @@ def collect_results(
     trainer: RecipeTrainer, recipe: Recipe, folder: Path, pairs: DatasetDict, encoded: DatasetDict
 ) -> dict[str, Any]:
     """Return the content of results.json, with the scores of the trained model; every process must call."""
-    results: dict[str, Any] = {"name": None, "recipe": None, "data": read_fingerprints(folder)}
+    data = read_fingerprints(folder)
+    if recipe.data.streaming and (checkpoint := last_checkpoint(folder)) is not None:
+        state = read_stream(checkpoint)
+        data["train"]["read"] = described(state["pairs"])
+    results: dict[str, Any] = {"name": None, "recipe": None, "data": data}
     if models := recorded_models(folder):
         results["models"] = models
     results |= trainer.results()

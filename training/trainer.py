@@ -60,6 +60,15 @@ logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
+def read_stream(checkpoint: Path) -> dict[str, Any]:
+    """Return a checkpoint's position in the stream, and the fingerprints of the pairs up to it.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
+
+
 def stream_batches(
     pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> TokenBudgetBatches:
@@ -106,6 +115,7 @@ class RecipeTrainer(EvaluatingTrainer):
         self.batch_tokens = recipe.training.evaluation_batch_size * recipe.data.max_length
         self.stream = None
         if isinstance(train_dataset, PairStream):
+            self.stream_pairs = train_dataset
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = evaluation_config(model, recipe, tokenizer)
         super().__init__(
@@ -151,8 +161,9 @@ class RecipeTrainer(EvaluatingTrainer):
             checkpoint = last_checkpoint(self.folder)
             resume_from_checkpoint = None if checkpoint is None else str(checkpoint)
         if self.stream is not None and resume_from_checkpoint:
-            position = Path(resume_from_checkpoint) / STREAM_FILE
-            self.stream.load_state_dict(read_json(position, fix_of(position.parent), epoch=int))
+            state = read_stream(Path(resume_from_checkpoint))
+            self.stream.load_state_dict(state["position"])
+            self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     @property
@@ -187,10 +198,11 @@ class RecipeTrainer(EvaluatingTrainer):
         self.load_best()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the position in the stream."""
+        """Save the model, and in a checkpoint the position in the stream with the fingerprint of the pairs up to it."""
         super().save_model(output_dir, _internal_call)
         if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
-            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+            state = {"position": self.stream.state_dict(), "pairs": self.stream_pairs.state_dict()}
+            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""

@@ -1,11 +1,31 @@
 """Command lines: a parser whose errors are one line, and types of arguments."""
 
 import argparse
+import difflib
 import math
 import os
+import re
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Return the sentence " Did you mean X?" with the option that is most like a misspelt name, "" without one.
+
+    Options may be dotted, as `training.steps`, which is most like `steps`.
+    """
+    options = list(options)
+    members = [option for option in options if option.rpartition(".")[2] == name.removeprefix("--")]
+    similar = members or difflib.get_close_matches(name, options, n=1)
+    return f" Did you mean {similar[0]}?" if similar else ""
+
+
+def not_one_of(value: object, options: Iterable[str]) -> str:
+    """Return what is wrong with a value that is none of the options."""
+    options = list(options)
+    return f"{value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}"
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -18,9 +38,21 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(*args, allow_abbrev=allow_abbrev, **settings)
         self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
 
+    def unknown_option(self, argument: str, fields: Collection[str] = ()) -> str:
+        """Return what is wrong with an argument that is none of the parser's options and none of a recipe's fields."""
+        given = argument.partition("=")[0]
+        options = re.findall(r"--[\w-]+", self.format_usage())
+        known, more = [*options, *(f"--{field}" for field in fields)], " and a recipe's fields" if fields else ""
+        return f"{given}: no such option; there are {', '.join(options)}{more}.{did_you_mean(given, known)}"
+
     def error(self, message: str) -> NoReturn:
-        """Print the error and how to get help, without the usage of every option."""
-        self.exit(2, f"{' '.join(message.split()).removesuffix('.')}. See {self.prog} --help.\n")
+        """Print the error and how to get help, without the usage of every option; a misspelt name gets a suggestion."""
+        if unknown := re.match(r"unrecognized arguments: (-\S+)", message):
+            message = self.unknown_option(unknown[1])
+        elif choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += f".{did_you_mean(choice[1], re.findall(r'[^, ]+', choice[2].replace(chr(39), '')))}"
+        message = " ".join(message.split()).removesuffix(".")
+        self.exit(2, f"{message}{'' if message.endswith('?') else '.'} See {self.prog} --help.\n")
 
 
 def finite_float(text: str) -> float:
@@ -74,4 +106,12 @@ def silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-__all__ = ["ArgumentParser", "finite_float", "positive_int", "silence_stdout", "utf8_text"]
+__all__ = [
+    "ArgumentParser",
+    "did_you_mean",
+    "finite_float",
+    "not_one_of",
+    "positive_int",
+    "silence_stdout",
+    "utf8_text",
+]

@@ -141,7 +141,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         """
         rows, length = inputs_embeds.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()  # a tensor in a static cache, whose masks may be wider
-        if isinstance(past, int) and not (cache is not None and cache.is_compileable):
+        is_expanded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 4  # as for a static cache
+        if isinstance(past, int) and not is_expanded and not (cache is not None and cache.is_compileable):
             check_mask(attention_mask, rows, past + length, "decoder_attention_mask")
         if position_ids is not None:
             return position_ids, None
@@ -159,7 +160,8 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         if encoder_hidden_states is None:
             return None
         rows, (sources, length) = inputs_embeds.shape[0], encoder_hidden_states.shape[:2]
-        check_mask(attention_mask, sources, length, "attention_mask")
+        queries = inputs_embeds.shape[1] * max(1, rows // sources)
+        check_mask(attention_mask, sources, length, "attention_mask", queries)
         if rows != sources:
             check_rows(rows, sources)
             inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)

@@ -71,7 +71,7 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)  # (B, S, d_model)
         check_tokens(inputs_embeds, "input_ids")
         rows, length = inputs_embeds.shape[:2]
-        check_mask(attention_mask, rows, length, "attention_mask")
+        check_mask(attention_mask, rows, length, "attention_mask", queries=length)
         max_position = length if position_ids is None else None
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             position_ids = count_positions(attention_mask)  # (B, S)

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +44,18 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
         raise UserError(f"{name}: cannot be read: {problem}; name a file that can be read.") from error
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or has too many digits or levels for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
     """Return the JSON object in a file that a command has written.
 
@@ -56,8 +68,8 @@ def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
         UserError: the file cannot be read, holds no such object, or lacks a field.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error, with_file=False)}); {fix}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: is damaged; got {type(content).__name__}, expected dict; {fix}")
@@ -67,6 +79,15 @@ def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
                 f"{path}: {name} is damaged; got {json.dumps(content.get(name))[:40]}, expected {kind.__name__}; {fix}"
             )
     return content
+
+
+def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream: a line feed ends one, or a carriage return in a text without line feeds."""
+    for number, line in enumerate(stream):
+        if number == 0 and not line.endswith(b"\n"):
+            yield from line.splitlines()
+        else:
+            yield line
 
 
 def is_write_error(error: Exception) -> bool:
@@ -182,6 +203,18 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
         shutil.rmtree(backup, ignore_errors=True)
 
 
+def open_lock(path: Path) -> IO:
+    """Open the file of a lock, which is made if it is missing.
+
+    Raises:
+        UserError: a folder has its name.
+        OSError: it cannot be opened.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, where a file that locks the other files belongs; remove or rename it.")
+    return path.open("a")
+
+
 def lock(file: IO, message: str) -> None:
     """Lock an open file until it is closed or the process ends.
 
@@ -251,7 +284,10 @@ __all__ = [
     "free_megabytes",
     "holds_files",
     "is_write_error",
+    "lines_of",
     "lock",
+    "open_lock",
+    "parse_json",
     "read_errors",
     "read_json",
     "staged_files",

@@ -186,7 +186,7 @@ def cross_entropy(
     logits = logits.flatten(0, -2)
     loss = nn.functional.cross_entropy(
         logits.to(accumulation_dtype(logits.dtype)),
-        labels.flatten().to(logits.device),
+        labels.flatten().to(logits.device, torch.long),  # the only type that torch takes
         label_smoothing=smoothing,
         reduction="sum",
     )

@@ -14,6 +14,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .body import EncoderDecoder, ProjectedModel
 from .config import VaswaniTransformerConfig
 from .generation import PaperBeamSearch
+from .pretrained import check_labels_are_ids
 
 
 def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
@@ -87,6 +88,7 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
+            check_labels_are_ids(labels)
             use_cache = False if use_cache is None else use_cache
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = shift_right(labels, self.config)

@@ -21,6 +21,7 @@ from .body import ProjectedModel
 from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
 from .loss import reduce_loss
+from .pretrained import check_labels_are_ids
 
 
 @as_validated_field
@@ -31,12 +32,17 @@ def loss_weight(value: float | int) -> None:
 
 
 def check_labels(labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> None:
-    """Raise ValueError for a count of labels without labels: a Trainer kept them, to compute its own loss of logits."""
+    """Raise ValueError for labels that are no token ids, or for their number without them.
+
+    A Trainer that computes its own loss of logits keeps them.
+    """
     if labels is None and num_items_in_batch is not None:
         raise ValueError(
             "labels: got none with num_items_in_batch, and a loss of only the logits trains no length. Set the "
             "Trainer's label_smoothing_factor to 0 and no compute_loss_func; config.label_smoothing smooths."
         )
+    if labels is not None:
+        check_labels_are_ids(labels)
 
 
 @dataclass

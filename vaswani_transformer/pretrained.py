@@ -75,18 +75,32 @@ def check_tokens(embeddings: Tensor, name: str) -> None:
         )
 
 
-def check_mask(attention_mask: object, rows: int, tokens: int, name: str) -> None:
-    """Raise ValueError unless a mask is (rows, tokens), has four dimensions, or is no tensor.
+def check_labels_are_ids(labels: Tensor) -> None:
+    """Raise ValueError unless labels are whole numbers of shape (B, T), with at least one position."""
+    is_whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.dim() != 2 or labels.shape[1] == 0 or not is_whole:
+        raise ValueError(
+            f"labels: no token ids; got shape {tuple(labels.shape)} of {labels.dtype}, expected whole numbers (texts, "
+            "tokens), at least one token each. Give an empty text its end token, and -100 where none counts."
+        )
+
+
+def check_mask(attention_mask: object, rows: int, tokens: int, name: str, queries: int | None = None) -> None:
+    """Raise ValueError unless a mask is (rows, tokens), or no tensor; with `queries` also one of four dimensions.
 
     Only shapes are compared: the host waits for no device. Another shape would be broadcast, or shift all positions.
     """
-    if not isinstance(attention_mask, Tensor) or attention_mask.dim() == 4:
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape == (rows, tokens):
         return
-    if attention_mask.shape != (rows, tokens):
-        raise ValueError(
-            f"{name}: does not fit the tokens; got shape {tuple(attention_mask.shape)}, expected {(rows, tokens)}, a "
-            "number for each token. Give the mask of these texts, or none."
-        )
+    shape, four = tuple(attention_mask.shape), ""
+    if queries is not None:
+        if len(shape) == 4 and shape[0] in (1, rows) and shape[2] in (1, queries) and shape[3] == tokens:
+            return
+        four = f", or {(rows, 1, 1, tokens)}"
+    raise ValueError(
+        f"{name}: does not fit the tokens; got shape {shape}, expected {(rows, tokens)}, a number for each token{four}."
+        " Give the mask of these texts, or none."
+    )
 
 
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
@@ -202,6 +216,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
 __all__ = [
     "VaswaniTransformerPreTrainedModel",
+    "check_labels_are_ids",
     "check_mask",
     "check_private_names",
     "check_single_input",

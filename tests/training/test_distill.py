@@ -177,9 +177,16 @@ def test_pairs_outside_the_limits_are_dropped_and_counted(
     ("tokens", "reason"), [(9, "length_difference"), (10, ""), (20, ""), (21, "length_difference"), (24, "too_long")]
 )
 def test_limits_include_their_ends(tokens: int, reason: str) -> None:
-    translation = Translation([Hypothesis("a", tokens, None)], 15, False, 23)
+    translation = Translation([Hypothesis("a", 2, None)], 15, False, 23)
     limits = {"max_length": 23, "min_length_difference": -5, "max_length_difference": 5}
-    assert command.select_pair(translation, limits) == reason
+    assert command.select_pair(translation, tokens, limits) == reason
+
+
+def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_teacher_wrote(
+    distill: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis("z " * 50, 3, None)])
+    assert json.loads(distill("--batch_tokens=1", "--max_length=30")[0])["dropped"] == {"too_long": 12}
 
 
 def test_empty_translations_are_dropped(
@@ -252,7 +259,10 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
             "was written for other sources than data.train has; got 12",
         ),
         (["--data.distilled=nowhere"], "nowhere: has no readable distillation.json, so it is no folder of python -m"),
-        (["--data.distilled=null", "--data.teacher=."], "data.teacher: names the teacher of distilled pairs; give"),
+        (
+            ["--data.distilled=null", "--data.teacher=."],
+            "data.teacher: without effect, since data.distilled is null; leave",
+        ),
     ],
 )
 def test_training_rejects_a_distillation_of_other_data(
@@ -289,6 +299,12 @@ def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe:
     part.write_text(text.replace("libro", "lobro"))
     with pytest.raises(UserError, match=r"00001\.jsonl: was changed after it was written; remove it and repeat"):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
+    for byte in (b"\xff", b"{", b"\n"):
+        content = bytearray(text.encode())
+        content[20:21] = byte
+        part.write_bytes(content)
+        with pytest.raises(UserError, match=r"00001\.jsonl: was changed after it was written; remove it and repeat"):
+            list(PairStream(data_of(recipe, tmp_path / "distilled", "--data.streaming=true"), seed=0))
     part.write_text(text[:-10])
     with pytest.raises(UserError, match=r"unfinished; got 3 parts, expected 4 \(part 00001 is missing\)"):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
@@ -306,7 +322,8 @@ def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe:
         (["--data.train=no.jsonl"], "no.jsonl: there is no such file; set data.path"),
         (["--data.distilled=DIR"], "data.distilled: a teacher translates the real sources; leave it out."),
         (["--min_length_difference=30"], "--min_length_difference=30: more than --max_length_difference=20; exchange"),
-        (["--nothing=1"], "nothing: no such key; a recipe has"),
+        (["--nothing=1"], "--nothing: no such option; there are --"),
+        (["--beem=1"], "Did you mean --beams?"),
         (["--device=nowhere"], "--device=nowhere: the model cannot run there"),
         (["--shard=3/2"], "argument --shard: got '3/2', expected i/n with i from 1 to n, such as 2/3"),
     ],

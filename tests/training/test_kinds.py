@@ -40,11 +40,16 @@ def recipe_file(tmp_path: Path) -> Path:
     ("arguments", "message"),
     [
         (["--model.kind=rnn"], r"^model\.kind: 'rnn' is not one of autoregressive, nat, cmlm"),
+        (["--model.kind=cml"], r"^model\.kind: 'cml' is not one of .*\. Did you mean cmlm\?$"),
         (
             [NAT, "--decoding.num_iterations=4"],
             r"^decoding\.num_iterations: a model of kind nat has no such field",
         ),
-        ([NAT, "--decoding.num_beams=4"], r"^decoding\.num_beams: a model of kind nat has .* kind autoregressive has"),
+        (
+            [NAT, "--decoding.num_beams=4", "--decoding.length_penalty=1.0"],
+            r"^decoding\.num_beams, decoding\.length_penalty: a model of kind nat has no such field, .* leave them "
+            r"out \(--decoding\.num_beams=null --decoding\.length_penalty=null\), or set model\.kind",
+        ),
         (
             ["--decoding.length_beam_size=2"],
             r"^decoding\.length_beam_size: .* kind nat or cmlm or iterative_vae has; leave it",
@@ -68,8 +73,22 @@ def recipe_file(tmp_path: Path) -> Path:
         ([CMLM, "--decoding.num_iterations=0"], r"^decoding\.num_iterations: 0 is not positive"),
         ([NAT, "--model.min_length_difference=3"], r"^model: .*must enclose 0"),
         (["--training.optimizer=adam"], r"^training\.optimizer: 'adam' is not one of paper, radam"),
-        (["--training.weight_decay=0.1"], r"^training\.weight_decay: the paper's optimizer follows equation \(3\)"),
-        (["--training.learning_rate=0.1"], r"^training\.learning_rate: the paper's optimizer .* got 0\.1; set"),
+        (
+            ["--training.weight_decay=0.1", "--training.learning_rate=0.1"],
+            r"^training\.learning_rate, training\.weight_decay: without effect, since training\.optimizer is paper",
+        ),
+        (
+            ["--training.optimizer=radam", "--training.warmup_steps=9"],
+            r"^training\.warmup_steps: without effect, since",
+        ),
+        (
+            [NAT, "--training.glancing_steps=5"],
+            r"^training\.glancing_steps: .* since training\.glancing is null; leave",
+        ),
+        (
+            [CMLM, "--training.energy_inputs=softmax"],
+            r"^training\.energy_inputs: .* out \(--training\.energy_inputs=null\), or set training\.energy_from\.",
+        ),
     ],
 )
 def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file: Path, arguments: list[str], message: str) -> None:

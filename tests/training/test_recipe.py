@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from training import score, train
 from training.kinds import KINDS
@@ -36,7 +37,9 @@ def recipe_file(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
-    recipe = load_recipe(path, ["--data.path=somewhere"])
+    of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    more = ["--training.energy_from=teacher"] if "energy_inputs" in of_file["training"] else []
+    recipe = load_recipe(path, more if of_file["data"]["kind"] == "grammar" else [*more, "--data.path=somewhere"])
     assert recipe.name == path.stem
     assert recipe.expected
     config = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
@@ -123,7 +126,20 @@ def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file: Ca
             [],
             r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
         ),
-        ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: the shipped task is made in memory"),
+        ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: .* is grammar, not json, text, hub or trees"),
+        ("data: {kind: grammar, path: x, teacher: y}", [], r"^data\.path: without effect, since data\.kind is grammar"),
+        (
+            "data: {kind: json, path: x, teacher: y}",
+            [],
+            r"^data\.teacher: without effect, since data\.distilled is null",
+        ),
+        ("data: {kind: trees, path: x}\ntask: dialogue", [], r"^task: without effect, since data\.kind is trees"),
+        ("data: {kind: json, path: x, subset: y}", [], r"^data\.subset: .*\(--data\.subset=null\), or set data\.kind"),
+        (
+            "data: {kind: grammar}",
+            ["--training.skip_limit=3"],
+            r"^training\.skip_limit: .*on_divergence is stop, not skip",
+        ),
         ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
         ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
         ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source, so"),
@@ -137,6 +153,15 @@ def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file: Ca
         ("data: {kind: grammar}", ["--training.on_divergence=ignore"], r"'ignore' is not one of stop, skip"),
         ("data: {kind: grammar}", ["--output_dir="], r"^output_dir: the text is empty; name something, or give null"),
         ("data: {kind: json}", ["--data.path="], r"^data\.path: the text is empty"),
+        ("data: {kind: grammar}", ["--name="], r"^name: the text is empty; name something, or leave it out"),
+        ("data: {kind: grammar}", ["--training.steps="], r"^--training\.steps=: the value is empty; give one, or null"),
+        ("data: {kind: grammar}", ["--data.validation=null"], r"^data\.validation: every run needs one; got null"),
+        ("data: {kind: grammar}", ["--steps=3"], r"^steps: no such key; .* Did you mean training\.steps\?$"),
+        ("data: {kind: grammar}", ["--model.dmodel=8"], r"^model\.dmodel: no such key; .* Did you mean d_model\?$"),
+        ("data: {kind: jsn}", [], r"^data\.kind: 'jsn' is not one of .* Did you mean json\?$"),
+        (f"a: {'[' * 9999}", [], r"not YAML: nested too deeply"),
+        ("data: {kind: grammar}", [f"--model={'[' * 9999}"], r"^--model=\[.* is not a value \(nested too deeply\)"),
+        ("a: &a [*a]", [], r"not YAML: Circular reference"),
         ("seed: 2020-13-45", [], r"own\.yaml: not YAML: month must be in"),
         ("", ["--seed=2020-13-45"], r"--seed=2020-13-45: '2020-13-45' is not a value"),
         ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
@@ -202,8 +227,37 @@ def test_repeated_key_in_an_argument_is_an_error(recipe_file: Callable[[str], Pa
 
 
 def test_keys_that_yaml_merges_may_be_overridden(recipe_file: Callable[[str], Path]) -> None:
-    path = recipe_file("data:\n  <<: {kind: grammar, buffer: 5}\n  buffer: 6\n")
-    assert load_recipe(path, []).data.buffer == 6
+    path = recipe_file("data:\n  <<: {kind: grammar, max_length: 5}\n  max_length: 6\n")
+    assert load_recipe(path, []).data.max_length == 6
+
+
+def test_null_is_none_where_a_field_may_have_none_and_the_default_of_any_other(
+    recipe_file: Callable[[str], Path],
+) -> None:
+    path = recipe_file(
+        "name: own\nnote: n\ndata: {kind: grammar, test: x}\ntraining: {steps: 5, minutes: 5}\n"
+        "model: {kind: nat, paper: B-dk16, d_model: 64}\ndecoding: {num_beams: 2}\n"
+    )
+    names = (
+        "name",
+        "note",
+        "data.test",
+        "training.steps",
+        "training.minutes",
+        "decoding",
+        "model.d_k",
+        "model.d_model",
+    )
+    recipe = load_recipe(path, [f"--{name}=null" for name in names])
+    assert (recipe.name, recipe.note, recipe.data.test) == ("run", "", None)
+    assert (recipe.training.steps, recipe.training.minutes) == (100_000, None)
+    assert recipe.model == {"kind": "nat", "paper": "B-dk16", "d_k": None}
+    assert load_recipe(path, ["--decoding=null", "--data.test=null", "--model=null"]).model == {}
+
+
+def test_recipe_of_a_run_that_is_only_scored_needs_no_switch_of_training(recipe_file: Callable[[str], Path]) -> None:
+    path = recipe_file("data: {kind: grammar}\nmodel: {kind: cmlm}\ntraining: {energy_inputs: softmax}\n")
+    assert load_recipe(path, [], is_trained=False).training.energy_inputs == "softmax"
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])

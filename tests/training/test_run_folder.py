@@ -127,6 +127,14 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, argum
     assert prepare_folder(recipe) == folder
 
 
+def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    for use in (prepare_folder, run):
+        with pytest.raises(UserError, match=r"\.lock: is a folder, where a file that locks .*; remove or rename it\.$"):
+            use(recipe)
+
+
 def test_lock_that_another_command_has_just_removed_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """A run on a stream learns from the same steps in any processes, and resumes in the middle of the stream."""
 
 import json
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from tests.training.runs import (
 )
 from training.checkpoints import step_of
 from training.data import pairs as data_pairs
-from training.recipe import load_recipe
+from training.data.stream import PairStream, described
+from training.recipe import DataRecipe, load_recipe
+from training.report.results import fingerprint
 from training.run_folder import prepare_folder
 from training.train import prepare, run
 from vaswani_transformer import batching
@@ -46,7 +50,7 @@ def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(
     finish(start(arguments, uninterrupted, launcher=launcher))
     checkpoint = kill_after(21, start(arguments, killed, launcher=launcher), killed)
     assert step_of(checkpoint) < 50
-    assert json.loads((checkpoint / "stream.json").read_text())["epoch"] > 0
+    assert json.loads((checkpoint / "stream.json").read_text())["position"]["epoch"] > 0
     finish(start(arguments, killed, launcher=launcher))
     assert_same_checkpoints(uninterrupted, killed)
     curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (uninterrupted, killed)]
@@ -99,6 +103,10 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     results = run(load_recipe(streamed[0], [*streamed[1:], *more]))
     assert results["steps"] == 20
     assert [split for split, entry in results["data"].items() if "first_of_stream" in entry] == ["train"]
+    assert results["data"]["train"]["read"]["pairs"] == 81
+    path.write_text(good.replace("four sea", "four ski"))
+    with pytest.raises(UserError, match=r"^data\.train: the pairs of .* have changed since the run read them"):
+        run(load_recipe(streamed[0], [*streamed[1:], *more, "--training.steps=40"]))
 
 
 def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(
@@ -120,3 +128,61 @@ def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], 
     path.write_text(path.read_text().replace("one tree", "one crow"))
     with pytest.raises(UserError, match=r"^data\.train: these are not the pairs"):
         prepare(recipe, prepare_folder(recipe))
+
+
+PAIRS = [("one", "eno"), ("two", "owt"), ("three", "eerht"), ("four", "ruof"), ("five", "evif"), ("six", "xis")]
+
+
+def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
+    lines = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in pairs]
+    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_noticed"),
+    [
+        (PAIRS, (False, False)),
+        ([*PAIRS[:4], ("new", "wen"), *PAIRS[5:]], (False, True)),  # after the four that were read
+        ([*PAIRS, ("new", "wen")], (False, True)),
+        (PAIRS[:5], (False, True)),
+        ([PAIRS[1], PAIRS[0], *PAIRS[2:]], (True, True)),
+        ([*PAIRS[:3], ("new", "wen"), *PAIRS[4:]], (True, True)),  # read, and perhaps learned from
+        ([("new", "wen"), *PAIRS[1:]], (True, True)),
+        (PAIRS[:3], (True, True)),
+        (PAIRS[:1], (True, True)),  # before the position
+    ],
+)
+@pytest.mark.parametrize("is_first_epoch", [True, False])
+def test_stream_notices_what_changed_of_the_pairs_that_it_had_read(
+    tmp_path: Path, changed: list[tuple[str, str]], is_noticed: tuple[bool, bool], is_first_epoch: bool
+) -> None:
+    """Of six pairs four are read, and two of them are skipped; in the second epoch all six are known."""
+    recipe = DataRecipe(kind="json", path=str(tmp_path), train="train.jsonl", streaming=True)
+    write_pairs(tmp_path, PAIRS)
+    before = PairStream(recipe, seed=0)
+    if not is_first_epoch:
+        assert list(before) == PAIRS
+    assert list(islice(before, 4)) == PAIRS[:4]
+    write_pairs(tmp_path, changed)
+    after = PairStream(recipe, seed=0)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())), skipped=2)
+    learned: list[tuple[str, str]] = []
+    message = (
+        r"^data\.train: the pairs of .* have changed since the run read them; got \d pairs, expected the same \d\."
+    )
+    with pytest.raises(UserError, match=message) if is_noticed[not is_first_epoch] else nullcontext():
+        learned.extend(islice(after, 2, None))
+    assert not (is_noticed[0] and learned)
+    if not any(is_noticed):
+        assert list(after) == PAIRS
+
+
+def test_whole_epoch_of_a_stream_has_the_fingerprint_of_the_set(tmp_path: Path) -> None:
+    recipe = DataRecipe(kind="json", path=str(tmp_path), train="train.jsonl", streaming=True)
+    write_pairs(tmp_path, PAIRS)
+    stream = PairStream(recipe, seed=0)
+    list(islice(stream, 4))
+    assert described(stream.state_dict()) == {"complete": False, **fingerprint(data_pairs.to_dataset(PAIRS[:4]))}
+    list(stream)
+    list(islice(stream, 1))
+    assert described(stream.state_dict()) == {"complete": True, **fingerprint(data_pairs.to_dataset(PAIRS))}

@@ -12,7 +12,7 @@ from tests.training.runs import assert_same_checkpoints, make_arguments, rewind,
 from training import table3
 from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
-from training.table3 import check_models, main, make_run, parse
+from training.table3 import main, make_run, parse, unfinished_runs
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.errors import OutputError, UserError
@@ -80,8 +80,12 @@ def test_runs_of_all_rows_have_the_same_steps_and_data_and_no_mean_of_checkpoint
         ({"num_heads": 4}, ["A-h1"], "row A-h1: num_heads .* got 0.5, .* multiple of 8"),
         ({"encoder_layers": 4, "decoder_layers": 4}, ["C-n2"], "row C-n2: encoder_layers .* multiple of 3"),
         ({"d_model": 72}, ["B-dk16"], "row B-dk16: d_k .* got 2.25, .* multiple of 4"),
-        ({"d_model": 88}, ["A-h32"], r"row A-h32: model: .*d_model \(88\) must be divisible by num_heads \(32\)"),
-        ({"kind": "nat"}, ["base"], "model.kind: Table 3 varies the paper's model; got nat"),
+        (
+            {"d_model": 88},
+            ["A-h32"],
+            r"row A-h32: .*d_model \(88\) must be divisible by num_heads \(32\) .*; give a base of another size",
+        ),
+        ({"kind": "nat", "num_heads": 4}, ["A-h1"], "model.kind: Table 3 varies the paper's model; got nat"),
         ({"d_k": 64}, ["base"], "model.d_k: the rows of Table 3 set it; got 64"),
         ({"dropout": 0.2}, ["base", "D-dropout0.2"], "row D-dropout0.2: its model is that of base"),
     ],
@@ -91,7 +95,7 @@ def test_row_without_a_model_at_this_size_is_an_error_of_one_line(
 ) -> None:
     recipe = Recipe(data=GRAMMAR, model=model)
     with pytest.raises(UserError, match=message) as error:
-        check_models(recipe, [make_run(recipe, tmp_path, row, 1) for row in rows])
+        unfinished_runs(recipe, tmp_path, rows, [1])
     assert "\n" not in str(error.value)
 
 
@@ -126,7 +130,7 @@ def test_exchanged_rows_are_named_the_better_of_the_paper_first() -> None:
         ("--seeds=1,1", "expected different numbers"),
         ("--seeds=one", "expected different numbers"),
         ("--training.steps=0", "training.steps: 0 is not positive"),
-        ("--no-such", "--no-such: not an argument"),
+        ("--no-such", "--no-such: no such option; there are --rows"),
     ],
 )
 def test_wrong_argument_is_one_line(

@@ -269,6 +269,8 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
     message = "The device has too little memory for a batch; give a smaller --batch_tokens.\n"
     assert run(stdin=b"cat\n") == ("", message, 1)
+    with_beams = message.replace("give", "give a smaller --beams, or")
+    assert run("--beams=100000", stdin=b"cat\n") == ("", with_beams, 1)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),
         ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
-        (["--beam=1"], "unrecognized arguments: --beam=1"),
+        (["--beam=1"], "--beam: no such option; there are --input, "),
         (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],

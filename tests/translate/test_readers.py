@@ -13,6 +13,11 @@ def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text() -> Non
     assert list(text_lines(stream, "f")) == ["one", "", "two\rthree \u2028four", "\ufefffive"]
 
 
+def test_carriage_returns_end_lines_in_a_text_without_line_feeds() -> None:
+    assert list(text_lines(io.BytesIO("\ufeffone\r\rtwo \u2028\r".encode()), "f")) == ["one", "", "two"]
+    assert list(text_lines(io.BytesIO(b"one"), "f")) == ["one"]
+
+
 def test_line_that_is_not_utf8_is_an_error_that_names_it() -> None:
     lines = text_lines(io.BytesIO(b"one\ntw\xff\n"), "some.txt")
     assert next(lines) == "one"

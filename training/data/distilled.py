@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from training.recipe import DataRecipe, Recipe
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import TextDigest, digest_of_file, write_atomically
+from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.files import TextDigest, digest_of_file, parse_json, write_atomically
 from vaswani_transformer.translate.loading import model_digest
 
 RECORD = "distillation.json"
+COUNTS = {"distillation", "kept", "dropped", "bytes", "sha256"}  # of a part
+REPEAT = "remove it and repeat the distillation."
 FIRST_SOURCES = 1000  # that a stream's check compares
 
 
@@ -70,8 +72,8 @@ class Distillation:
             UserError: the folder holds none.
         """
         try:
-            return cls(folder, json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return cls(folder, parse_json((folder / RECORD).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise UserError(
                 f"{folder}: has no readable {RECORD}, so it is no folder of python -m training.distill; name one."
             ) from error
@@ -118,8 +120,8 @@ class Distillation:
         """
         data, path = self.paths(number)
         try:
-            counts = json.loads(path.read_text(encoding="utf-8"))
-            is_complete = data.stat().st_size == counts["bytes"]
+            counts = parse_json(path.read_bytes())
+            is_complete = data.stat().st_size == counts["bytes"] and counts.keys() >= COUNTS
         except (OSError, ValueError, KeyError, TypeError):
             return None
         if is_complete and counts["distillation"] != self.identity:
@@ -175,15 +177,16 @@ class Distillation:
         """
         languages = [self.record["data"][side] for side in ("source", "target")]
         for number in range(self.num_parts):
-            path, _ = self.paths(number)
-            counts, digest = self.counts(number), hashlib.sha256()
-            with path.open("rb") as lines:
-                for line in lines:
-                    digest.update(line)
-                    pair = json.loads(line)["translation"]
-                    yield pair[languages[0]], pair[languages[1]]
-            if counts is None or digest.hexdigest() != counts["sha256"]:
-                raise UserError(f"{path}: was changed after it was written; remove it and repeat the distillation.")
+            (path, _), counts = self.paths(number), self.counts(number)
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read ({one_line(error, with_file=False)}); {REPEAT}") from error
+            if counts is None or hashlib.sha256(content).hexdigest() != counts["sha256"]:
+                raise UserError(f"{path}: was changed after it was written; {REPEAT}")
+            for line in content.splitlines():
+                pair = json.loads(line)["translation"]
+                yield pair[languages[0]], pair[languages[1]]
 
 
 def open_distilled(recipe: DataRecipe) -> Distillation:

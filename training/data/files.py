@@ -13,6 +13,7 @@ from accelerate import PartialState
 
 from training.recipe import DataRecipe
 from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.files import lines_of, parse_json
 from vaswani_transformer.parse.linear import linearize
 from vaswani_transformer.parse.trees import ROOT, Tree, evaluation_tree, read_trees
 
@@ -40,15 +41,15 @@ def open_file(path: Path) -> BinaryIO:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
 
-    Only a line feed ends a line.
+    Only a line feed ends a line, or a carriage return in a file without line feeds.
 
     Raises:
         UserError: the file is missing, is not UTF-8 text, or its compressed data is truncated.
     """
     number = 0
     try:
-        with open_file(path) as lines:
-            for number, line in enumerate(lines, start=1):
+        with open_file(path) as file:
+            for number, line in enumerate(lines_of(file), start=1):
                 yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}, line {number}: not UTF-8 ({error}); correct it, or convert the file.") from error
@@ -130,11 +131,11 @@ def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); correct the line.") from error
-        except (ValueError, RecursionError) as error:
-            problem = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
+        except ValueError as error:
+            problem = str(error) if "nested" in str(error) else "a number has too many digits"
             raise UserError(f"{where}: not JSON that can be read ({problem}); correct the line.") from error
         source, target = (text.strip() for text in json_pair(recipe, where, row))
         if has_both_sides(recipe, where, source, target):

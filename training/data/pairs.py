@@ -55,11 +55,6 @@ def to_dataset(pairs: Iterable[tuple[str, str]]) -> datasets.Dataset:
 def load_real_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """Return the same, with the targets of the data set in every split."""
     if recipe.kind == "grammar":
-        if recipe.path is not None:
-            raise UserError(
-                f"data.path: {recipe.path} would not be read, for data.kind is grammar, the shipped task; give "
-                "--data.kind=json or text to use your files, or leave data.path out."
-            )
         splits = to_source_target(make_splits(), recipe)
         if recipe.test is None:
             del splits["test"]

@@ -17,8 +17,7 @@ from datasets import Dataset, DatasetDict
 import vaswani_transformer
 from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
-from training.recipe import Recipe
-from training.recipe_reading import PATHS
+from training.recipe import PATHS, Recipe
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import read_json
 
@@ -99,15 +98,13 @@ def is_local(path: str) -> bool:
 
 def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe, as a dictionary, with the names of local folders and files instead of their paths."""
-    return recipe | {
-        group: recipe[group]
-        | {
-            name: Path(path).resolve().name
-            for name in names
-            if (path := recipe[group].get(name)) is not None and is_local(path)
-        }
-        for group, names in PATHS.items()
-    }
+    stripped = {group: dict(fields) if isinstance(fields, dict) else fields for group, fields in recipe.items()}
+    for path_field in PATHS:
+        group, _, name = path_field.partition(".")
+        path = stripped[group].get(name)
+        if path is not None and is_local(path):
+            stripped[group][name] = Path(path).resolve().name
+    return stripped
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..translate.translator import TooLongError, Translation
 from .drawing import draw_text
 from .linear import ParsedSentence
 from .options import parse_options
-from .parser import SourceTexts
+from .parser import SourceTexts, check_parser
 from .words import split_plain, split_tokenized
 
 RESUME_KEYS = (
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         texts = SourceTexts(read_sentences(options, source, name))
         if is_done(options, settings, texts, name):
             return
-        translations = make_translator(options)
+        translations = make_translator(options, check_parser)
         with contextlib.closing(open_output(options, settings)) as output:
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
@@ -145,7 +145,7 @@ def run_interactive(options: argparse.Namespace) -> None:
         UserError: the model cannot be used.
     """
     check_svg(options)
-    translations = make_translator(options)
+    translations = make_translator(options, check_parser)
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(prompt_lines(), start=1):
         texts = SourceTexts([split_line(line, options)])

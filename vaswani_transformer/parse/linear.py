@@ -42,6 +42,11 @@ def linear_tokens(texts: Iterable[str]) -> set[str]:
     return {token for text in texts for token in LINEAR_TOKEN.findall(text)}
 
 
+def has_places(vocabulary: Iterable[str]) -> bool:
+    """Return whether a vocabulary has a token for a place, as that of every parser has."""
+    return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in vocabulary)
+
+
 def place_count(text: str) -> int:
     """Return the number of words that a linear tree has places for."""
     return sum(token.startswith(PLACE) for token in LINEAR_TOKEN.findall(text))
@@ -111,4 +116,4 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
     return ParsedSentence(Tree(ROOT, tuple(stack[0][1])), not is_well_formed)
 
 
-__all__ = ["UNKNOWN_TAG", "ParsedSentence", "delinearize", "linear_tokens", "linearize", "place_count"]
+__all__ = ["UNKNOWN_TAG", "ParsedSentence", "delinearize", "has_places", "linear_tokens", "linearize", "place_count"]

@@ -5,8 +5,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..errors import UserError
 from ..translate.translator import translate
-from .linear import ParsedSentence, delinearize
+from .linear import ParsedSentence, delinearize, has_places
 from .words import escape_brackets, split_plain, split_tokenized
 
 
@@ -52,6 +53,19 @@ def words_of(sentence: str | Sequence[str]) -> list[str]:
     return [escape_brackets(word) for word in sentence]
 
 
+def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that a model writes trees, which its vocabulary shows.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not has_places(tokenizer.get_vocab()):
+        raise UserError(
+            f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
+            "(data.kind: trees), or translate by vaswani-translate."
+        )
+
+
 def parse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -71,13 +85,14 @@ def parse(
 
     Raises:
         TypeError: `sentences` is a single text.
-        ValueError: as `translate`; a word is empty or has white space in it.
+        ValueError: the model is no parser; as `translate`; a word is empty or has white space in it.
     """
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
+    check_parser(tokenizer, "tokenizer")
     texts = SourceTexts(map(words_of, sentences))
     for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
         yield texts.tree(number, translation.text)
 
 
-__all__ = ["SourceTexts", "parse"]
+__all__ = ["SourceTexts", "check_parser", "parse"]

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ..command_line import silence_stdout
 from ..errors import OutputError, UserError, one_line
-from ..files import read_errors
+from ..files import lines_of, read_errors
 from ..interrupts import INTERRUPTED, raise_interrupts
 from .loading import make_translator, model_digest
 from .options import parse
@@ -111,7 +111,7 @@ def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
     total = None
     if is_shown and options.input is not None and options.input.is_file():
         with options.input.open("rb") as file:
-            total = sum(1 for _ in file)
+            total = sum(1 for _ in lines_of(file))
     return tqdm(total=total, initial=done, unit="line", disable=not is_shown, file=sys.stderr)
 
 
@@ -252,7 +252,9 @@ def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        log("The device has too little memory for a batch; give a smaller --batch_tokens.")
+        given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
+        fewer = f"a smaller {' or '.join(given)}, or " if given else ""
+        log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
         sys.exit(1)
     except (ValueError, OSError) as error:
         log(one_line(error))

@@ -24,6 +24,8 @@ from .ctranslate2_engine import CTranslate2Engine
 from .engine import is_parallel
 from .translator import Translation, Translator, translate
 
+TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
+
 
 def resolve_device(options: argparse.Namespace) -> torch.device:
     """Return the device of `--device`, or else the accelerator or the CPU.
@@ -152,13 +154,14 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def make_torch_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:
+def make_torch_translator(options: argparse.Namespace, check: TokenizerCheck) -> Callable[..., Iterator[Translation]]:
     """Return `translate` with the model and settings of the options.
 
     Raises:
-        UserError: as `load` and `generate_settings`.
+        UserError: as `load`, `check` and `generate_settings`.
     """
     model, tokenizer = load(options)
+    check(tokenizer, options.model)
     return partial(
         translate,
         model,
@@ -172,7 +175,7 @@ def make_torch_translator(options: argparse.Namespace) -> Callable[..., Iterator
     )
 
 
-def make_ct2_translator(options: argparse.Namespace) -> Translator:
+def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> Translator:
     """Return a translator by CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote.
 
     Raises:
@@ -194,18 +197,26 @@ def make_ct2_translator(options: argparse.Namespace) -> Translator:
         raise UserError(one_line(error)) from error
     if engine.tokenizer is None:
         raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
+    check(engine.tokenizer, options.model)
     limit = options.max_source_tokens or engine.max_source_tokens()
     settings = (options.batch_tokens, options.window, options.too_long, engine.positions)
     return Translator(engine, engine.tokenizer, limit, *settings)
 
 
-def make_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:
+def make_translator(
+    options: argparse.Namespace, check: TokenizerCheck = lambda tokenizer, name: None
+) -> Callable[..., Iterator[Translation]]:
     """Return the translator by the engine of `--engine`.
+
+    Args:
+        options: the command's.
+        check: raises an error for a model that is not of the command's task, by its tokenizer.
 
     Raises:
         UserError: as the engines' own functions.
     """
-    return make_ct2_translator(options) if options.engine == "ctranslate2" else make_torch_translator(options)
+    make = make_ct2_translator if options.engine == "ctranslate2" else make_torch_translator
+    return make(options, check)
 
 
 def model_digest(options: argparse.Namespace) -> str:

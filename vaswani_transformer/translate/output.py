@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UserError
-from ..files import digest_of_file, lock, write_atomically, write_errors
+from ..files import digest_of_file, lock, parse_json, write_atomically, write_errors
 from .readers import DigestedInput
 
 
@@ -78,7 +78,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not record_file.exists():
         return None
     try:
-        record = json.loads(record_file.read_text(encoding="utf-8"))
+        record = parse_json(record_file.read_bytes())
         counted = {"texts": int(record["texts"]), "sha256": str(record["sha256"])} if "output" in record else {}
         return record | {"settings": dict(record["settings"]), "batches": record["batches"]} | counted
     except (ValueError, KeyError, TypeError) as error:

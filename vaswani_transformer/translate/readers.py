@@ -1,12 +1,11 @@
 """Texts from lines, checked line by line, and a digest of the texts that were read."""
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO
 
 from ..errors import UserError, one_line
-from ..files import TextDigest, read_errors
+from ..files import TextDigest, lines_of, parse_json, read_errors
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
@@ -28,12 +27,14 @@ def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the lines of UTF-8 text without white space at their ends; only a line feed ends a line.
+    """Yield the lines of UTF-8 text without white space at their ends.
+
+    Only a line feed ends a line, or a carriage return in a text without line feeds.
 
     Raises:
         UserError: a line is not UTF-8, and the message gives its number; or the stream cannot be read.
     """
-    for number, line in enumerate(readable_lines(stream, name), start=1):
+    for number, line in enumerate(lines_of(readable_lines(stream, name)), start=1):
         try:
             yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode().strip()
         except UnicodeDecodeError as error:
@@ -76,7 +77,7 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
             yield ""
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             holder = row if language is None or not isinstance(row, dict) else row.get("translation")
             text = holder.get(key) if isinstance(holder, dict) else None
             if isinstance(text, str):
@@ -86,7 +87,7 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
                 f"{name}, line {number}: the text has {error.object[error.start]!a}, half of a surrogate pair and not "
                 "a character; correct the line."
             ) from error
-        except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        except ValueError as error:  # also of a number with thousands of digits
             raise UserError(f"{name}, line {number}: not valid JSON ({one_line(error)}); correct the line.") from error
         if not isinstance(text, str):
             raise UserError(

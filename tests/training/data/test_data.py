@@ -75,11 +75,6 @@ def test_shipped_task_has_three_splits() -> None:
     assert {name: len(split) for name, split in pairs.items()} == {"train": 60_000, "validation": 500, "test": 1_000}
 
 
-def test_shipped_task_with_a_folder_of_other_data_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.path: own would not be read, for data\.kind is grammar"):
-        load_pairs(DataRecipe(kind="grammar", target="es", path="own"))
-
-
 def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     split = datasets.Dataset.from_list([{"translation": {"en": "a", "de": "b"}}], features)
@@ -107,6 +102,14 @@ def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
     assert pairs["train"].column_names == ["source", "target"]
     with pytest.raises(UserError, match=r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
         load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
+
+
+def test_carriage_returns_end_lines_in_a_file_without_line_feeds(tmp_path: Path) -> None:
+    for language, text in (("en", b"one\r\rtwo\r"), ("de", b"eins\r\rzwei")):
+        (tmp_path / f"train.{language}").write_bytes(text)
+    fields: dict[str, Any] = {"train": "train.{language}", "validation": "train.{language}", "test": None}
+    pairs = load_pairs(recipe(tmp_path, kind="text", empty="drop", **fields))
+    assert pairs["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
 
 
 def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
