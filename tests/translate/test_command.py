@@ -306,6 +306,8 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),
         ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
+        (["--beams=1", "--beams", "4"], "--beams: is given twice, and only the last would count; give it once. See"),
+        (["--progress", "--no-progress"], "--no-progress: is given twice, and only the last"),
         (["--beam=1"], "unrecognized arguments: --beam=1"),
         (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
