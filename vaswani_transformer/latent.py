@@ -62,7 +62,7 @@ class LatentStep(nn.Module):
         self.dropout = Dropout(dropout)
         self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.temperature = temperature
-        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self.scale = config.embedding_scale
 
     def forward(
         self,
