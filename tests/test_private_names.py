@@ -61,6 +61,7 @@ USED = {
         "_supports_flex_attn",
         "_tp_plan",
     },
+    "parallel_generation.py": {"_get_default_generation_params"},
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
     "pretrained.py": {
         "_attn_implementation",
@@ -69,6 +70,7 @@ USED = {
         "_can_compile_fullgraph",
         "_can_record_outputs",
         "_fsdp_plan",
+        "_get_default_generation_params",
         "_init_weights",
         "_input_embed_layer",
         "_no_split_modules",
