@@ -163,7 +163,16 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         self.post_init()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does; with code, `auto_map` also names the body for AutoModel."""
+        """Save as the base class does; with code, `auto_map` also names the body for AutoModel.
+
+        Raises:
+            ValueError: the projection has got a bias, which no model of the package loads.
+        """
+        if getattr(self.lm_head, "bias", None) is not None:
+            raise ValueError(
+                "lm_head: its bias would be lost when the model is loaded; got one of "
+                f"{self.lm_head.out_features} numbers, expected none. Save a projection without bias."
+            )
         body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
         if self.is_remote_code() and body.__module__ == type(self).__module__:  # a user's subclass lacks this file
             self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}
