@@ -5,25 +5,19 @@ python examples/adapters.py [--model runs/quickstart] [--steps 150] [--output_di
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    set_seed,
-)
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
-import vaswani_transformer  # noqa: F401  (registers the model)
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 
 PAIRS = [("the dogs sleep.", "los perros no duermen."), ("the cats eat.", "los gatos no comen.")]
 
 
-def translations(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def translations(
+    model: VaswaniTransformerForConditionalGeneration, tokenizer: VaswaniTransformerTokenizer
+) -> list[str]:
     """Translate the sources of PAIRS."""
     batch = tokenizer([source for source, _ in PAIRS], padding=True, return_tensors="pt").to(model.device)
     return tokenizer.batch_decode(model.generate(**batch, max_new_tokens=40), skip_special_tokens=True)
@@ -40,8 +34,8 @@ def main() -> None:
         parser.error(f"--model={options.model}: no such folder; run the README's quickstart first, or name a model.")
     set_seed(2017)
 
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    tokenizer = VaswaniTransformerTokenizer.from_pretrained(options.model)
+    model = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model)
     print("plain:  ", translations(model, tokenizer))
     lora = LoraConfig(
         task_type="SEQ_2_SEQ_LM", r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
@@ -49,18 +43,19 @@ def main() -> None:
     adapted = get_peft_model(model, lora)
     adapted.print_trainable_parameters()
 
+    encoded: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS]
     trainer = Seq2SeqTrainer(
         adapted,
         Seq2SeqTrainingArguments(
             str(options.output_dir), max_steps=options.steps, learning_rate=5e-3, report_to="none", save_strategy="no"
         ),
-        train_dataset=[dict(tokenizer(source, text_target=target)) for source, target in PAIRS],
+        train_dataset=encoded,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
     )
     trainer.train()
     adapted.eval().save_pretrained(options.output_dir / "adapter")
 
-    plain = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    plain = VaswaniTransformerForConditionalGeneration.from_pretrained(options.model)
     merged = PeftModel.from_pretrained(plain, options.output_dir / "adapter").merge_and_unload()
     merged.save_pretrained(options.output_dir / "merged")
     tokenizer.save_pretrained(options.output_dir / "merged")

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import yaml
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import translate
+from vaswani_transformer import VaswaniTransformerTokenizer, translate
 
 COLORS = {"red": "rot", "blue": "blau", "green": "gruen", "white": "weiss"}
 NOUNS = {"house": "das Haus", "car": "das Auto", "book": "das Buch", "dress": "das Kleid", "ship": "das Schiff"}
@@ -70,7 +70,7 @@ def main() -> None:
     command = [sys.executable, "-m", "training.train", str(folder / "recipe.yaml"), f"--output_dir={folder / 'run'}"]
     subprocess.run(command, cwd=ROOT, check=True)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
+    tokenizer = VaswaniTransformerTokenizer.from_pretrained(folder / "run")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "run")
     for translation in translate(model, tokenizer, ["the house is red.", "the book is blue."]):
         print(translation.text)

@@ -4,6 +4,7 @@ python examples/trainer_script.py [--steps 300] [--output_dir runs/trainer-scrip
 """
 
 import argparse
+from typing import Any
 
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
@@ -26,14 +27,15 @@ class TokenBudgetTrainer(Seq2SeqTrainer):
     tokens_per_step = 256
 
     def get_train_dataloader(self) -> DataLoader:
+        pairs: Any = self.train_dataset
         sampler = TokenBudgetBatchSampler(
-            [len(pair["input_ids"]) for pair in self.train_dataset],
-            [len(pair["labels"]) for pair in self.train_dataset],
+            [len(pair["input_ids"]) for pair in pairs],
+            [len(pair["labels"]) for pair in pairs],
             source_tokens=self.tokens_per_step,
             target_tokens=self.tokens_per_step,
             seed=self.args.seed,
         )
-        return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        return DataLoader(pairs, batch_sampler=sampler, collate_fn=self.data_collator)
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     pairs = [(f"{NUMBERS[i // 10]} {NUMBERS[i % 10]}", f"{i // 10}{i % 10}") for i in range(100)]
     texts = [text for pair in pairs for text in pair]
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, vocab_size=320)
-    encoded = [dict(tokenizer(source, text_target=target)) for source, target in pairs]
+    encoded: Any = [dict(tokenizer(source, text_target=target)) for source, target in pairs]
 
     config = VaswaniTransformerConfig(
         vocab_size=len(tokenizer), d_model=64, d_ff=128, num_heads=4, encoder_layers=2, decoder_layers=2, dropout=0.0

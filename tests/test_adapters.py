@@ -10,7 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, tiny_model
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, tiny_model
+from tests.parallel_models import FAMILY, targets
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 pytestmark = pytest.mark.filterwarnings(
@@ -109,6 +110,31 @@ def test_untrained_adapter_changes_nothing() -> None:
     expected = model(**batch).logits
     adapter = get_peft_model(model, LoraConfig(target_modules=["q_proj"], trainable_token_indices=[5, 6])).eval()
     assert torch.equal(adapter(**batch).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "table"),
+    [
+        ("nat", "relative_keys"),
+        ("iterative_vae", "relative_values"),
+        ("cmlm", "length_token"),
+        ("autoregressive", "table"),
+    ],
+)
+def test_lora_on_a_table_learns_and_is_merged(family: str, table: str) -> None:
+    """Each is read as a whole or by positions: relative keys and values, lengths, learned positions."""
+    learned: dict[str, Any] = {"position_embedding": "learned"}
+    make: Any = {"autoregressive": lambda: tiny_model(**learned), **FAMILY}[family]
+    adapter, expected = get_peft_model(make(), LoraConfig(r=2, target_modules=[table])).eval(), make().eval()
+    batch = {"input_ids": random_tokens(3, 5), "labels": targets(4, 2, 3)}
+    tables = [weight for weight in adapter.parameters() if weight.requires_grad]
+    for weight in tables:
+        torch.nn.init.normal_(weight)
+    loss = adapter(**batch).loss
+    loss.backward()
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in tables)
+    assert not torch.allclose(loss, expected(**batch).loss)
+    torch.testing.assert_close(adapter.merge_and_unload()(**batch).loss, loss, **FLOAT32)
 
 
 def test_lora_on_the_embeddings_of_one_stack_is_merged() -> None:

@@ -130,3 +130,7 @@ def test_encoder_outputs_without_the_length_token_are_an_error() -> None:
         ValueError, match=r"^encoder_outputs: .* got shape \(2, 7\), expected \(2, 8\)\. Encode by get_"
     ):
         model(encoder_outputs=outputs, attention_mask=mask)
+    for given in (outputs, outputs.to_tuple(), model.get_encoder()(tokens).to_tuple()):
+        for call in (model, model.generate):
+            with pytest.raises(ValueError, match=r"^encoder_outputs: .* without attention_mask, expected what get_enc"):
+                call(encoder_outputs=given)

@@ -102,6 +102,26 @@ def test_divergence_without_a_hint_is_exactly_zero() -> None:
     assert torch.equal(step(*arguments, has_hint=True)[1].kl, torch.zeros(7))
 
 
+@pytest.mark.parametrize("weight", [0.0, 1e-30, 1e-3, 0.7, 20.0, 88.7, 88.8, 100.0, 1000.0])
+def test_divergence_is_exact_and_has_a_gradient_for_any_hint(weight: float) -> None:
+    """In float32 against the sum over the vocabulary in float64: for words likely, unlikely and certain to be wrong.
+
+    The bound is ten roundings of log-probabilities up to 1,000.
+    """
+    prior = torch.tensor([0.0, 1.0, 5.0, 30.0, 1000.0])[:, None] * torch.tensor([1.0, 0.5, 0.0, -0.3])  # (5, 4)
+    prior, words = prior.repeat(2, 1).requires_grad_(), torch.tensor([0] * 5 + [3] * 5)
+    hint = torch.full((10, 1), weight, requires_grad=True)
+    divergence = make_step().divergence(prior, words[:, None], hint)
+    divergence.sum().backward()
+    log_prior = prior.detach().double().log_softmax(1)
+    log_q = log_prior.scatter_add(1, words[:, None], hint.detach().double()).log_softmax(1)
+    expected = (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
+    torch.testing.assert_close(divergence.detach().double(), expected, rtol=1e-5, atol=1e-6 * max(1.0, weight))
+    for values in (prior, hint):
+        assert values.grad is not None
+        assert bool(values.grad.isfinite().all())
+
+
 def test_samples_are_drawn_by_their_probabilities_at_each_position() -> None:
     """The likeliest word of z is v with probability softmax(s)_v: four standard errors over 20,000 equal positions."""
     scores = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(20_000, 4)

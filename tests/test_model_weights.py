@@ -173,3 +173,12 @@ def test_models_of_table_3_have_their_printed_sizes(name: str) -> None:
 
 def test_big_model_of_table_3_has_its_printed_size() -> None:
     assert parameters_in_millions("big", 36000) == 213
+
+
+def test_projection_with_a_bias_is_not_saved(tmp_path: Path) -> None:
+    """It would be lost when the model is loaded."""
+    model = tiny_model()
+    model.lm_head = nn.Linear(model.config.d_model, model.config.vocab_size)
+    with pytest.raises(ValueError, match=r"^lm_head: its bias would be lost .* Save a projection without bias\.$"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
-from tests.helpers import FLOAT32, padded_batch, random_tokens
+from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
 from tests.parallel_models import END, FAMILY, MASK, targets, tiny_cmlm, tiny_nat
 from vaswani_transformer import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration
 
@@ -149,17 +149,62 @@ def test_suppressed_tokens_are_never_predicted() -> None:
     assert not set(words) & set(generated.flatten().tolist())
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_length_of_the_call_bounds_the_target_and_a_saved_one_does_not(family: str) -> None:
-    model, source = FAMILY[family](), random_tokens(8, 9)
-    plain = model.generate(source, length_beam_size=7, num_return_sequences=7)
-    assert plain.shape[1] > 5
-    model.generation_config.max_length = 3
-    assert torch.equal(model.generate(source, length_beam_size=7, num_return_sequences=7), plain)
-    settings: dict[str, Any] = {"length_beam_size": 7, "num_return_sequences": 7}
-    assert model.generate(source, max_new_tokens=4, **settings).shape[1] == 5
-    assert model.generate(source, max_length=4, **settings).shape[1] == 4
-    assert model.generate(source, GenerationConfig(max_length=4), **settings).shape[1] == 4
+def long_target_model(family: str) -> Any:
+    """Return a model whose targets have 30 tokens or more without a limit; the autoregressive one never ends."""
+    if family == "nat":
+        model = tiny_nat(max_length_difference=40)
+        model.length_difference.proj.bias.data[-1] = 1e4
+    elif family == "cmlm":
+        model = tiny_cmlm(max_target_length=40)
+        model.length_token.weight.data[1:40] = 0
+    else:
+        model = tiny_model(tie_word_embeddings=False)
+        model.lm_head.weight.data[END] = -10 * model.lm_head.weight.data.abs().max()
+    return model
+
+
+RELATIVE = {"max_source_relative_length": 10}
+NONE_GIVEN: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("family", ["autoregressive", "nat", "cmlm"])
+@pytest.mark.parametrize(
+    ("saved", "call", "tokens"),
+    [
+        ({"max_new_tokens": 5}, NONE_GIVEN, 5),
+        ({"max_length": 6}, NONE_GIVEN, 5),
+        ({"max_new_tokens": 5}, {"max_length": 9}, 5),  # Transformers takes the first of the two
+        ({"max_new_tokens": 5}, {"max_new_tokens": 9}, 9),
+        ({"max_length": 6}, {"max_new_tokens": 8}, 8),
+        ({"max_length": 6}, {"max_length": 9}, 8),
+        ({"max_length": 6}, {"max_length": 20}, 19),
+        (RELATIVE, NONE_GIVEN, 15),
+        (RELATIVE, {"max_new_tokens": 18}, 18),
+        (RELATIVE | {"max_new_tokens": 5}, NONE_GIVEN, 5),
+        (RELATIVE | {"max_new_tokens": 5}, {"max_new_tokens": None}, 15),
+        (RELATIVE | {"max_length": 6}, NONE_GIVEN, 15),
+        ({"max_length": 6}, RELATIVE, 15),
+        ({"max_length": 6}, {"generation_config": GenerationConfig(max_length=4)}, 3),
+    ],
+    ids=str,
+)
+def test_saved_limits_and_those_of_the_call_hold_alike_in_every_family(
+    family: str, saved: dict[str, Any], call: dict[str, Any], tokens: int
+) -> None:
+    model = long_target_model(family)
+    model.generation_config = model.config.make_generation_config(**saved)
+    assert model.generate(random_tokens(2, 5), **call).shape[1] == tokens + 1
+
+
+@pytest.mark.parametrize("family", ["nat", "cmlm"])
+def test_defaults_that_a_trainer_saves_shorten_no_target(family: str) -> None:
+    """Seq2SeqTrainer writes them into the model's generation config after an evaluation: a max_length of 20."""
+    model, source = long_target_model(family), random_tokens(2, 5)
+    expected = model.generate(source)
+    defaults = GenerationConfig._get_default_generation_params()
+    assert expected.shape[1] > defaults["max_length"] == 20
+    model.generation_config.update(**defaults, defaults_only=True)
+    assert torch.equal(model.generate(source), expected)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -245,9 +290,22 @@ def test_iterations_encode_once_and_project_the_source_once() -> None:
         (
             "iterative_vae",
             {"do_sample": True, "temperature": 0.5},
-            "temperature: .* draws latents and no words; got 0.5",
+            "temperature: .* got 0.5, expected 1.0. Leave it out",
         ),
-        ("iterative_vae", {"do_sample": True, "top_k": 5}, "top_k: .* draws latents and no words; got 5"),
+        ("iterative_vae", {"do_sample": True, "top_k": 5}, "top_k: .* got 5, expected 50"),
+        ("nat", {"num_beams": 0}, "num_beams: .* got 0, expected 1. Leave it out, or set it to None"),
+        ("nat", {"length_penalty": 0}, "length_penalty: .* got 0, expected 1.0"),
+        ("cmlm", {"repetition_penalty": 0.0}, "repetition_penalty: .* got 0.0, expected 1.0"),
+        ("cmlm", {"no_repeat_ngram_size": 1}, "no_repeat_ngram_size: .* got 1, expected 0"),
+        ("nat", {"forced_eos_token_id": 1}, "forced_eos_token_id: .* got 1, expected None"),
+        ("nat", {"forced_bos_token_id": 0}, "forced_bos_token_id: .* got 0, expected None"),
+        ("nat", {"max_time": 1}, "max_time: .* got 1, expected None"),
+        ("cmlm", {"min_length": 1}, "min_length: .* got 1, expected 0"),
+        ("cmlm", {"min_new_tokens": 0}, "min_new_tokens: .* got 0, expected None"),
+        ("nat", {"temperature": 0.5}, "temperature: .* got 0.5, expected 1.0"),
+        ("nat", {"renormalize_logits": True}, "renormalize_logits: .* got True, expected None"),
+        ("nat", {"cache_implementation": "static"}, "cache_implementation: .* got 'static', expected None"),
+        ("nat", {"generation_config": GenerationConfig(num_iteration=4)}, "num_iteration: .* got 4, expected None"),
         ("nat", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
         ("cmlm", {"num_iterations": 0}, "num_iterations: got 0, expected at least 1"),
         ("nat", {"length_beam_size": 42}, "length_beam_size: got 42, expected 1 to 41"),
@@ -298,7 +356,9 @@ def test_setting_that_parallel_decoding_lacks_is_an_error_of_one_line(
         {"max_source_relative_length": None},
         {"max_source_relative_length": 300},
         {"length_beam_size": np.int64(1), "num_return_sequences": np.int64(1), "max_new_tokens": np.int64(99)},
-        {"output_scores": True, "output_attentions": False},
+        {"output_scores": True, "output_attentions": False, "use_cache": True},
+        {"no_repeat_ngram_size": 0, "repetition_penalty": 1, "length_penalty": 1.0, "min_length": 0},
+        {"num_beams": None, "max_time": None, "temperature": 1.0},
     ],
     ids=str,
 )
@@ -316,7 +376,10 @@ def test_outputs_of_forward_in_the_configuration_do_not_stop_generate() -> None:
 
 
 def test_saved_beams_are_an_error_that_names_the_generation_config() -> None:
-    model = tiny_nat()
+    model: Any = tiny_nat()
+    source = random_tokens(2, 5)
+    expected = model.generate(source)
     model.generation_config = GenerationConfig(num_beams=4)
     with pytest.raises(ValueError, match=r"^num_beams: .* generation config\.$"):
-        model.generate(random_tokens(2, 5))
+        model.generate(source)
+    assert torch.equal(model.generate(source, num_beams=None), expected)

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.helpers import TINY, padded_batch, random_tokens
-from tests.parallel_models import tiny_nat
+from tests.parallel_models import tiny_cmlm, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.lengths import (
     LengthDifference,
-    LengthToken,
     canvas,
     check_right_padded,
     choose_positions,
@@ -75,11 +74,11 @@ def test_length_pools_real_rows_only() -> None:
 
 
 def test_length_token_predicts_no_empty_target() -> None:
-    head = LengthToken(8, 5, 1.0)
-    logits = head.logits(torch.randn(3, 8))
-    assert logits.shape == (3, 6)
-    assert logits[:, 0].tolist() == [-math.inf] * 3
-    assert head.classes(torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]
+    model = tiny_cmlm(max_target_length=5)
+    source = model.read_source(model.encode(random_tokens(3, 4))[0], None)
+    assert source.length_logits.shape == (3, 6)
+    assert source.length_logits[:, 0].tolist() == [-math.inf] * 3
+    assert model.length_classes(source, torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]
 
 
 def test_left_padded_target_is_an_error() -> None:

@@ -1,5 +1,6 @@
 """The private names of Transformers and torch that the package uses are listed here, and a missing one is an error."""
 
+import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +26,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
 USED = {
     "attention.py": {"_attn_implementation"},
     "body.py": {
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_hf_hook",
         "_input_embed_layer",
         "_tied_weights_keys",
         "_tp_plan",
     },
     "cmlm.py": {"_no_split_modules"},
+    "command_line.py": {"_AppendAction", "_option_string_actions"},
     "cpu/encoder.py": {"_attn_implementation"},
     "cpu/layers.py": {"_modules"},
     "cpu/linear.py": {
@@ -45,12 +44,10 @@ USED = {
     },
     "cpu/model.py": {"_apply", "_attn_implementation"},
     "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
+    "embeddings.py": {"_forward_hooks", "_forward_pre_hooks", "_hf_hook"},
     "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "generation.py": {"_beam_search", "_sample"},
     "iterative_vae.py": {
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_hf_hook",
         "_no_split_modules",
         "_supports_flash_attn",
         "_supports_flex_attn",
@@ -64,6 +61,7 @@ USED = {
         "_supports_flex_attn",
         "_tp_plan",
     },
+    "parallel_generation.py": {"_get_default_generation_params"},
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
     "pretrained.py": {
         "_attn_implementation",
@@ -72,6 +70,7 @@ USED = {
         "_can_compile_fullgraph",
         "_can_record_outputs",
         "_fsdp_plan",
+        "_get_default_generation_params",
         "_init_weights",
         "_input_embed_layer",
         "_no_split_modules",
@@ -91,6 +90,8 @@ USED = {
 OWNERS = {
     "_attn_implementation": PreTrainedConfig,
     "_apply": nn.Module,
+    "_AppendAction": argparse,
+    "_option_string_actions": argparse.ArgumentParser(),
     "_beam_search": GenerationMixin,
     "_sample": GenerationMixin,
     "_forward": Pipeline,

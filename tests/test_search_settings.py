@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.builders import small_model, source
-from tests.helpers import tiny_model
+from tests.helpers import random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, generation_settings
 
 END = 2
@@ -159,3 +159,10 @@ def test_model_without_saved_settings_decodes_greedily() -> None:
     inputs = torch.randint(3, 99, (1, 4))
     greedy = model.generate(inputs, num_beams=1, do_sample=False, max_new_tokens=5)
     assert torch.equal(model.generate(inputs, max_new_tokens=5), greedy)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"max_source_relative_length": 5}], ids=str)
+def test_target_that_begins_with_no_token_is_an_error(settings: dict[str, Any]) -> None:
+    prompt = torch.empty(2, 0, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^decoder_input_ids: .* got shape \(2, 0\), expected at least one"):
+        small_model(0).generate(random_tokens(2, 5) % 12, decoder_input_ids=prompt, **settings)

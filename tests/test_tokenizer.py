@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBacke
 
 from tests.helpers import load_tokenizer, run_python
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.tokenizer import text_encoder
+from vaswani_transformer.tokenizer import text_encoder, unknown_words
 
 TEXTS = [
     "the cat is black",
@@ -347,6 +347,25 @@ def test_any_tokenizer_json_loads_completely(make: Callable[..., Any], is_config
     loaded.save_pretrained(tmp_path / "again")
     again = VaswaniTransformerTokenizer.from_pretrained(tmp_path / "again")
     assert again("The Cats!").input_ids == foreign.encode("The Cats!").ids
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "vocab_size", "expected"),
+    [
+        ("wordpiece", 2000, ["Hello", "catt", "§"]),  # every word of the texts is an entry
+        ("wordpiece", 36, ["Hello", "§"]),  # pieces spell the other
+        ("bpe", 2000, ["Hello", "catt", "§"]),
+        ("bpe", 265, []),  # bytes spell any word
+    ],
+)
+def test_unknown_words_are_those_that_the_vocabulary_lacks(
+    algorithm: str, vocab_size: int, expected: list[str], tmp_path: Path
+) -> None:
+    learned = ["The cat sleeps and the dogs sleep.", "The cats eat the dog and the cat sleeps."]
+    VaswaniTransformerTokenizer.train_from_iterator(learned, vocab_size, algorithm).save_pretrained(tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*learned, "", "The Hello catt sleeps §"]
+    assert unknown_words(tokenizer, text_encoder(tokenizer)(texts), texts) == [[], [], [], expected]
 
 
 def test_unknown_algorithm_is_an_error() -> None:

@@ -6,14 +6,13 @@ B batch, S source, T target, k target rows of one source row, V vocabulary. No w
 from typing import Any, ClassVar, TypeGuard, Unpack, cast
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .config import VaswaniTransformerConfig
 from .decoder import VaswaniTransformerDecoder
-from .embeddings import ScaledEmbedding
+from .embeddings import ScaledEmbedding, is_unwrapped
 from .encoder import VaswaniTransformerEncoder
 from .loss import cross_entropy, projected_cross_entropy
 from .pretrained import VaswaniTransformerPreTrainedModel
@@ -143,8 +142,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
 
 def is_unwrapped_linear(projection: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a projection is a plain linear layer: no adapter, no hook, not split by tensor parallelism."""
-    has_hooks = hasattr(projection, "_hf_hook") or bool(projection._forward_hooks or projection._forward_pre_hooks)
-    return type(projection) is nn.Linear and not isinstance(projection.weight, DTensor) and not has_hooks
+    return is_unwrapped(projection, nn.Linear)
 
 
 class ProjectedModel(VaswaniTransformerPreTrainedModel):
@@ -165,7 +163,16 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         self.post_init()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does; with code, `auto_map` also names the body for AutoModel."""
+        """Save as the base class does; with code, `auto_map` also names the body for AutoModel.
+
+        Raises:
+            ValueError: the projection has got a bias, which no model of the package loads.
+        """
+        if getattr(self.lm_head, "bias", None) is not None:
+            raise ValueError(
+                "lm_head: its bias would be lost when the model is loaded; got one of "
+                f"{self.lm_head.out_features} numbers, expected none. Save a projection without bias."
+            )
         body, auto_map = self.body_class, getattr(self.config, "auto_map", None) or {}
         if self.is_remote_code() and body.__module__ == type(self).__module__:  # a user's subclass lacks this file
             self.config.auto_map = auto_map | {"AutoModel": f"{body.__module__.rpartition('.')[2]}.{body.__name__}"}

@@ -5,11 +5,12 @@ The decoder is the paper's without its causal mask. A token before the source pr
 """
 
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
@@ -17,8 +18,8 @@ from transformers.utils import can_return_tuple, logging
 
 from .body import EncoderDecoder
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
-from .embeddings import count_positions
-from .lengths import LengthToken, canvas, real_tokens
+from .embeddings import count_positions, read_table
+from .lengths import canvas, real_tokens
 from .masking import draw_masks
 from .parallel import ParallelDecoder
 from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
@@ -69,6 +70,11 @@ class VaswaniCmlmConfig(VaswaniTransformerConfig):
             )
 
 
+@dataclass
+class CmlmEncoderOutput(BaseModelOutput):
+    """An encoder's output whose states begin with that of the length token."""
+
+
 class VaswaniCmlmModel(EncoderDecoder):
     """Encoder and parallel decoder over one embedding matrix, without the prediction of length and of tokens."""
 
@@ -96,8 +102,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 f"mask_token_id, pad_token_id: a CMLM needs both; got {config.mask_token_id}, {config.pad_token_id}. "
                 'Add the first to the tokenizer by add_special_tokens({"mask_token": "<mask>"}) and set it.'
             )
-        scale = self.model.encoder.embed_tokens.embed_scale
-        self.length_token = LengthToken(config.d_model, config.max_target_length, scale)
+        self.length_token = nn.Embedding(config.max_target_length + 1, config.d_model)
         self.post_init()
 
     def use_mask_predict(self, iterations: int = 10, length_beam_size: int = 5) -> None:
@@ -105,6 +110,10 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         self.generation_config = self.config.make_generation_config(
             num_iterations=iterations, length_beam_size=length_beam_size
         )
+
+    def length_table(self, device: torch.device) -> Tensor:
+        """Return L (C + 1, d_model), Mask-Predict's LENGTH (3.3): row 0 embeds the token, row c scores length c."""
+        return read_table(self.length_token, self.config.max_target_length + 1, device)
 
     @property
     def num_length_classes(self) -> int:
@@ -116,6 +125,27 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         encoder = copy(super().get_encoder(modality))  # weights and layers are the model's own
         encoder.forward = self.run_encoder
         return encoder
+
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
+        *args: Any,
+        **inputs: Any,
+    ) -> BaseModelOutput:
+        """Return the encoder's output for a source, or `encoder_outputs` where they are given.
+
+        Raises:
+            ValueError: neither a mask nor their class shows that `encoder_outputs` begin with the length token.
+        """
+        if encoder_outputs is None or attention_mask is not None or isinstance(encoder_outputs, CmlmEncoderOutput):
+            return super().encode(input_ids, attention_mask, encoder_outputs, *args, **inputs)
+        raise ValueError(
+            "encoder_outputs: the state of the length token may be missing; got a "
+            f"{type(encoder_outputs).__name__} without attention_mask, expected what get_encoder() of this model "
+            "returns. Give that, or the mask (B, S) too."
+        )
 
     def run_encoder(
         self,
@@ -140,15 +170,21 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)  # (1, S)
         if attention_mask is not None:
             attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask], dim=1)  # (B, S + 1)
-        return self.model.encoder(
+        token = self.length_table(inputs_embeds.device)[:1] * self.config.embedding_scale  # (1, d_model)
+        token = token.to(inputs_embeds.dtype).expand(len(inputs_embeds), 1, -1)  # (B, 1, d_model)
+        outputs = self.model.encoder(
             attention_mask=attention_mask,
-            position_ids=torch.nn.functional.pad(position_ids, (1, 0)),  # (B or 1, S + 1)
-            inputs_embeds=self.length_token.before(inputs_embeds),
+            position_ids=nn.functional.pad(position_ids, (1, 0)),  # (B or 1, S + 1)
+            inputs_embeds=torch.cat([token, inputs_embeds], dim=1),
             **kwargs,
         )
+        return CmlmEncoderOutput(**outputs) if isinstance(outputs, BaseModelOutput) else outputs
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return the states of the words (B, S, d_model), and the logits of the length from the token before them."""
+        """Return the states of the words (B, S, d_model), and the logits of the length from the token before them.
+
+        The logits of lengths 0 to C are x_0 L^T for the token's state x_0; length 0 is forbidden.
+        """
         memory = states[:, 1:]
         if attention_mask is not None and attention_mask.shape == states.shape[:2]:
             rows, width = states.shape[:2]
@@ -156,13 +192,14 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 f"encoder_outputs: the state of the length token is missing; got shape {(rows, width)}, expected "
                 f"{(rows, width + 1)}. Encode by get_encoder() of this model, not of its body."
             )
-        return EncodedSource(
-            memory, attention_mask, real_tokens(attention_mask, memory), self.length_token.logits(states[:, 0])
-        )
+        table = self.length_table(states.device).to(states.dtype)  # (C + 1, d_model)
+        zero = torch.zeros(1, dtype=torch.long, device=states.device)
+        logits = nn.functional.linear(states[:, 0], table).index_fill(1, zero, float("-inf"))  # (B, C + 1)
+        return EncodedSource(memory, attention_mask, real_tokens(attention_mask, memory), logits)
 
     def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the class (k B,) of `lengths` (k B,)."""
-        return self.length_token.classes(lengths)
+        """Return the class (k B,) of `lengths` (k B,); longer ones than the table count as its last."""
+        return lengths.clamp(1, self.config.max_target_length)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
         """Return the `count` best target lengths (B, l) of each source, the best first."""

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import itertools
 import math
 import os
 import re
@@ -31,7 +32,8 @@ def not_one_of(value: object, options: Iterable[str]) -> str:
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` without abbreviations; an error ends the command with one line and status 2.
 
-    It expands the `~` of `--option=~/file`, which shells leave, in arguments of type `Path`.
+    An option that is given twice is an error, unless it collects its values. The parser expands the `~` of
+    `--option=~/file`, which shells leave, in arguments of type `Path`.
     """
 
     def __init__(self, *args: Any, allow_abbrev: bool = False, **settings: Any) -> None:
@@ -44,6 +46,19 @@ class ArgumentParser(argparse.ArgumentParser):
         options = re.findall(r"--[\w-]+", self.format_usage())
         known, more = [*options, *(f"--{field}" for field in fields)], " and a recipe's fields" if fields else ""
         return f"{given}: no such option; there are {', '.join(options)}{more}.{did_you_mean(given, known)}"
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse as the base class does, for `parse_args` and for a sub-command's parser too."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        given = []
+        for argument in itertools.takewhile(lambda argument: argument != "--", arguments):
+            name = argument.partition("=")[0]  # no value begins with "--"
+            option = self._option_string_actions.get(name)
+            if option in given:
+                self.error(f"{name}: is given twice, and only the last would count; give it once")
+            if option is not None and not isinstance(option, argparse._AppendAction):
+                given.append(option)
+        return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help, without the usage of every option; a misspelt name gets a suggestion."""

@@ -160,6 +160,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None
 
     @property
+    def embedding_scale(self) -> float:
+        """Return the factor of token embeddings: sqrt(d_model), or 1."""
+        return self.d_model**0.5 if self.scale_embedding else 1.0
+
+    @property
     def head_dim(self) -> int:
         """Return d_k, the width of a head's queries and keys."""
         return self.d_k if self.d_k is not None else self.d_model // self.num_heads

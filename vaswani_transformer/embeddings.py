@@ -5,6 +5,7 @@ B batch, S tokens of a text, P positions of a table.
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .config import VaswaniTransformerConfig
 from .dropout import Dropout
@@ -16,10 +17,23 @@ class ScaledEmbedding(nn.Embedding):
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__(config.vocab_size, config.d_model)
         # PEFT reads the attribute of this name to scale its own term of an embedding.
-        self.embed_scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self.embed_scale = config.embedding_scale
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * self.embed_scale  # (B, S, d_model)
+
+
+def is_unwrapped(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Return whether a module is exactly of one of `classes`: no adapter, no hook, not split by tensor parallelism."""
+    has_hooks = hasattr(module, "_hf_hook") or bool(module._forward_hooks or module._forward_pre_hooks)
+    return type(module) in classes and not isinstance(module.weight, DTensor) and not has_hooks
+
+
+def read_table(embedding: nn.Module, rows: int, device: torch.device, scale: float = 1.0) -> Tensor:
+    """Return an embedding's table (rows, width) without `scale`; through its `forward` where something wraps it."""
+    if is_unwrapped(embedding, nn.Embedding, ScaledEmbedding):
+        return embedding.get_parameter("weight")
+    return embedding(torch.arange(rows, device=device)) / scale
 
 
 def count_positions(attention_mask: Tensor) -> Tensor:
@@ -75,7 +89,8 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, config: VaswaniTransformerConfig) -> None:
         super().__init__()
-        self.table = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.size = config.max_position_embeddings
+        self.table = nn.Embedding(self.size, config.d_model)
 
     def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
         """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
@@ -83,11 +98,10 @@ class LearnedPositions(nn.Module):
         Raises:
             ValueError: a text is longer than the table.
         """
-        size = self.table.num_embeddings
-        is_sure = torch.compiler.is_compiling() or (max_position is not None and max_position <= size)
-        if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > size:
+        is_sure = torch.compiler.is_compiling() or (max_position is not None and max_position <= self.size)
+        if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > self.size:
             raise ValueError(
-                f"A text of {length} tokens is longer than the table of {size} learned positions; "
+                f"A text of {length} tokens is longer than the table of {self.size} learned positions; "
                 'shorten it, or train with a larger max_position_embeddings or with position_embedding="sinusoidal".'
             )
         return self.table(positions)  # (B or 1, S, d_model)

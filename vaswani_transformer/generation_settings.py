@@ -101,6 +101,12 @@ class CallSettings:
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha):
             raise ValueError(f"length_penalty: not a number; got {alpha!r}, expected a finite one such as 0.6.")
         counts = (("num_beams", beams, 1), ("max_source_relative_length", 0 if relative is None else relative, 0))
+        prompt = self.kwargs.get("decoder_input_ids")
+        if prompt is not None and 0 in prompt.shape:
+            raise ValueError(
+                f"decoder_input_ids: a target begins with a token; got shape {tuple(prompt.shape)}, expected at least "
+                "one for each target. Leave them out to begin with the start token."
+            )
         for name, count, least in counts:
             if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
                 expected = f"expected a whole number of at least {least}, or None"

@@ -12,14 +12,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
 from .body import EncoderDecoder
 from .config import positive_float, unit_rate
-from .embeddings import ScaledEmbedding
+from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas, soft_copy
 from .loss import reduce_loss
@@ -92,7 +91,9 @@ class LatentDecoder(PositionalDecoder):
         Args:
             latent: a `LatentPass`; None: neither hint nor noise, and the embeddings are the output projection.
         """
-        latent, table = kwargs.pop("latent", None), self.embedding_table()
+        rows, scale = self.config.vocab_size, self.config.embedding_scale
+        table = read_table(self.embed_tokens, rows, hidden_states.device, scale)  # E (V, d_model)
+        latent = kwargs.pop("latent", None)
         if not isinstance(latent, LatentPass):
             latent = LatentPass(lambda states: functional.linear(states, table))
         kwargs |= self.positional_inputs(hidden_states, cast(Tensor | None, args[0]))
@@ -101,15 +102,6 @@ class LatentDecoder(PositionalDecoder):
                 hidden_states = latent.apply(cast(LatentStep, self.latent_steps[index - 1]), hidden_states, table)
             hidden_states = layer(hidden_states, *args, **kwargs)  # (k B, T, d_model)
         return hidden_states
-
-    def embedding_table(self) -> Tensor:
-        """Return E (V, d_model); through the module where an adapter, a hook or tensor parallelism is in the way."""
-        embed = self.embed_tokens
-        has_hooks = hasattr(embed, "_hf_hook") or bool(embed._forward_hooks or embed._forward_pre_hooks)
-        if type(embed) is ScaledEmbedding and not isinstance(embed.weight, DTensor) and not has_hooks:
-            return embed.weight
-        scale = self.config.d_model**0.5 if self.config.scale_embedding else 1.0
-        return embed(torch.arange(self.config.vocab_size, device=embed.weight.device)) / scale
 
 
 class VaswaniIterativeVaeModel(EncoderDecoder):

@@ -62,7 +62,7 @@ class LatentStep(nn.Module):
         self.dropout = Dropout(dropout)
         self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.temperature = temperature
-        self.scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        self.scale = config.embedding_scale
 
     def forward(
         self,
@@ -109,10 +109,15 @@ class LatentStep(nn.Module):
         return mixed, LatentTokens(losses, kl.squeeze(1), prior_weight.squeeze(1), hint_weight.squeeze(1))
 
     def divergence(self, prior: Tensor, words: Tensor, hint_weight: Tensor) -> Tensor:
-        """Return KL(q || softmax(prior)) (n, 1), which needs no sum over q: log q - log prior is b onehot(y) - c."""
-        log_prob = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), of y under the prior
-        shift = (log_prob.exp() * hint_weight.expm1()).log1p()  # c, the log of the ratio of both sums
-        return hint_weight * (log_prob + hint_weight - shift).exp() - shift
+        """Return KL(q || softmax(prior)) (n, 1), which needs no sum over the vocabulary.
+
+        The hint keeps the proportions of all words but y, so it is the divergence of two numbers: y, and any other.
+        """
+        word = prior.gather(1, words) - prior.logsumexp(1, keepdim=True)  # (n, 1), the log-probability of y
+        others = (-word.expm1()).clamp(min=torch.finfo(prior.dtype).tiny).log()  # (n, 1), of all other words
+        log_prior = torch.cat([word, others], dim=1).log_softmax(1)  # (n, 2)
+        log_q = torch.cat([word + hint_weight, others], dim=1).log_softmax(1)  # (n, 2)
+        return (log_q.exp() * (log_q - log_prior)).sum(1, keepdim=True)
 
 
 @dataclass

@@ -119,35 +119,8 @@ class LengthDifference(nn.Module):
         return (source_lengths[:, None] + classes + self.smallest).clamp(min=1)
 
 
-class LengthToken(nn.Embedding):
-    """Predicts m at a token before the source: Mask-Predict's LENGTH (Ghazvininejad et al. 2019, 3.3).
-
-    Row 0 of the table is the token's own embedding, row c scores length c. The encoder's output at the token, x_0,
-    gives the logits x_0 L^T.
-    """
-
-    def __init__(self, d_model: int, longest: int, scale: float) -> None:
-        super().__init__(longest + 1, d_model)
-        self.scale = scale
-
-    def before(self, inputs_embeds: Tensor) -> Tensor:
-        """Return `inputs_embeds` (B, S, d_model) with the length token before them: (B, S + 1, d_model)."""
-        token = (self.weight[:1] * self.scale).to(inputs_embeds.dtype)  # (1, d_model)
-        return torch.cat([token.expand(inputs_embeds.shape[0], 1, -1), inputs_embeds], dim=1)
-
-    def logits(self, state: Tensor) -> Tensor:
-        """Return the logits (B, C) of lengths 0 to C - 1 for x_0 (B, d_model); length 0 is forbidden."""
-        logits = nn.functional.linear(state, self.weight.to(state.dtype))  # (B, C)
-        return logits.index_fill(1, torch.zeros(1, dtype=torch.long, device=logits.device), float("-inf"))
-
-    def classes(self, target_lengths: Tensor) -> Tensor:
-        """Return the class (B,) of each target length; longer ones than the table count as its last."""
-        return target_lengths.clamp(1, self.num_embeddings - 1)
-
-
 __all__ = [
     "LengthDifference",
-    "LengthToken",
     "canvas",
     "check_right_padded",
     "choose_positions",

@@ -4,6 +4,7 @@ B sources, l lengths of a length beam, n returned targets of a source, T target,
 iterations, or layers of a model that refines from layer to layer.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -22,44 +23,24 @@ from .parallel_head import EncodedSource
 
 SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
-# Settings of a search from left to right; None, False, 0 and 1 switch each of them off, and "power" the penalty's type.
-LEFT_TO_RIGHT = (
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "length_penalty",
-    "length_penalty_type",
-    "early_stopping",
-    "do_sample",
-    "min_length",
-    "min_new_tokens",
-    "max_time",
-    "stop_strings",
-    "repetition_penalty",
-    "encoder_repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "sequence_bias",
-    "force_words_ids",
-    "constraints",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "begin_suppress_tokens",
-    "exponential_decay_length_penalty",
-    "guidance_scale",
-    "watermarking_config",
-    "penalty_alpha",
-    "dola_layers",
-    "prompt_lookup_num_tokens",
-    "token_healing",
-)
 # Outputs of each step of a search; `output_scores` is none of them, since scores are always returned.
 STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
-# Settings of draws from the logits, which no model makes.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 COUNTS = ("num_iterations", "length_beam_size", "num_return_sequences")
+LIMITS = ("max_new_tokens", "max_length")
 OWN_SETTINGS = {"num_iterations", "length_beam_size", "return_history", "max_source_relative_length"}
+# Every other setting must have Transformers' default: it would change a search from left to right.
+SUPPORTED = {
+    *OWN_SETTINGS,
+    *LIMITS,
+    *STEP_OUTPUTS,
+    *TOKEN_IDS,
+    "num_return_sequences",
+    "output_scores",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "transformers_version",
+    "use_cache",
+}
 
 
 @dataclass
@@ -114,9 +95,11 @@ class ParallelSettings:
     do_sample: bool = False
 
 
-def is_off(value: object) -> bool:
-    """Return whether a setting of a search has a value that changes nothing."""
-    return value is None or value is False or (value is not True and value in (0, 1, "power"))
+@functools.cache
+def default_settings() -> dict[str, Any]:
+    """Return Transformers' settings with their defaults, and the one that `PaperBeamSearch` adds to a search."""
+    defaults = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
+    return defaults | {"length_penalty_type": "power"}
 
 
 def fail(subject: str, problem: str, fix: str) -> Never:
@@ -147,10 +130,10 @@ class ParallelGeneration(GenerationMixin):
     max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
         become, as in a search from left to right; None for no such limit. Default None.
 
-    Some of Transformers' settings apply. `max_length` and `max_new_tokens` bound the lengths if the call or its
-    `generation_config` gives them. `num_return_sequences` returns up to l targets of a source, and `suppress_tokens`
-    excludes tokens such as `<unk>`. `do_sample` turns on the noise of a model that has some (IterativeVAE). Settings of
-    a search from left to right raise ValueError.
+    Some of Transformers' settings apply. `max_length` and `max_new_tokens` bound the lengths, saved ones as in a search
+    from left to right. `num_return_sequences` returns up to l targets of a source, and `suppress_tokens` excludes
+    tokens such as `<unk>`. `do_sample` turns on the noise of a model that has some (IterativeVAE). Every other setting
+    raises ValueError unless it has Transformers' default.
     """
 
     config: VaswaniTransformerConfig
@@ -255,26 +238,25 @@ class ParallelGeneration(GenerationMixin):
         Raises:
             ValueError: a setting that is unknown, out of range or made for a search from left to right.
         """
-        saved = {name: value for name, value in vars(self.generation_config).items() if value is not None}
-        given = {} if generation_config is None else vars(generation_config)
-        given = {name: value for name, value in given.items() if value is not None}
-        given |= {name: value for name, value in call.items() if value is not None}
-        for name in call.keys() - vars(GenerationConfig()).keys() - OWN_SETTINGS - set(LEFT_TO_RIGHT):
+        for name in call.keys() - default_settings().keys() - OWN_SETTINGS:
             fail(
                 name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."
             )
-        values = saved | given
+        config = {} if generation_config is None else vars(generation_config)
+        given = {name: value for name, value in config.items() if value is not None or name in OWN_SETTINGS} | call
+        values = self.merge(given)
         self.check_search(values)
         for name in STEP_OUTPUTS:  # the model's own configuration may ask `forward` for them
             if given.get(name):
                 fail(name, "generate() returns scores only; got True", "Leave it out, or call the model itself.")
         for name in TOKEN_IDS:
-            if name in given and given[name] != (expected := getattr(self.config, name)):
-                fail(name, f"got {given[name]!r}, the model's configuration has {expected!r}", "Set it there.")
+            value, expected = given.get(name), getattr(self.config, name)
+            if value is not None and value != expected:
+                fail(name, f"got {value!r}, the model's configuration has {expected!r}", "Set it there.")
         settings = ParallelSettings(
             **{name: whole_number(name, values.get(name, 1), "Give 1 or more.") for name in COUNTS},
-            max_tokens=self.max_tokens(given),
-            max_source_relative_length=self.max_relative_length(generation_config, call, given),
+            max_tokens=self.max_tokens(values),
+            max_source_relative_length=self.max_relative_length(values),
             suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
@@ -283,17 +265,28 @@ class ParallelGeneration(GenerationMixin):
         self.check_settings(settings)
         return settings
 
+    def merge(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that are not None: those of a call, None included, over the model's own.
+
+        A limit of the call switches a saved `max_source_relative_length` off. A saved `max_length` holds without such a
+        limit, and unless it is Transformers' default, which Seq2SeqTrainer saves.
+        """
+        saved, relative = dict(vars(self.generation_config)), "max_source_relative_length"
+        if any(given.get(name) is not None for name in LIMITS):
+            saved.pop(relative, None)
+        is_default = saved.get("max_length") == default_settings().get("max_length")
+        if is_default or (saved | given).get(relative) is not None:
+            saved.pop("max_length", None)
+        return {name: value for name, value in (saved | given).items() if value is not None}
+
     def check_search(self, values: dict[str, Any]) -> None:
-        """Raise ValueError for a setting of a search from left to right, or of draws from the logits."""
-        name_of_class = type(self).__name__
-        for name in LEFT_TO_RIGHT:
-            if not is_off(value := values.get(name)) and not (name == "do_sample" and self.samples):
-                problem = f"{name_of_class} predicts all tokens at once; got {value!r}"
+        """Raise ValueError for a setting that only a search from left to right, or a draw of words, could obey."""
+        supported = SUPPORTED | ({"do_sample"} if self.samples else set())
+        for name, value in values.items():
+            default = default_settings().get(name)
+            if name not in supported and not name.startswith("_") and value != default:
+                problem = f"{type(self).__name__} predicts all tokens at once; got {value!r}, expected {default!r}"
                 fail(name, problem, "Leave it out, or set it to None in the generation config.")
-        for name in SAMPLING if values.get("do_sample") else ():
-            if not is_off(value := values.get(name)):
-                problem = f"{name_of_class} draws latents and no words; got {value!r}"
-                fail(name, problem, "Leave it out; the configuration's gumbel_temperature is that of the latents.")
 
     def check_settings(self, settings: ParallelSettings) -> None:
         """Raise ValueError where counts lie outside their range."""
@@ -309,24 +302,19 @@ class ParallelGeneration(GenerationMixin):
             problem = f"got {settings.num_return_sequences}, expected 1 to length_beam_size ({beam})"
             fail("num_return_sequences", problem, "Give a larger length_beam_size.")
 
-    def max_tokens(self, given: dict[str, Any]) -> int | None:
-        """Return the largest m that a call and a table of learned positions allow; None: no bound."""
+    def max_tokens(self, values: dict[str, Any]) -> int | None:
+        """Return the largest m that the settings and a table of learned positions allow; None: no bound."""
         bounds = []
-        for name, least in (("max_new_tokens", 1), ("max_length", 2)):  # the start token counts in the second
-            if bounds or name not in given:
-                continue
-            bounds.append(whole_number(name, given[name], "A target has its `</s>`.", least) - least + 1)
+        for name, least in zip(LIMITS, (1, 2), strict=True):  # the start token counts in the second
+            if not bounds and name in values:  # the first wins, as in Transformers
+                bounds.append(whole_number(name, values[name], "A target has its `</s>`.", least) - least + 1)
         bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
         return min(bounds, default=None)
 
-    def max_relative_length(
-        self, generation_config: GenerationConfig | None, call: dict[str, Any], given: dict[str, Any]
-    ) -> int | None:
-        """Return the largest m - n; None: no bound. Another limit of the call switches a saved one off."""
+    def max_relative_length(self, values: dict[str, Any]) -> int | None:
+        """Return the largest m - n; None: no bound."""
         name = "max_source_relative_length"
-        value = None if {"max_new_tokens", "max_length"} & given.keys() else getattr(self.generation_config, name, None)
-        value = call.get(name, getattr(generation_config, name, value))
-        return None if value is None else whole_number(name, value, "Give one such as 50, or None.", 0)
+        return whole_number(name, values[name], "Give one such as 50, or None.", 0) if name in values else None
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
         """Return the ids that are never predicted freely: start, padding, end, `<mask>` and `extra` ones."""

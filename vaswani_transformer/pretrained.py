@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
+from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from .config import VaswaniTransformerConfig
@@ -15,6 +16,7 @@ from .config import VaswaniTransformerConfig
 FAMILY_PREFIX = "vaswani_"  # of every model type of the package
 KNOWN_VERSIONS = "5.17 to 5.23"
 PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
+    GenerationConfig: ("_get_default_generation_params",),
     PreTrainedConfig: ("_attn_implementation", "_auto_class"),
     PreTrainedModel: (
         "_apply",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .attention import SelfAttention
 from .config import VaswaniTransformerConfig
+from .embeddings import read_table
 
 
 class RelativeSelfAttention(SelfAttention):
@@ -45,8 +46,11 @@ class RelativeSelfAttention(SelfAttention):
             value: (B, H, T, d_v).
             attention_mask: broadcast to (B, H, T, T), boolean (True: attends) or added to the scores.
         """
+        keys, values = (
+            read_table(table, 2 * self.clip + 1, query.device) for table in (self.relative_keys, self.relative_values)
+        )
         distances = self.distances(query.shape[2], query.device).expand(*query.shape[:3], -1)  # (B, H, T, T)
-        by_distance = query @ self.relative_keys.weight.T.to(query.dtype)  # (B, H, T, 2c + 1)
+        by_distance = query @ keys.T.to(query.dtype)  # (B, H, T, 2c + 1)
         scores = (query @ key.transpose(-2, -1) + by_distance.gather(-1, distances)) * self.scaling  # (B, H, T, T)
         if attention_mask is not None and attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -56,7 +60,7 @@ class RelativeSelfAttention(SelfAttention):
         weights = weights.to(value.dtype)
         summed = torch.zeros_like(weights[..., :1]).repeat(1, 1, 1, 2 * self.clip + 1)
         summed = summed.scatter_add(-1, distances, weights)  # (B, H, T, 2c + 1)
-        attended = weights @ value + summed @ self.relative_values.weight.to(value.dtype)  # (B, H, T, d_v)
+        attended = weights @ value + summed @ values.to(value.dtype)  # (B, H, T, d_v)
         return attended.transpose(1, 2).contiguous(), weights
 
 

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -18,6 +18,8 @@ JOINS = {"¿ ": "¿", "¡ ": "¡", "( ": "(", "[ ": "[", "{ ": "{", " )": ")", "
 LOADING_KEYS = ("auto_map", "is_local", "local_files_only")
 """Settings that say where a tokenizer was loaded from; they are not saved."""
 
+ALL_WORDS_KEY = "holds_all_words"
+"""In tokenizer_config.json: True where every word of the texts that a vocabulary was learned from is an entry of it."""
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -136,7 +138,9 @@ class VaswaniTransformerTokenizer(PreTrainedTokenizerFast):
             single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
         )
         names = SPECIAL_TOKENS | (UNKNOWN_TOKEN if name == "wordpiece" else {})
-        return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
+        # With room left nothing could be merged further, so that every word of the texts is an entry.
+        settings: dict[str, Any] = {ALL_WORDS_KEY: True} if tokenizer.get_vocab_size() < vocab_size else {}
+        return cls(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names, **settings)
 
     def with_remote_code(self) -> Self:
         """Return a shallow copy whose `save_pretrained` adds the package's code and `auto_map`.
@@ -189,6 +193,35 @@ def text_encoder(tokenizer: Callable[..., Any]) -> Callable[..., Any]:
     return encoder
 
 
+def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[list[str]]:
+    """Return the words of each text that the vocabulary lacks.
+
+    These are words with an `<unk>` and, of a vocabulary that holds every word of the texts it was learned from, also
+    those that are not one entry. Other vocabularies spell words from pieces, and bytes spell any word.
+
+    Args:
+        tokenizer: the tokenizer; of one that is written in Python, words are what white space separates.
+        encoded: its result for `texts`.
+        texts: the texts.
+    """
+    unknown_id, holds_all_words = tokenizer.unk_token_id, tokenizer.init_kwargs.get(ALL_WORDS_KEY, False)
+    if not encoded.is_fast:
+        has_unknown = [unknown_id is not None and unknown_id in ids for ids in encoded["input_ids"]]
+        words = [text.split() if has else [] for text, has in zip(texts, has_unknown, strict=True)]
+        return [[word for word in line if unknown_id in tokenizer(word)["input_ids"]] for line in words]
+    results = []
+    for text, encoding in zip(texts, encoded.encodings, strict=True):
+        spans: dict[int, list[tuple[int, int]]] = {}  # of the pieces of each word, by its number
+        unknown = set()
+        if holds_all_words or unknown_id in encoding.ids:
+            for token_id, word, span in zip(encoding.ids, encoding.word_ids, encoding.offsets, strict=True):
+                if word is not None:
+                    spans.setdefault(word, []).append(span)
+                    unknown |= {word} if token_id == unknown_id or (holds_all_words and len(spans[word]) > 1) else set()
+        results.append([text[spans[word][0][0] : spans[word][-1][1]].strip() for word in sorted(unknown)])
+    return results
+
+
 def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, name: str) -> None:
     """Check that a model of `entries` has one for every token and, where it fills in masks, the tokenizer's `<mask>`.
 
@@ -213,4 +246,4 @@ def check_own_vocabulary(model: Any, tokenizer: Any) -> None:
         check_vocabulary(tokenizer, config.vocab_size, mask_token_id, config.name_or_path or type(model).__name__)
 
 
-__all__ = ["VaswaniTransformerTokenizer", "check_own_vocabulary", "check_vocabulary", "text_encoder"]
+__all__ = ["VaswaniTransformerTokenizer", "check_own_vocabulary", "check_vocabulary", "text_encoder", "unknown_words"]

@@ -6,11 +6,15 @@ from typing import Any, NoReturn, cast
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BatchEncoding, MarianConfig
 
 from tests.helpers import ROOT, Run, load_tokenizer, tiny_model
 from tests.translate.commands import SOURCES, TARGETS, lines
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
 from vaswani_transformer.translate import command, loading
 from vaswani_transformer.translate.translator import Hypothesis, translate
 
@@ -96,16 +100,55 @@ def test_translation_of_two_lines_is_written_as_one(run: Run, monkeypatch: pytes
     assert output == "one two\none two\n"
 
 
+@pytest.fixture(scope="module")
+def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""
+    saved = tmp_path_factory.mktemp("words")
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SOURCES + TARGETS, 2000, "wordpiece")
+    tokenizer.save_pretrained(saved)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(saved)
+    return saved
+
+
+def test_unknown_words_are_named_in_one_warning_or_end_a_strict_command(
+    run: Run, folder_of_words: Path, tmp_path: Path
+) -> None:
+    """A strict command keeps the lines before, and without --strict it resumes to the same file."""
+    source, output = tmp_path / "source.txt", tmp_path / "target.txt"
+    texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
+    source.write_text(lines(texts), encoding="utf-8")
+    files = ("--max_length=5", f"--input={source}", f"--output={output}")
+    _, errors, status = run(*files, "--strict", model=folder_of_words)
+    message = "line 2: 'warld': the vocabulary lacks them; change the line, or leave out --strict.\n"
+    assert (errors, status) == (f"{source}, {message}", 2)
+    assert output.read_bytes().count(b"\n") == 1
+    _, errors, status = run(*files, model=folder_of_words)
+    assert status == 0
+    warning = "2 lines have words that the vocabulary lacks, whose results are guesses (line 2: 'warld'); --strict ends"
+    assert f"{source}: {warning} at such a line.\n" in errors
+    text, errors, _ = run("--max_length=5", stdin=lines(texts).encode(), model=folder_of_words)
+    assert text == output.read_text(encoding="utf-8")
+    assert f"standard input: {warning}" in errors
+    assert run("--strict", "--max_length=5", stdin=lines(SOURCES).encode(), model=folder_of_words)[1:] == ("", 0)
+
+
+def test_interactive_session_names_the_unknown_words_of_a_line(run: Run, folder_of_words: Path) -> None:
+    typed = f"{SOURCES[0]} warld\n{SOURCES[0]}\n".encode()
+    output, errors, status = run("--interactive", "--max_length=5", stdin=typed, model=folder_of_words)
+    assert (output.count("\n"), status) == (2, 0)
+    assert errors == "Unknown words, whose results are guesses: 'warld'.\n"
+
+
 class TwoLines:
     """A tokenizer that decodes every translation as two lines."""
 
-    pad_token_id = 1
+    pad_token_id, unk_token_id, init_kwargs = 1, None, {}
 
     def __len__(self) -> int:
         return 6
 
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[5, 2] for _ in texts]}
+    def __call__(self, texts: list[str], **_: Any) -> BatchEncoding:
+        return BatchEncoding({"input_ids": [[5, 2] for _ in texts]})
 
     def batch_decode(self, targets: list[list[int]], **_: Any) -> list[str]:
         return ["one\ntwo" for _ in targets]
@@ -290,6 +333,7 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
     ("arguments", "message"),
     [
         (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
+        (["--interactive", "--strict"], "--interactive names each line's unknown words and continues; leave out --str"),
         (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
         (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
         (
@@ -309,6 +353,8 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
         ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
         (["--beam=1"], "--beam: no such option; there are --input, "),
+        (["--beams=1", "--beams", "4"], "--beams: is given twice, and only the last would count; give it once. See"),
+        (["--progress", "--no-progress"], "--no-progress: is given twice, and only the last"),
         (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
     ],

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-# The keys of results.json, one of which has another spelling for readers.
-SPELLING = {"optimiser": "optimizer"}
-PHASES = ("preparation", "data", "forward", "backward", "optimiser", "evaluation", "saving", "other")
-STEPPING = ("data", "forward", "backward", "optimiser", "other")
+PHASES = ("preparation", "data", "forward", "backward", "optimizer", "evaluation", "saving", "other")
+STEPPING = ("data", "forward", "backward", "optimizer", "other")
 
 
 class Stopwatch:
@@ -72,5 +70,5 @@ def phase_shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
 
 def time_line(seconds: dict[str, float]) -> str:
     """Return the time of a run and its phases on one line."""
-    parts = " + ".join(f"{SPELLING.get(phase, phase)} {share}%" for phase, share in phase_shares(seconds))
+    parts = " + ".join(f"{phase} {share}%" for phase, share in phase_shares(seconds))
     return f"Time: {sum(seconds.values()):,.1f} s = {parts}"

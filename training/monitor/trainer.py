@@ -76,7 +76,7 @@ class MonitoredTrainer(Seq2SeqTrainer):
         self.learned_tokens = int(inputs["labels"].ne(-100).sum())  # here, where the batch is on the host
         self.monitor.stopwatch.enter("forward")
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.monitor.stopwatch.enter("optimiser")
+        self.monitor.stopwatch.enter("optimizer")
         # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients
         # over them; a model on several devices of one process gets the number of tokens once a device.
         tokens = torch.as_tensor(num_items_in_batch).max()

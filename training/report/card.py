@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.kinds import AUTOREGRESSIVE, kind_of_recipe
-from training.monitor.stopwatch import SPELLING, phase_shares
+from training.monitor.stopwatch import phase_shares
 from training.report.licenses import check_license
 from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
@@ -223,7 +223,7 @@ def describe_time(results: dict[str, Any]) -> str:
     minutes, seconds = divmod(round(results["seconds"]), 60)
     hours, minutes = divmod(minutes, 60)
     shares = phase_shares(results["time"])
-    phases = ", ".join(f"{SPELLING.get(phase, phase)} {percent}%" for phase, percent in shares if percent)
+    phases = ", ".join(f"{phase} {percent}%" for phase, percent in shares if percent)
     return f"{hours} h {minutes} min {seconds} s in all: {phases}"
 
 

@@ -10,9 +10,11 @@ from typing import Any, BinaryIO
 from ..errors import UserError
 from ..files import write_errors
 from ..translate.command import (
+    UnknownWords,
     has_record,
     is_done,
     log,
+    log_unknown_words,
     open_input,
     open_output,
     progress_bar,
@@ -86,20 +88,22 @@ def parse_lines(
     """Write the trees of all sentences that have none yet.
 
     Raises:
-        UserError: a line is invalid, or too long under `--too_long=error`.
+        UserError: a line is invalid, too long under `--too_long=error`, or has unknown words under `--strict`.
     """
-    repaired, texts.first = 0, output.done
+    repaired, texts.first, unknown = 0, output.done, UnknownWords(digested.name, options)
     with progress_bar(options, output.done) as bar:
         try:
             results = translations(digested, skip=output.done, progress=bar.update)
             for number, translation in enumerate(results, output.done + 1):
                 if translation.is_truncated:
                     warn_of_truncation(translation, digested.name, number)
+                unknown.count(translation, number)
                 sentence = texts.tree(number - 1, translation.text)
                 repaired += sentence.is_repaired and bool(sentence.tree.children)
                 output.write([format_tree(sentence, number, options)], digested)
         except TooLongError as error:
             raise error.in_command(digested.name) from error
+    unknown.warn()
     if repaired:
         log(f"{repaired} of the {digested.count} sentences had malformed output, and their trees were repaired.")
 
@@ -154,6 +158,7 @@ def run_interactive(options: argparse.Namespace) -> None:
         except TooLongError as error:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
+        log_unknown_words(translation)
         output.write([format_tree(texts.tree(0, translation.text), number, options)])
 
 

@@ -27,6 +27,7 @@ RESUME_KEYS = (
     "max_length", "max_source_tokens", "too_long", "dtype", "engine",
 )  # fmt: skip
 """The options, besides the model, that results depend on."""
+NAMED_WORDS = 10  # of a line, in a message about a file
 
 
 def log(message: str) -> None:
@@ -122,6 +123,45 @@ def warn_of_truncation(translation: Translation, name: str, number: int) -> None
     )
 
 
+class UnknownWords:
+    """The lines with words that the vocabulary lacks, for one warning at the end.
+
+    Args:
+        name: the input's name.
+        options: `strict` makes such a line an error.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.is_strict = name, options.strict
+        self.lines, self.first = 0, ""
+
+    def count(self, translation: Translation, number: int) -> None:
+        """Count a line's translation.
+
+        Raises:
+            UserError: the line has such a word, under `--strict`.
+        """
+        if not translation.unknown_words:
+            return
+        words = ", ".join(map(repr, translation.unknown_words[:NAMED_WORDS]))
+        line = f"line {number}: {words}{' ...' if len(translation.unknown_words) > NAMED_WORDS else ''}"
+        if self.is_strict:
+            raise UserError(f"{self.name}, {line}: the vocabulary lacks them; change the line, or leave out --strict.")
+        self.lines, self.first = self.lines + 1, self.first or line
+
+    def warn(self) -> None:
+        """Log how many lines there are, and the first one's words."""
+        if self.lines:
+            lines = f"{self.lines} line{' has' if self.lines == 1 else 's have'} words that the vocabulary lacks"
+            log(f"{self.name}: {lines}, whose results are guesses ({self.first}); --strict ends at such a line.")
+
+
+def log_unknown_words(translation: Translation) -> None:
+    """Log the words of a typed line that the vocabulary lacks."""
+    if translation.unknown_words:
+        log(f"Unknown words, whose results are guesses: {', '.join(map(repr, translation.unknown_words))}.")
+
+
 def translate_lines(
     translations: Callable[..., Iterator[Translation]],
     texts: DigestedInput,
@@ -131,17 +171,21 @@ def translate_lines(
     """Write the translations of all texts that have none yet.
 
     Raises:
-        UserError: a line is invalid, or too long under `--too_long=error` or for the model's table of positions.
+        UserError: a line is invalid, has unknown words under `--strict`, or is too long under `--too_long=error` or for
+            the model's table of positions.
     """
+    unknown = UnknownWords(texts.name, options)
     with progress_bar(options, output.done) as bar:
         try:
             results = translations(texts, skip=output.done, progress=bar.update)
             for number, translation in enumerate(results, output.done + 1):
                 if translation.is_truncated:
                     warn_of_truncation(translation, texts.name, number)
+                unknown.count(translation, number)
                 output.write(format_lines(translation, number, options), texts)
         except TooLongError as error:
             raise error.in_command(texts.name) from error
+    unknown.warn()
 
 
 def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
@@ -216,6 +260,7 @@ def run_interactive(options: argparse.Namespace) -> None:
             continue
         if translation.is_truncated:
             warn_of_truncation(translation, "standard input", number)
+        log_unknown_words(translation)
         output.write(format_lines(translation, number, options))
 
 

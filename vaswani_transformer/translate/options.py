@@ -73,6 +73,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
     )
+    group.add_argument("--strict", action="store_true", help="end at a line with a word that the vocabulary lacks")
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +100,8 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
     """End the command if options exclude each other."""
     if options.interactive and (options.input or options.output or options.format != "text"):
         parser.error("--interactive reads and writes lines of text; leave out --input, --output and --format.")
+    if options.interactive and options.strict:
+        parser.error("--interactive names each line's unknown words and continues; leave out --strict.")
     if options.format == "text" and (options.field or options.source):
         parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
     if options.field and options.source:

@@ -1,7 +1,7 @@
 """Translate many texts: batches by length under a token budget, results in the order of the texts."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..tokenizer import check_own_vocabulary, text_encoder
+from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 from .engine import DecodingEngine, ScoredTokens, TransformersEngine
 
 MIN_TEXT_TOKENS = 16  # that a text counts for in a batch, because a batch of many very short texts has too many beams
@@ -40,12 +40,14 @@ class Translation:
     source_tokens: the text's tokens, `</s>` included, before truncation.
     is_truncated: whether only its first tokens were translated.
     max_source_tokens: how many tokens it may have without truncation.
+    unknown_words: its words that the vocabulary lacks, whose translation is a guess.
     """
 
     hypotheses: list[Hypothesis]
     source_tokens: int
     is_truncated: bool
     max_source_tokens: int
+    unknown_words: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -143,7 +145,7 @@ class Translator:
             skip: how many of its texts to skip.
             progress: called with the number of texts that were translated.
         """
-        sources, lengths = self._encode(texts, first)
+        sources, lengths, unknown = self._encode(texts, first)
         empty = [Hypothesis("", 0, 0.0 if self.engine.scores else None)] * self.engine.num_translations
         hypotheses = {index: empty for index in range(len(texts)) if index not in sources}
         progress(sum(index >= skip for index in hypotheses))
@@ -155,13 +157,15 @@ class Translator:
         limit = self.max_source_tokens
         truncated = [self.too_long == "truncate" and length > limit for length in lengths]
         return [
-            Translation(hypotheses[index], lengths[index], truncated[index], limit) for index in range(skip, len(texts))
+            Translation(hypotheses[index], lengths[index], truncated[index], limit, unknown[index])
+            for index in range(skip, len(texts))
         ]
 
-    def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int]]:
-        """Return the source tokens of the texts that are not empty, and the length of each text."""
+    def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int], list[list[str]]]:
+        """Return the source tokens of the texts that are not empty, and the length and unknown words of each text."""
         encode = partial(text_encoder(self.tokenizer), return_attention_mask=False, verbose=False)
-        tokens = encode(texts)["input_ids"]
+        encoded = encode(texts)
+        tokens, unknown = encoded["input_ids"], unknown_words(self.tokenizer, encoded, texts)
         lengths = [len(row) if text.strip() else 0 for row, text in zip(tokens, texts, strict=True)]
         for index, length in enumerate(lengths):
             if length > self.max_source_tokens and self.too_long != "keep":
@@ -170,7 +174,7 @@ class Translator:
                 tokens[index] = encode(texts[index], truncation=True, max_length=self.max_source_tokens)["input_ids"]
             elif self.max_positions is not None and length > self.max_positions:
                 raise TooLongError(first + index, length, self.max_positions, is_final=True)
-        return {index: tokens[index] for index, length in enumerate(lengths) if length}, lengths
+        return {index: tokens[index] for index, length in enumerate(lengths) if length}, lengths, unknown
 
     def _decode(self, targets: list[ScoredTokens]) -> list[Hypothesis]:
         texts = self.tokenizer.batch_decode([tokens for tokens, _ in targets], skip_special_tokens=True)

@@ -59,7 +59,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -
         "labels": torch.tensor([[5, 2, -100, -100], [5, 6, 7, 2]]),
     }
     for step in (1, 2):
-        for phase in ("data", "forward", "backward", "optimiser", "evaluation", "other", "saving"):
+        for phase in ("data", "forward", "backward", "optimizer", "evaluation", "other", "saving"):
             seen.stopwatch.enter(phase)
             seen.stopwatch.now += 100 if phase in ("evaluation", "saving") else 2
         seen.count(batch)
