@@ -9,22 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import BROKEN, break_model, model_of_pairs, tiny_model
+from tests.helpers import BROKEN, break_model, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.checked_loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.figures.__main__ import main as draw_page
 from vaswani_transformer.translate import command as translate
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the model of pairs with its tokenizer."""
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    for part in model_of_pairs():
-        part.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("way", BROKEN)

@@ -25,6 +25,8 @@ from vaswani_transformer.errors import OutputError, UserError, exit_on_user_erro
         (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt: No such file or directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError("not a model\nof the Hub"), "not a model"),
+        (UserError("got the fields \x1b[2J\x9b1m, \u202ea"), r"got the fields \x1b[2J\x9b1m, \u202ea"),
+        (FileNotFoundError(2, "No such file", "\x1b]0;a.txt\udc80"), r"\x1b]0;a.txt\udc80: No such file"),
     ],
 )
 def test_message_is_one_line(error: Exception, line: str) -> None:

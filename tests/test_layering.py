@@ -25,7 +25,10 @@ PUBLISHED = [
     *("latent", "iterative_vae", "cmlm"),
 ]
 # Never published, in the same order; they import from published files too.
-SHARED = ["interrupts", "errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
+SHARED = [
+    *("interrupts", "errors", "files", "modes", "command_line", "saved_settings", "checked_loading", "schedule"),
+    "batching",
+]
 # Never published either: the folders that each folder imports from, beyond published and shared files.
 ROOMS = {
     "cpu": set(),

@@ -68,6 +68,22 @@ def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
+def check_search(run: Path, model: ProjectedModel, results: dict[str, Any]) -> None:
+    """Check that a run's folder has the search by which its results were scored, as the card says.
+
+    Raises:
+        UserError: it has another one.
+    """
+    search = results["recipe"]["decoding"]
+    for name, expected in search.items():
+        is_unused = name.startswith("length_penalty") and search.get("num_beams") == 1
+        if not is_unused and (saved := getattr(model.generation_config, name, None)) != expected:
+            raise UserError(
+                f"{run}: {name} in its generation_config.json is not that of {RESULTS}; got {saved!r}, expected "
+                f"{expected!r}. Restore the file."
+            )
+
+
 def write_repository(
     folder: Path,
     model: ProjectedModel,
@@ -188,6 +204,7 @@ def publish(
     if dry_run is not None and holds_files(dry_run):
         raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
     model, tokenizer = load(run)
+    check_search(run, model, results)
     if dry_run is not None:
         with staged_files(dry_run) as staging:
             write_repository(staging, model, tokenizer, results, repository, license)

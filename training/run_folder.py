@@ -26,12 +26,13 @@ from training.checkpoints import (
     settle,
     step_of,
 )
-from training.data.vocabulary import load_tokenizer, make_tokenizer
+from training.data.vocabulary import make_tokenizer
 from training.distributed import RunError, raise_together
 from training.monitor.monitor import trained_seconds
 from training.recipe import Recipe, to_dict
 from training.recipe_reading import build
 from training.report.results import RESULTS, RESULTS_FIX, fingerprints
+from vaswani_transformer.checked_loading import load_tokenizer
 from vaswani_transformer.errors import UserError, one_line
 from vaswani_transformer.files import PARTIAL, read_json, staged_files, write_atomically
 
@@ -297,4 +298,4 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> tuple[Pr
             f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
             "machines of the launch share."
         )
-    return load_tokenizer(folder), written
+    return load_tokenizer(str(folder)), written

@@ -23,8 +23,15 @@ class OutputError(UserError):
     """The system cannot write a file or folder."""
 
 
+def printable(text: str) -> str:
+    """Return a text in which every character that a terminal could obey, or not show, is written as its escape."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 def one_line(error: BaseException, with_file: bool = True, is_complete: bool = False) -> str:
     """Return an error's message on one line: its first line, or all of them if the first one opens a list.
+
+    A message may quote a file of unknown origin, so it is printable.
 
     Args:
         error: the error; one of the operating system becomes "file: problem", without its number.
@@ -33,11 +40,11 @@ def one_line(error: BaseException, with_file: bool = True, is_complete: bool = F
     """
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None
-        return f"{error.filename}: {error.strerror}" if names_file else error.strerror
+        return printable(f"{error.filename}: {error.strerror}" if names_file else error.strerror)
     first, _, other_lines = str(error).strip().partition("\n")
     if is_complete or first.rstrip().endswith((":", ",", "(")):
         first = f"{first} {other_lines}"
-    return " ".join(first.split()) or type(error).__name__
+    return printable(" ".join(first.split())) or type(error).__name__
 
 
 def exit_interrupted(what_now: str = "") -> NoReturn:
@@ -65,4 +72,4 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         exit_interrupted(what_now)
 
 
-__all__ = ["OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line"]
+__all__ = ["OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line", "printable"]

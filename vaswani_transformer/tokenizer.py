@@ -228,9 +228,10 @@ def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, na
     Raises:
         ValueError: naming both sizes, or both ids.
     """
-    if len(tokenizer) > entries:
+    needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
+    if needed > entries:
         raise ValueError(
-            f"{name}: its tokenizer has {len(tokenizer)} entries and the model {entries}; give a model with its own."
+            f"{name}: its tokenizer has {needed} entries and the model {entries}; give a model with its own."
         )
     if mask_token_id is not None and (token_id := tokenizer.mask_token_id) != mask_token_id:
         raise ValueError(

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
 
-from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python
+from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python, tiny_config
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
@@ -75,6 +75,32 @@ def test_model_of_another_package_is_not_published(tmp_path: Path) -> None:
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
 
 
+def save_run(folder: Path) -> None:
+    """Save the model of pairs as a run with invented results."""
+    for part in model_of_pairs():
+        part.save_pretrained(folder)
+    results = results_of()
+    tiny_config().make_generation_config(**results["recipe"]["decoding"]).save_pretrained(folder)
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ('{"num_beams": 4, "len', r"generation_config\.json: not a readable JSON file \("),
+        (None, r"run: has no generation_config\.json, the search that this package saves with every model; restore"),
+        ("{}", r"run: num_beams in its generation_config\.json is not that of results\.json; got None, expected 4\."),
+        ('{"num_beams": 1}', r"is not that of results\.json; got 1, expected 4\. Restore the file\.$"),
+    ],
+)
+def test_run_is_not_published_without_its_search(tmp_path: Path, search: str | None, message: str) -> None:
+    save_run(run := tmp_path / "run")
+    (run / "generation_config.json").unlink() if search is None else (run / "generation_config.json").write_text(search)
+    with pytest.raises(UserError, match=message):
+        publish(run, REPOSITORY, dry_run=tmp_path / "dry")
+    assert not (tmp_path / "dry").exists()
+
+
 @pytest.mark.parametrize("way", BROKEN)
 def test_broken_weights_are_not_published(tmp_path: Path, way: str) -> None:
     for part in model_of_pairs():
@@ -96,9 +122,7 @@ def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path: Path) -> 
 def test_folder_that_cannot_be_written_ends_the_command_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for part in model_of_pairs():
-        part.save_pretrained(tmp_path)
-    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    save_run(tmp_path)
     capsys.readouterr()  # the progress bar of saving
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
@@ -110,9 +134,7 @@ def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, dry = tmp_path / "run", tmp_path / "dry"
-    for part in model_of_pairs():
-        part.save_pretrained(run)
-    (run / "results.json").write_text(json.dumps(results_of()))
+    save_run(run)
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

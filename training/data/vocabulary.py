@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import cast
 
 import datasets
 from datasets import DatasetDict
-from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
 from training.recipe import Recipe, to_dict
 from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.checked_loading import load_tokenizer
+from vaswani_transformer.errors import UserError
 
 SIDES = ("source", "target")
 STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained
@@ -38,10 +38,6 @@ def sample_texts(
     for batch in pairs.iter(1000):
         for side in sides:
             yield from batch[side]
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path))
 
 
 def train_tokenizer(
@@ -113,8 +109,8 @@ def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBas
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:
         tokenizer = load_tokenizer(path)
-    except Exception as error:  # any error of the libraries for a broken file
-        raise UserError(f"tokenizer.path: {path} cannot be loaded: {one_line(error)}") from error
+    except UserError as error:
+        raise UserError(f"tokenizer.path: {error}") from error
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else recipe.model.get("decoder_start_token_id")
     for name, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id), ("bos", start)):
         if value is None:

@@ -3,6 +3,7 @@
 It is made from the run's results: `card_template.md` holds the words, `results.json` the facts.
 """
 
+import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from training.report.licenses import check_license
 from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.command_line import ArgumentParser
-from vaswani_transformer.errors import UserError, exit_on_user_error
+from vaswani_transformer.errors import UserError, exit_on_user_error, printable
 from vaswani_transformer.files import write_errors
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
@@ -42,6 +43,15 @@ NAMES = {"nat": "NAT", "glat": "GLAT", "cmlm": "CMLM", "iterative_vae": "Iterati
 FALLBACK_EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
+def as_markdown(tree: Any) -> Any:
+    """Return nested values whose texts are one line each and hold no HTML; a recipe may hold any text."""
+    if isinstance(tree, dict):
+        return {as_markdown(name): as_markdown(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [as_markdown(value) for value in tree]
+    return html.escape(printable(" ".join(tree.split())), quote=False) if isinstance(tree, str) else tree
+
+
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
     """Return the card of a run; its metadata have a `model-index` of each score with its signature.
 
@@ -51,9 +61,11 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         repository: the name on the Hub that the example loads.
         license: the Hub's name for the license of the weights.
     """
+    head, example = metadata(results, license), python_literal(example_sentence(results))
+    results = as_markdown(results)
     recipe = results["recipe"]
     return ModelCard.from_template(
-        metadata(results, license),
+        head,
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
@@ -69,7 +81,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
         scores="\n".join(f"- {line}" for line in score_lines(results)) or "Not yet measured.",
         repository=python_literal(repository),
-        example=python_literal(example_sentence(results)),
+        example=example,
         search=describe_search(recipe["decoding"]),
         longest=recipe["data"]["max_length"],
         losses=describe_losses(recipe),

@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..checked_loading import load_config, load_errors, load_model
+from ..checked_loading import load_config, load_model, load_tokenizer
 from .foreign import (
     TABLES,
     ForeignModel,
@@ -71,8 +71,7 @@ def import_transformers_model(
         UserError: it cannot be represented.
     """
     original = load_model(folder, model_class, dtype=torch.float32).eval()
-    with load_errors(f"{folder}: its tokenizer"):
-        tokenizer = None if tokenizer_class is None else tokenizer_class.from_pretrained(folder)
+    tokenizer = None if tokenizer_class is None else load_tokenizer(folder, tokenizer_class)
     model = build_model(read_transformers_model(original, folder), folder)
     difference, largest = check_equivalence(model, original, folder)
     model.generation_config = original.generation_config

@@ -14,8 +14,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checked_loading import load_tokenizer
+from ..checked_loading import GENERATION_CONFIG, load_errors, load_tokenizer, read_json
 from ..errors import UserError, one_line
+from ..saved_settings import check_search_settings
 from ..search import LENGTH_PENALTY_TYPES, length_penalty
 from ..tokenizer import text_encoder
 from .engine import ScoredTokens
@@ -53,11 +54,16 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
     try:
         tokens = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
         positions = json.loads((folder / "config.json").read_text(encoding="utf-8"))[POSITIONS_KEY]
-        saved = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+        if not (isinstance(tokens, list) and isinstance(positions, int)):
+            raise TypeError("neither a vocabulary nor a number of positions")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f'{folder}: has no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first.'
         ) from error
+    settings = read_json(folder / GENERATION_CONFIG)
+    check_search_settings(str(folder), settings, len(tokens))
+    with load_errors(str(folder)):
+        saved = GenerationConfig.from_dict(settings)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
     return tokenizer, tokens, positions, saved

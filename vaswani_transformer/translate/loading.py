@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checked_loading import (
     check_model_name,
     check_tokenizer_fits,
+    load_config,
     load_errors,
     load_model,
     load_tokenizer,
+    own_model_types,
 )
-from ..config import VaswaniTransformerConfig
 from ..cpu.model import prepare_for_inference
 from ..errors import UserError, one_line
 from ..files import digest_of_model
@@ -38,12 +39,6 @@ def resolve_device(options: argparse.Namespace) -> torch.device:
         return torch.zeros(1, device=options.device or accelerator or "cpu").device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
-
-
-def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransformerConfig) -> set[str]:
-    """Return the model types of a configuration and of those derived from it: by default all of this package."""
-    derived = map(own_model_types, config_class.__subclasses__())
-    return {config_class.model_type}.union(*derived)
 
 
 def should_prepare(options: argparse.Namespace, model_type: str, device: torch.device) -> bool:
@@ -84,9 +79,7 @@ def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokeni
     check_not_converted(options.model)
     device = resolve_device(options)
     shared = {"revision": options.revision or "main", "trust_remote_code": options.trust_remote_code}
-    with load_errors(options.model):
-        model_type = AutoConfig.from_pretrained(options.model, **shared).model_type
-    is_prepared = should_prepare(options, model_type, device)
+    is_prepared = should_prepare(options, load_config(options.model, **shared).model_type, device)
     if device.type == "meta":
         raise UserError("--device=meta: weights have no values there; give a device that computes.")
     tokenizer = load_tokenizer(options.model, **shared)
@@ -229,11 +222,9 @@ def model_digest(options: argparse.Namespace) -> str:
         return digest_of_model(folder)
     if options.engine == "ctranslate2":  # no folder: the engine raises the error
         return ""
-    check_model_name(options.model)
-    with load_errors(options.model):
-        config = AutoConfig.from_pretrained(
-            options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
-        )
+    config = load_config(
+        options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
+    )
     return f"{options.model}@{getattr(config, '_commit_hash', None)}"
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import get_args
 
 from ..command_line import ArgumentParser, finite_float, positive_int, utf8_text
+from ..saved_settings import MAX_ALPHA
 from .translator import TooLong
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DTYPE_HELP = (
     "of products with weights; int8 on a CPU only (float32 on a CPU, as saved on other devices and with CTranslate2)"
 )
-MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from tests.helpers import ROOT
 from tests.hub_state import metadata_errors
 from training.recipe import load_recipe, to_dict
-from training.report.card import main, training_command
+from training.report.card import main, make_card, training_command
 from training.report.results import strip_local_paths
 
 CARD = ROOT / "model_card.md"
@@ -51,6 +51,18 @@ def test_card_that_cannot_be_made_is_an_error_of_one_line_and_changes_nothing(
     assert re.fullmatch(rf"{message}[^\n]*\n", capsys.readouterr().err)
     assert Path("mine.md").read_text() == "mine"
     assert not Path("model_card.md").exists()
+
+
+@pytest.mark.parametrize("field", ["name", "note", "published"])
+def test_text_of_a_recipe_adds_neither_lines_nor_html_to_the_card(field: str) -> None:
+    results, hostile = json.loads(RESULTS.read_text(encoding="utf-8")), "a\n# b\n<script>c</script>\x1b[2J"
+    results["recipe"][field] = hostile
+    results["name"] = hostile if field == "name" else results["name"]
+    text = make_card(results, REPOSITORY).text
+    assert "a # b &lt;script&gt;c&lt;/script&gt;\\x1b[2J" in text
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    assert "\n# b" not in text
 
 
 def test_card_has_every_field_filled_in() -> None:

@@ -1,0 +1,244 @@
+"""Damaged and hostile model folders: no command runs their code, and each fault is one line at once."""
+
+import ast
+import io
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from tests.helpers import ROOT
+from tests.training.invented_results import results_of
+from tests.training.runs import make_arguments
+from training import average, distill, publish, score, train
+from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.convert import command as convert
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.figures import __main__ as figures
+from vaswani_transformer.parse import command as parse
+from vaswani_transformer.translate import command as translate
+
+SEARCH, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
+    "generation_config.json",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Set fields of the object in a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+class Payload:
+    """A pickle of it writes the marker when it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def hostile(copy: Path, tmp_path: Path) -> Path:
+    """Return the folder of a model that only its own code loads; the code and a pickle write the file `marker`."""
+    (copy / "own.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()")
+    code = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"), "own.Code")
+    change(copy / CONFIG, model_type="own", auto_map=code, max_position_embeddings=9)
+    change(copy / TOKENIZER_CONFIG, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.Code"] * 2})
+    (copy / "results.json").write_text(json.dumps(results_of()))
+    (copy / "shared_vocabulary.json").write_text(json.dumps(["a"] * 300))
+    torch.save(Payload(tmp_path / "marker"), copy / "own.pt")
+    return copy
+
+
+LOADS = "its own Python code, which is not run; read the code, then give --trust_remote_code"
+COMMANDS: dict[str, tuple[Callable[[list[str]], None], str, str]] = {
+    "translate": (translate.main, "{model} --input={text}", LOADS),
+    "interactive": (translate.main, "{model} --interactive", LOADS),
+    "engine": (translate.main, "{model} --input={text} --engine=ctranslate2", LOADS),
+    "parse": (parse.main, "{model} --input={text}", LOADS),
+    "ctranslate2": (convert.main, "ctranslate2 {model} {out}", LOADS),
+    "fsmt": (convert.main, "fsmt {model} {out}", LOADS),
+    "marian": (convert.main, "marian {model} {out}", LOADS),
+    "fairseq": (convert.main, "fairseq {model}/own.pt {out}", "own.pt"),
+    "figures": (figures.main, "{model} one --output={out}", LOADS),
+    "publish": (publish.main, "{model} owner/name --dry_run={out}", LOADS),
+    "score": (score.main, "{model} {recipe}", LOADS),
+    "distill": (distill.main, "{model} {recipe} --output_dir={out}", LOADS),
+    "average": (average.main, "{model} --output_dir={out}", "is not the folder of a run"),
+    "encoder_from": (train.main, "{recipe} --output_dir={out} --training.encoder_from={model}", LOADS),
+    "start_from": (train.main, "{recipe} --output_dir={out} --training.start_from={model}", LOADS),
+    "energy_from": (
+        train.main,
+        "{recipe} --output_dir={out} --model.kind=cmlm --training.energy_from={model}",
+        LOADS,
+    ),
+    "tokenizer": (train.main, "{recipe} --output_dir={out} --tokenizer.path={model}", LOADS),
+}
+"""The main function of every command that loads a model, its arguments, and a part of its error."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_a_models_code_or_asks_for_it(
+    hostile: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    main, arguments, message = COMMANDS[command]
+    (tmp_path / "text").write_text("one tree\n")
+    recipe = make_arguments(tmp_path)
+    names = {"model": hostile, "out": tmp_path / "out", "text": tmp_path / "text", "recipe": " ".join(recipe)}
+    monkeypatch.setattr("sys.stdin", answers := io.StringIO("y\n" * 9))
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.format(**names).split())
+    output, errors = capsys.readouterr()
+    assert message in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert (output, answers.tell()) == ("", 0)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_only_one_function_calls_from_pretrained() -> None:
+    """So no load can forget `trust_remote_code`, without which Transformers asks and reads standard input."""
+    calls = {}
+    for path in (path for folder in ("vaswani_transformer", "training") for path in (ROOT / folder).rglob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        names = [getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes]
+        if count := sum(name in ("from_pretrained", "pipeline") for name in names):
+            calls[path.relative_to(ROOT).as_posix()] = count
+    assert calls == {"vaswani_transformer/checked_loading.py": 1}
+
+
+@pytest.mark.parametrize("file", [SEARCH, CONFIG, TOKENIZER, TOKENIZER_CONFIG])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"num_beams": 4, "len', b"[]", b"null", bytes(200), b"\xff\xfe\x80", b"[" * 100_000]
+)
+def test_damaged_file_of_a_model_is_an_error_that_names_it(copy: Path, file: str, content: bytes) -> None:
+    (copy / file).write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"not a readable JSON file \(.*\); restore it, or save the model again\.$"
+    ) as error:
+        load_tokenizer(str(copy)) if "tokenizer" in file else load_model(str(copy))
+    assert str(error.value).removeprefix(f"{copy}: its tokenizer: ").startswith(str(copy / file))
+    assert "\n" not in str(error.value)
+
+
+def test_lost_search_is_an_error_for_a_model_that_is_saved_with_one(copy: Path) -> None:
+    (copy / SEARCH).unlink()
+    with pytest.raises(UserError, match=r"model: has no generation_config\.json, the search that this package saves"):
+        load_model(str(copy))
+
+
+def test_model_of_others_without_a_search_decodes_greedily_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    MarianMTModel(MarianConfig(**sizes, pad_token_id=1, decoder_start_token_id=0)).save_pretrained(tmp_path)
+    (tmp_path / SEARCH).unlink()
+    load_model(str(tmp_path))
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"{tmp_path}: has no generation_config.json, so it decodes greedily."]
+
+
+TOKENS = "token ids from 0 to 299, the model's vocabulary"
+BEAMS = "a whole number from 1 to 300, which a vocabulary of 300 allows"
+LENGTH = "a whole number from 0 to 1,000,000"
+NUMBER = "a finite number"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("eos_token_id", "x", TOKENS),
+        ("eos_token_id", [2, "x"], TOKENS),
+        ("decoder_start_token_id", 10_000_000, TOKENS),
+        ("decoder_start_token_id", -5, TOKENS),
+        ("pad_token_id", True, TOKENS),
+        ("suppress_tokens", [10**9], TOKENS),
+        ("bad_words_ids", [["x"]], TOKENS),
+        ("num_beams", 10_000_000, BEAMS),
+        ("num_beams", 1e7, BEAMS),
+        ("num_return_sequences", 0, BEAMS),
+        ("no_repeat_ngram_size", "2", LENGTH),
+        ("max_source_relative_length", 1e15, LENGTH),
+        ("max_source_relative_length", 10**15, LENGTH),
+        ("max_new_tokens", 10**12, LENGTH),
+        ("length_penalty", 1e308, f"{NUMBER} from -50 to 50"),
+        ("repetition_penalty", "x", NUMBER),
+        ("max_time", float("nan"), NUMBER),
+        ("do_sample", "yes", "true or false"),
+        ("exponential_decay_length_penalty", "x", r"a length and a factor, such as \[20, 1\.1\]"),
+    ],
+)
+def test_setting_of_another_type_or_outside_its_range_is_an_error_of_one_line(
+    copy: Path, setting: str, value: Any, expected: str
+) -> None:
+    change(copy / SEARCH, **{setting: value})
+    message = rf"^[^\n]*model: {setting} of its saved search is invalid; got .*, expected {expected}\. Restore"
+    with pytest.raises(UserError, match=message):
+        load_model(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"encoder_layers": 1_000_000}, r"do not fit encoder_layers; got \d+ weights for 1,000,000 layers\. Restore"),
+        ({"d_ff": 10**10}, r"do not fit its config\.json; got [\d,]+ numbers, expected 1?[\d,]{13,}\. Restore"),
+        ({"vocab_size": 10**10}, r"do not fit its config\.json; got [\d,]+ numbers, expected [\d,]{15,}\. Restore"),
+        (
+            {"position_embedding": "learned", "max_position_embeddings": 10**11},
+            r"do not fit its config\.json; got [\d,]+ numbers, expected [\d,]{16,}\. Restore",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_pickle", [False, True])
+def test_configuration_of_a_larger_model_than_its_weights_is_an_error_before_memory_is_taken(
+    copy: Path, fields: dict[str, Any], message: str, is_pickle: bool
+) -> None:
+    if is_pickle:
+        torch.save(load_model(str(copy)).state_dict(), copy / "pytorch_model.bin")
+        (copy / "model.safetensors").unlink()
+    change(copy / CONFIG, **fields)
+    with pytest.raises(UserError, match=rf"^[^\n]*model: its weights {message}"):
+        load_model(str(copy))
+
+
+def test_sharded_weights_are_counted_together(copy: Path) -> None:
+    load_model(str(copy)).save_pretrained(copy, max_shard_size="100KB")
+    (copy / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(copy.glob("model-*.safetensors"))) > 1
+    load_model(str(copy))
+    change(copy / CONFIG, decoder_layers=1000)
+    with pytest.raises(UserError, match=r"do not fit decoder_layers; got \d+ weights for 1,000 layers"):
+        load_model(str(copy))
+
+
+def test_setting_of_a_tokenizer_that_only_its_use_shows_is_an_error_of_loading(copy: Path) -> None:
+    change(copy / TOKENIZER_CONFIG, model_max_length="x")
+    with pytest.raises(UserError, match=r"model: its tokenizer: cannot be loaded: '>' not supported"):
+        load_tokenizer(str(copy))
+
+
+def test_token_beyond_the_models_embeddings_is_an_error(copy: Path) -> None:
+    fields = json.loads((copy / TOKENIZER).read_text())
+    fields["post_processor"]["special_tokens"]["</s>"]["ids"] = [1_000_000]
+    change(copy / TOKENIZER, **fields)
+    with pytest.raises(UserError, match="its tokenizer has 1000001 entries and the model 300"):
+        check_tokenizer_fits(load_model(str(copy)), load_tokenizer(str(copy)), "m")
