@@ -279,7 +279,7 @@ DAMAGED_FILES = {
     "models.json": ("\0", r"cannot be read \(Expecting value.*\); restore it, or give another --output_dir\."),
     "trainer_state.json": ("{}", r"global_step is damaged; got null, expected int; remove .*trainer_state\.json, and"),
     "watch.json": ('{"trained": "x"}', r'trained is damaged; got "x", expected float; restore it, or remove it, and'),
-    "results.json": ("{", r"cannot be read \(.*\); restore it, or remove it, and the training command writes it again"),
+    "results.json": ("{", r"cannot be read \(.*\); restore it, or give the training command again without it\."),
 }
 
 

@@ -22,7 +22,7 @@ from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import read_json
 
 RESULTS = "results.json"
-RESULTS_FIX = "restore it, or remove it, and the training command writes it again."
+RESULTS_FIX = "restore it, or give the training command again without it."
 NEEDED = {"name", "recipe", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops", "curve"}
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "sacrebleu")
 

@@ -27,9 +27,9 @@ def test_card_is_what_the_code_makes_of_the_results(tmp_path: Path) -> None:
     ("results", "more", "message"),
     [
         ("own.json", [], r"own\.json: lacks commit, curve, .*; train again with this version"),
-        ("list.json", [], r"list\.json: lacks commit, curve, "),
-        ("text.json", [], r"text\.json: not JSON \("),
-        ("nothing.json", [], r"nothing\.json: cannot be read: No such file or directory; name a file that can be"),
+        ("list.json", [], r"list\.json: is damaged; got list, expected dict; restore it"),
+        ("text.json", [], r"text\.json: cannot be read \("),
+        ("nothing.json", [], r"nothing\.json: cannot be read \(No such file or directory\); restore it"),
         (str(RESULTS), ["--license=bogus"], r"--license: the Hub knows no 'bogus'; give one of its names"),
         (str(RESULTS), ["--output=mine.md"], r"--output=mine\.md: exists already; give a new file\."),
         (str(RESULTS), ["--output=mine.md/card.md"], r"--output=mine\.md/card\.md: cannot be written: "),
