@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
+from training.distributed import trains_slowly_in_bf16
 from training.kinds import AUTOREGRESSIVE, KINDS, TOKENIZER_SETS, Kind, check_kind, drop_other_kinds
 from training.recipe_reading import apply_override, build, check_range, read_yaml
 from vaswani_transformer import VaswaniTransformerConfig
@@ -107,7 +108,8 @@ class TrainingRecipe:
     glancing_steps: the steps in which that share changes; None for `steps`.
     kl_scale: of kind iterative_vae: the weight of its KL divergences after `kl_warmup_steps`.
     kl_warmup_steps: the steps in which that weight rises linearly from 0.
-    precision: "fp32", or "bf16" for autocast.
+    precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a CPU without instructions for bf16, which fp32
+        trains more than ten times as fast, and "bf16" elsewhere. The run's recipe has the one that was taken.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
     attention: Transformers' name of the attention implementation; "auto" is "eager" on a CPU, which for sentences is
@@ -151,7 +153,7 @@ class TrainingRecipe:
     glancing_steps: int | None = None
     kl_scale: float | int = 1.0
     kl_warmup_steps: int = 30_000
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
@@ -254,6 +256,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 SEEDS = 2**32  # NumPy's limit
+CHOSEN_FIELDS = ("training.glancing_steps", "training.precision")  # which a recipe may leave open
 
 
 def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
@@ -284,15 +287,17 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     check_kind(tree)
     recipe = build(Recipe, tree, "")
     check(recipe)
-    return with_glancing_steps(recipe)
+    return with_chosen_fields(recipe)
 
 
-def with_glancing_steps(recipe: Recipe) -> Recipe:
-    """Return a recipe with GLAT's schedule in full, so that a run which gets more steps keeps it."""
-    if recipe.training.glancing is None or recipe.training.glancing_steps is not None:
-        return recipe
-    training = dataclasses.replace(recipe.training, glancing_steps=recipe.training.steps)
-    return dataclasses.replace(recipe, training=training)
+def with_chosen_fields(recipe: Recipe) -> Recipe:
+    """Return a recipe with `CHOSEN_FIELDS` in full, so that a run keeps them with more steps and on another machine."""
+    training, chosen = recipe.training, {}
+    if training.glancing is not None and training.glancing_steps is None:
+        chosen["glancing_steps"] = training.steps
+    if training.precision == "auto":
+        chosen["precision"] = "fp32" if trains_slowly_in_bf16() else "bf16"
+    return dataclasses.replace(recipe, training=dataclasses.replace(training, **chosen))
 
 
 def check(recipe: Recipe) -> None:
