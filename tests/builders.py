@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
@@ -42,6 +43,12 @@ def cpu_dtypes() -> list[str]:
 
 
 DTYPES = cpu_dtypes()
+
+
+def needs(dtype: str) -> Any:
+    """Return a parameter of a test that runs where the CPU and torch have packed layers of this dtype."""
+    is_missing = dtype not in DTYPES
+    return pytest.param(dtype, marks=pytest.mark.skipif(is_missing, reason=f"this CPU or torch has no {dtype}"))
 
 
 def uneven_model(seed: int = 0, **overrides: Any) -> VaswaniTransformerForConditionalGeneration:

@@ -120,6 +120,7 @@ def test_compiled_dropout_is_torch_s() -> None:
     torch.testing.assert_close(losses[1], losses[0], **FLOAT32)
 
 
+# Of models in float64, where rounding decides between no tokens.
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 9},
     "beams": {"num_beams": 4, "max_new_tokens": 9},
@@ -152,7 +153,7 @@ def keeping(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
 @pytest.mark.parametrize("position_type", POSITION_TYPES)
 def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_type: str) -> None:
     """Transformers does so in sampling and greedy search, not in beam search."""
-    model, graphs = tiny_model(position_embedding=position_type), []
+    model, graphs = tiny_model(position_embedding=position_type).double(), []
     source, mask = padded_batch([5, 3])
     inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES["greedy"]}
     generated = model.generate(**inputs, cache_implementation="static", compile_config=compiled_by(keeping(graphs)))
@@ -165,7 +166,7 @@ def test_generate_compiles_one_graph_for_all_steps_over_a_static_cache(position_
 @pytest.mark.parametrize("search", SEARCHES)
 def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, position_type: str) -> None:
     """One graph is for the first step, which fills the cache of the source, and one for all others."""
-    model, graphs = tiny_model(position_embedding=position_type), []
+    model, graphs = tiny_model(position_embedding=position_type).double(), []
     source, mask = padded_batch([5, 3])
     inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, **SEARCHES[search]}
     expected = model.generate(**inputs)
@@ -177,7 +178,7 @@ def test_compiled_model_searches_over_a_static_cache_in_two_graphs(search: str, 
 
 def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
     """A CUDA graph reads and writes the addresses that it was recorded with."""
-    model, addresses = tiny_model(), set()
+    model, addresses = tiny_model().double(), set()
     source, mask = padded_batch([5, 3])
     plain = model.forward
 
@@ -201,7 +202,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
 
 
 def test_inductor_compiles_the_steps_of_both_searches() -> None:
-    model = tiny_model()
+    model = tiny_model().double()
     source, mask = padded_batch([5, 3])
     inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
     greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))

@@ -28,14 +28,13 @@ TEXT = PAGE.read_text(encoding="utf-8")
 NAMES = [name for match in BLOCK.finditer(TEXT) for name in match[1].split()]
 BLOCKS = [(match[1], match[2] or "") for match in PYTHON.finditer(TEXT)]
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-UNSTABLE = "PrintedDecoder"  # open beams of a sentence outside the training set: rounding errors can change them
 
 
 def assert_same_output(code: str, printed: str, expected: str) -> None:
-    """Assert that a block prints what the page shows, numbers with a point within 2%, or 0.02 near zero."""
-    if UNSTABLE in code:
-        printed, expected = (re.sub(r"<s>.*|\[.*\]", "...", text) for text in (printed, expected))
-        printed, expected = ("\n".join(dict.fromkeys(text.splitlines()[:3])) for text in (printed, expected))
+    """Assert that a block prints what the page shows, numbers with a point within 2%, or 0.02 near zero.
+
+    The page's model computes in float64, so that it learns the same words on every machine.
+    """
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", expected).split(), code
     for one, other in zip(NUMBER.findall(printed), NUMBER.findall(expected), strict=True):
         assert math.isclose(float(one), float(other), rel_tol=0.02, abs_tol=2e-2 if abs(float(other)) > 1e-2 else 1e-3)

@@ -117,7 +117,7 @@ def test_every_sentence_of_a_batch_has_its_own_limit(num_beams: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_beams_of_a_sentence_are_the_same_in_a_batch_and_by_itself(seed: int) -> None:
-    model = small_model(seed, vocab_size=12)
+    model = small_model(seed, vocab_size=12).double()
     input_ids, mask = padded_batch([4, 2, 6], pad=1)
     input_ids = input_ids % 9 + 3
     options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_source_relative_length": 3}
@@ -185,9 +185,9 @@ def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
 @settings(max_examples=100)
 def test_search_under_power_equals_transformers_own(seed: int, alpha: float, early_stopping: bool | str) -> None:
-    """Token for token and score for score, for padded sources and several returned targets."""
-    model = small_model(seed, vocab_size=12)
-    plain = PlainSearch(model.config).eval()
+    """Token for token in float64, and score for score, for padded sources and several returned targets."""
+    model = small_model(seed, vocab_size=12).double()
+    plain = PlainSearch(model.config).eval().double()
     plain.load_state_dict(model.state_dict())
     assert type(plain)._beam_search is GenerationMixin._beam_search
     input_ids, mask = padded_batch([4, 2, 5])

@@ -1,5 +1,6 @@
 """Restricted self-attention equals a loop over neighborhoods, in every implementation, in training and in decoding."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.builders import needs, random_model
 from tests.flash_kernels import FlashKernels
-from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_tokens, tiny_config, tiny_model
+from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniIterativeVaeConfig,
@@ -31,6 +33,7 @@ MODELS = {
     name: tiny_model(attention_window=REACH, attn_implementation=name).requires_grad_(False)
     for name in ("eager", "sdpa")
 }
+EXACT = copy.deepcopy(MODELS["sdpa"]).double()  # rounding decides between no tokens of its searches
 
 
 def loop_over_neighborhoods(attention: SelfAttention, states: Tensor, reach: int) -> np.ndarray:
@@ -204,7 +207,6 @@ SEARCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("prompt", ["none", "left", "right"])
 def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: str) -> None:
     """A prompt with padding on its right has padding between tokens, from which the cache keeps every key."""
-    model = MODELS["sdpa"]
     source, mask = padded_batch([7, 3])
     batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
     if prompt != "none":
@@ -212,7 +214,7 @@ def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: st
         target[:, 0] = 0
         target_mask[:, 0] = 1
         batch |= {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
-    expected, generated = (model.generate(**batch, **SEARCHES[search], use_cache=cached) for cached in (False, True))
+    expected, generated = (EXACT.generate(**batch, **SEARCHES[search], use_cache=cached) for cached in (False, True))
     if "outputs" in search:
         layer = generated.past_key_values.self_attention_cache.layers[0]
         assert (layer.keys.shape[2] == REACH) == (prompt == "none")
@@ -221,24 +223,24 @@ def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: st
 
 
 def test_other_ways_of_decoding_give_the_same_tokens() -> None:
-    model, source = MODELS["sdpa"], random_tokens(1, 7)
+    source = random_tokens(1, 7)
     options: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12}
-    expected = model.generate(source, **options)
+    expected = EXACT.generate(source, **options)
     ways = [
         {"cache_implementation": "static", "disable_compile": True},
         {"prompt_lookup_num_tokens": 2},
-        {"assistant_model": MODELS["eager"]},
+        {"assistant_model": copy.deepcopy(MODELS["eager"]).double()},
         {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
     ]
     for way in ways:
-        assert torch.equal(model.generate(source, **options, **way), expected), way
+        assert torch.equal(EXACT.generate(source, **options, **way), expected), way
 
 
 def test_generation_continues_from_a_cache_of_r_keys() -> None:
-    model, source = MODELS["sdpa"], random_tokens(2, 7)
-    complete = model.generate(source, max_new_tokens=10, min_new_tokens=10)
-    begun = model.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
-    resumed = model.generate(
+    source = random_tokens(2, 7)
+    complete = EXACT.generate(source, max_new_tokens=10, min_new_tokens=10)
+    begun = EXACT.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
+    resumed = EXACT.generate(
         source,
         decoder_input_ids=begun.sequences,
         past_key_values=begun.past_key_values,
@@ -256,14 +258,26 @@ def test_cache_that_dropped_a_neighbor_is_an_error() -> None:
         model(input_ids=source, decoder_input_ids=target[:, :1], decoder_attention_mask=mask, past_key_values=cache)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", [needs("float32"), needs("int8")])
+def test_prepared_model_has_the_window(dtype: str) -> None:
+    """In int8 each of about twenty products is off by half of 1/127; without the window the logits differ far more."""
+    model, batch = tiny_model(attention_window=REACH), random_batch(2, LONG, 20)
+    expected, without = (each(**batch).logits for each in (model, tiny_model()))
+    difference = prepare_for_inference(model, dtype)(**batch).logits - expected
+    bound = {"float32": 1e-5, "int8": 20**0.5 / 127}[dtype] * expected.square().mean().sqrt()
+    assert difference.square().mean().sqrt() < bound
+    assert (without - expected).square().mean().sqrt() > 10 * bound
+
+
 @pytest.mark.parametrize("beams", [1, 4])
-def test_prepared_model_decodes_the_same_tokens(dtype: str, beams: int) -> None:
-    model = tiny_model(attention_window=REACH)
+def test_prepared_model_decodes_to_the_same_scores(beams: int) -> None:
+    model = random_model(attention_window=REACH)
     source, mask = padded_batch([LONG, 9])
     options: dict[str, Any] = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
-    prepared = prepare_for_inference(model, dtype)
-    assert torch.equal(prepared.generate(source, **options), model.generate(source, **options))
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    expected, generated = (each.generate(source, **options) for each in (model, prepare_for_inference(model)))
+    for step, expected_step in zip(generated.logits, expected.logits, strict=True):
+        torch.testing.assert_close(step, expected_step, **FLOAT32)
 
 
 @pytest.mark.parametrize("targets", [[3, 3], [9, 9], [9, 4]], ids=str)

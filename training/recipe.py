@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from training.distributed import trains_slowly_in_bf16
 from training.kinds import (
     AUTOREGRESSIVE,
     KINDS,
@@ -120,7 +121,8 @@ class TrainingRecipe:
     glancing_steps: the steps in which that share changes; None for `steps`.
     kl_scale: of kind iterative_vae: the weight of its KL divergences after `kl_warmup_steps`.
     kl_warmup_steps: the steps in which that weight rises linearly from 0.
-    precision: "fp32", or "bf16" for autocast.
+    precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a CPU without instructions for bf16, which fp32
+        trains more than ten times as fast, and "bf16" elsewhere. The run's recipe has the one that was taken.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
     attention: Transformers' name of the attention implementation; "auto" is "eager" on a CPU, which for sentences is
@@ -164,7 +166,7 @@ class TrainingRecipe:
     glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",))
     kl_scale: float | int = setting(1.0, at_least=0)
     kl_warmup_steps: int = setting(30_000, above=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
@@ -268,6 +270,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 SEEDS = 2**32  # NumPy's limit
 PATHS = [name for name, one in settings(Recipe).items() if one.field.metadata.get("is_path") and name != "output_dir"]
+CHOSEN_FIELDS = ("training.glancing_steps", "training.precision")  # which a recipe may leave open
 
 
 def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True) -> Recipe:
@@ -311,7 +314,10 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
 
 
 def with_derived_settings(recipe: Recipe) -> Recipe:
-    """Return a recipe with GLAT's schedule in full, which a run that gets more steps keeps, and ENGINE's operators."""
+    """Return a recipe with what it leaves open in full, which a run keeps with more steps and on another machine.
+
+    This is GLAT's schedule, ENGINE's operators, and the precision.
+    """
     training = recipe.training
     derived: dict[str, Any] = {}
     if training.glancing is not None:
@@ -319,6 +325,8 @@ def with_derived_settings(recipe: Recipe) -> Recipe:
     if training.energy_from is not None:
         derived["energy_inputs"] = training.energy_inputs or "softmax"
         derived["energy_outputs"] = training.energy_outputs or "softmax"
+    if training.precision == "auto":
+        derived["precision"] = "fp32" if trains_slowly_in_bf16() else "bf16"
     return dataclasses.replace(recipe, training=dataclasses.replace(training, **derived))
 
 

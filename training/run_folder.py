@@ -29,7 +29,7 @@ from training.checkpoints import (
 from training.data.vocabulary import make_tokenizer
 from training.distributed import RunError, raise_together
 from training.monitor.monitor import trained_seconds
-from training.recipe import Recipe, to_dict
+from training.recipe import CHOSEN_FIELDS, Recipe, to_dict
 from training.recipe_reading import build
 from training.report.results import RESULTS, RESULTS_FIX, fingerprints
 from vaswani_transformer.checked_loading import load_tokenizer
@@ -96,7 +96,7 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
         return
     names = changed_fields(folder, recipe)
-    check_glancing_steps(folder, recipe, names)
+    check_chosen_fields(folder, recipe, names)
     checkpoint = intact_checkpoint(folder) if names else None
     is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
     if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*FREE_FIELDS}):
@@ -118,8 +118,8 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None:
-    """Check that a run which gets other steps keeps the number of steps over which the share of shown words changes.
+def check_chosen_fields(folder: Path, recipe: Recipe, names: list[str]) -> None:
+    """Check that a run which gets other steps or another machine keeps what its recipe left open.
 
     Args:
         names: the fields in which the recipe differs from the run.
@@ -127,13 +127,14 @@ def check_glancing_steps(folder: Path, recipe: Recipe, names: list[str]) -> None
     Raises:
         UserError: it does not.
     """
-    name = "training.glancing_steps"
-    if name in names and set(names) <= {name, *FREE_FIELDS}:
-        before = stored_recipe(folder)["training"]["glancing_steps"]
-        raise UserError(
-            f"{name}: the run in {folder} was begun with another; got {recipe.training.glancing_steps}, expected "
-            f"{before}. Give --{name}={before} to resume or extend it."
-        )
+    for name in CHOSEN_FIELDS:
+        if name in names and set(names) <= {*CHOSEN_FIELDS, *FREE_FIELDS}:
+            group, _, field = name.partition(".")
+            before, now = stored_recipe(folder)[group][field], getattr(getattr(recipe, group), field)
+            raise UserError(
+                f"{name}: the run in {folder} was begun with another; got {now}, expected {before}. "
+                f"Give --{name}={before} to resume or extend it."
+            )
 
 
 def writable_folder(recipe: Recipe) -> Path:

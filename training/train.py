@@ -59,6 +59,7 @@ from training.distributed import (
     exit_together,
     init_distributed,
     load_weights,
+    trains_slowly_in_bf16,
     uses_cpu,
 )
 from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
@@ -288,6 +289,15 @@ def check_before_data(recipe: Recipe, folder: Path) -> None:
         check_teacher(recipe)
 
 
+def warn_of_slow_precision(recipe: Recipe) -> None:
+    """Warn if the run computes in bf16 on a CPU that has no instructions for it."""
+    if recipe.training.precision == "bf16" and trains_slowly_in_bf16():
+        logger.warning(
+            "training.precision: this CPU has no instructions for bf16, so fp32 trains more than ten times as fast; "
+            "got bf16. Give a new run --training.precision=fp32."
+        )
+
+
 def collect_results(
     trainer: RecipeTrainer, recipe: Recipe, folder: Path, pairs: DatasetDict, encoded: DatasetDict
 ) -> dict[str, Any]:
@@ -325,6 +335,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     init_distributed()
     with open_folder(recipe) as folder:
         check_before_data(recipe, folder)
+        warn_of_slow_precision(recipe)
         logger.info("%s\n%s", opening_line(recipe), targets_line(recipe))
         pairs, encoded, tokenizer = prepare(recipe, folder)
         trainer = make_trainer(recipe, folder, encoded, tokenizer)

@@ -73,7 +73,8 @@ def test_marian_model_computes_the_same(activation: str, scale: bool, tmp_path: 
     assert imported.model.config.activation_function == activation.replace("swish", "silu")
     beams: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 8}
     sources = torch.randint(4, V - 1, (2, 6))
-    assert torch.equal(imported.model.generate(sources, **beams), original.generate(sources, **beams))
+    exact = imported.model.double(), original.double()  # rounding decides between no tokens
+    assert torch.equal(*(model.generate(sources, **beams) for model in exact))
 
 
 def test_marian_positions_are_halves_of_the_papers_frequencies(tmp_path: Path) -> None:
@@ -187,8 +188,8 @@ def test_command_imports_a_marian_model_with_its_tokenizer(
     texts = ["the cat is good", "el morning"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert torch.equal(batch["input_ids"], reference(texts, padding=True, return_tensors="pt")["input_ids"])
-    model = AutoModelForSeq2SeqLM.from_pretrained(out)
-    original: Any = MarianMTModel.from_pretrained(marian_folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).double()
+    original: Any = MarianMTModel.from_pretrained(marian_folder).double()
     generated = model.generate(**batch, num_beams=2, max_new_tokens=6)
     expected = original.generate(**batch, num_beams=2, max_new_tokens=6)
     assert tokenizer.batch_decode(generated) == reference.batch_decode(expected)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.builders import DTYPES, KINDS, random_model
+from tests.builders import DTYPES, KINDS, needs, random_model
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, padded_batch, random_batch, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerModel, prepare_for_inference
 from vaswani_transformer.cpu import linear as cpu_linear
@@ -37,12 +37,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "beam": {"num_beams": 3},
     "many": {"num_beams": 4, "num_return_sequences": 2},
 }
-
-
-def needs(dtype: str) -> Any:
-    return pytest.param(
-        dtype, marks=pytest.mark.skipif(dtype not in DTYPES, reason=f"this CPU or torch has no {dtype}")
-    )
 
 
 EVERY_DTYPE = [needs(dtype) for dtype in LINEAR_FACTORIES]

@@ -22,11 +22,11 @@ SENTENCES = [" ".join(tree.words) for tree in TREES]
 
 @pytest.fixture(scope="module")
 def parser() -> ModelAndTokenizer:
-    """Return a model that memorized four trees, in about two seconds, and its tokenizer."""
+    """Return a model that memorized four trees, in float64 as `model_of_pairs`, and its tokenizer."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
     targets = [linearize(tree) for tree in TREES]
     tokenizer.add_tokens(sorted(linear_tokens(targets)))
-    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).train()
+    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
     batch = tokenizer(SENTENCES, text_target=targets, padding=True, return_tensors="pt")
     batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
@@ -38,7 +38,7 @@ def parser() -> ModelAndTokenizer:
             optimizer.step()
     model.use_paper_decoding()
     model.generation_config.max_source_relative_length = 60
-    return model.eval().requires_grad_(False), tokenizer
+    return model.eval().requires_grad_(False).float(), tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Recipes: read from YAML and arguments, and checked before any work."""
 
 import dataclasses
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.helpers import run_python
+from training import recipe as recipe_module
 from training import score, train
 from training.kinds import KINDS
 from training.recipe import (
@@ -20,6 +23,7 @@ from training.recipe import (
     load_recipe,
 )
 from training.recipe_help import field_descriptions, recipe_help
+from training.run_folder import prepare_folder, write_recipe
 from vaswani_transformer.errors import UserError
 
 RECIPES = sorted((Path(__file__).parents[2] / "training" / "recipes").glob("*.yaml"))
@@ -93,6 +97,48 @@ def test_home_is_expanded_in_every_path_and_in_no_other_text(
     assert (*expanded, recipe.data.distilled) == tuple(str(tmp_path / name) for name in fields)
     assert (recipe.name, recipe.data.path, recipe.data.source) == ("~/run", str(tmp_path / "data"), "~/en")
     assert load_recipe(path, ["--training.energy_from=a/b~"]).training.energy_from == "a/b~"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_slow", "taken"),
+    [("auto", True, "fp32"), ("auto", False, "bf16"), ("bf16", True, "bf16"), ("fp32", False, "fp32")],
+)
+def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
+    recipe_file: Callable[[str], Path],
+    given: str,
+    is_slow: bool,
+    taken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for module in (recipe_module, train):
+        monkeypatch.setattr(module, "trains_slowly_in_bf16", lambda: is_slow)
+    recipe = load_recipe(recipe_file(f"data: {{kind: grammar}}\ntraining: {{precision: {given}}}\n"), [])
+    assert recipe.training.precision == taken
+    train.warn_of_slow_precision(recipe)
+    has_warning = "no instructions for bf16" in caplog.text and "--training.precision=fp32" in caplog.text
+    assert has_warning == (given == "bf16")
+
+
+def test_run_keeps_its_precision_on_another_machine(
+    recipe_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe_file("data: {kind: grammar}\ntraining: {precision: auto}\n")
+    given = [f"--output_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr(recipe_module, "trains_slowly_in_bf16", lambda: False)
+    (tmp_path / "run").mkdir()
+    write_recipe(load_recipe(path, given), tmp_path / "run")
+    monkeypatch.setattr(recipe_module, "trains_slowly_in_bf16", lambda: True)
+    with pytest.raises(UserError, match=r"^training\.precision: .* got fp32, expected bf16\. Give --training\.prec"):
+        prepare_folder(load_recipe(path, given))
+    prepare_folder(load_recipe(path, [*given, "--training.precision=bf16"]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is for instructions of x86")
+def test_cpu_without_instructions_for_bf16_is_known() -> None:
+    code = "from training.distributed import trains_slowly_in_bf16; print(trains_slowly_in_bf16())"
+    assert run_python(code, ONEDNN_MAX_CPU_ISA="AVX2", ACCELERATE_USE_CPU="true").strip() == "True"
 
 
 def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: Callable[[str], Path]) -> None:
