@@ -94,6 +94,7 @@ class RecipeTrainer(EvaluatingTrainer):
         if isinstance(train_dataset, PairStream):
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = evaluation_config(model, recipe, tokenizer)
+        self.constraint = self.task.constraint(model, tokenizer)
         super().__init__(
             self.task.best_metric,
             recipe.kind,

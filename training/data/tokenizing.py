@@ -15,6 +15,7 @@ from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 NUMBER = "number"  # column of a training pair's number, from 1
+TEXTS = ["source", "reference"]  # columns of an evaluation's texts
 
 
 def token_ids(
@@ -53,7 +54,7 @@ def make_encode_fn(
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
-    """Return the splits as `input_ids`, `labels` and `reference`, the target's text.
+    """Return the splits as `input_ids` and `labels`; of all but training pairs the texts too, `source` and `reference`.
 
     Training pairs that are too long are dropped; the others have their `number` too, by which a message names them.
 
@@ -63,10 +64,10 @@ def tokenize(
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
-        return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
+        return {"input_ids": sources, "labels": targets}
 
-    encoded = splits.map(encode, batched=True, remove_columns=["source", "target"], desc="Tokenizing")
-    encoded["train"] = drop_too_long(encoded["train"], recipe)
+    encoded = splits.map(encode, batched=True, desc="Tokenizing").rename_column("target", "reference")
+    encoded["train"] = drop_too_long(encoded["train"].remove_columns(TEXTS), recipe)
     return encoded
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..translate.translator import translate
+from .constraint import tree_constraint
 from .linear import ParsedSentence, delinearize
 from .words import escape_brackets, split_plain, split_tokenized
 
@@ -76,6 +77,7 @@ def parse(
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
     texts = SourceTexts(map(words_of, sentences))
+    settings = {"constraint": tree_constraint(model, tokenizer)} | settings
     for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
         yield texts.tree(number, translation.text)
 

@@ -21,8 +21,10 @@ from ..cpu.model import prepare_for_inference
 from ..errors import UserError, one_line
 from ..files import digest_of_model
 from .ctranslate2_engine import CTranslate2Engine
-from .engine import is_parallel
+from .engine import Constraint, is_parallel
 from .translator import Translation, Translator, translate
+
+ConstraintMaker = Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None]
 
 
 def resolve_device(options: argparse.Namespace) -> torch.device:
@@ -152,8 +154,10 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def make_torch_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:
-    """Return `translate` with the model and settings of the options.
+def make_torch_translator(
+    options: argparse.Namespace, make_constraint: ConstraintMaker | None = None
+) -> Callable[..., Iterator[Translation]]:
+    """Return `translate` with the model and settings of the options, and the constraint of the model's search.
 
     Raises:
         UserError: as `load` and `generate_settings`.
@@ -168,6 +172,7 @@ def make_torch_translator(options: argparse.Namespace) -> Callable[..., Iterator
         max_source_tokens=options.max_source_tokens,
         too_long=options.too_long,
         scores=options.scores,
+        constraint=None if make_constraint is None else make_constraint(model, tokenizer),
         **generate_settings(options, model),
     )
 
@@ -199,13 +204,17 @@ def make_ct2_translator(options: argparse.Namespace) -> Translator:
     return Translator(engine, engine.tokenizer, limit, *settings)
 
 
-def make_translator(options: argparse.Namespace) -> Callable[..., Iterator[Translation]]:
-    """Return the translator by the engine of `--engine`.
+def make_translator(
+    options: argparse.Namespace, make_constraint: ConstraintMaker | None = None
+) -> Callable[..., Iterator[Translation]]:
+    """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
     Raises:
         UserError: as the engines' own functions.
     """
-    return make_ct2_translator(options) if options.engine == "ctranslate2" else make_torch_translator(options)
+    if options.engine == "ctranslate2":
+        return make_ct2_translator(options)
+    return make_torch_translator(options, make_constraint)
 
 
 def model_digest(options: argparse.Namespace) -> str:
