@@ -201,6 +201,8 @@ def search_settings(
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
     follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
+    if follows:  # copies: the caller's processors keep all sources
+        processors = type(processors)(map(copy.copy, processors))
 
     def keep(sources: Tensor) -> None:
         for processor in processors:

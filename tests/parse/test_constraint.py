@@ -14,9 +14,14 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedMod
 
 from tests.helpers import tiny_model
 from tests.parallel_models import tiny_nat
-from vaswani_transformer import VaswaniTransformerTokenizer, prepare_for_inference
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
 from vaswani_transformer.parse import delinearize, parse
 from vaswani_transformer.parse.constraint import TreeTokens, WellFormedTrees, tree_constraint
+from vaswani_transformer.parse.linear import place_count
 
 LABELS = ["(A", "(B", ")A", ")B", "()t", "()u", "(C", ")D"]  # C is never closed, and D never opened
 TOKENIZER = VaswaniTransformerTokenizer.train_from_iterator(["a b c"], vocab_size=262)
@@ -92,6 +97,20 @@ def test_any_walk_over_permitted_tokens_is_a_tree_within_its_limit(
         active = [active[source] for source in kept]
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_processor_serves_several_searches(beams: int) -> None:
+    """A search drops finished sentences from a copy of the processor."""
+    model, words = own(), [1, 9]
+    trees = WellFormedTrees(TOKENS, words, torch.tensor([12, 12]))
+    batch = TOKENIZER([" ".join("a" * count) for count in words], padding=True, return_tensors="pt")
+    for _ in range(2):
+        outputs = model.generate(**batch, num_beams=beams, max_new_tokens=12, logits_processor=[trees])
+        texts = TOKENIZER.batch_decode(outputs, skip_special_tokens=True)
+        assert [place_count(text) for text in texts] == words
+    with pytest.raises(ValueError, match=r"^word_counts: not those of the batch; got 2 for 1 rows, "):
+        trees(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, len(TOKENIZER)))
+
+
 def test_sentence_beyond_its_limit_gets_the_places_that_fit() -> None:
     assert permitted([9], [3], [("()t", "()u")]) == [{"</s>"}]
 
@@ -119,8 +138,8 @@ def bart() -> PreTrainedModel:
     return model
 
 
-def own() -> PreTrainedModel:
-    """Return a model that ends sentences early, so that beams of a batch end at different steps."""
+def own() -> VaswaniTransformerForConditionalGeneration:
+    """Return an untrained model with the search of the paper."""
     model = tiny_model(vocab_size=len(TOKENIZER))
     model.use_paper_decoding()
     return model

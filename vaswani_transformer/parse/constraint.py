@@ -100,6 +100,11 @@ class WellFormedTrees(LogitsProcessor):
     def permitted(self, input_ids: Tensor) -> Tensor:
         """Return whether each token of trees (R, C) may follow `input_ids` (R, T)."""
         tokens, (rows, length) = self.tokens, input_ids.shape
+        if rows % len(self.words):
+            raise ValueError(
+                f"word_counts: not those of the batch; got {len(self.words)} for {rows} rows, expected one a sentence. "
+                "Give the number of words of each sentence."
+            )
         words, lengths = (each.repeat_interleave(rows // len(each)) for each in (self.words, self.lengths))  # (R,)
         steps = tokens.steps[input_ids]  # (R, T)
         depths = steps.cumsum(1)
