@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ USED = {
     "embeddings.py": {"_forward_hooks", "_forward_pre_hooks", "_hf_hook"},
     "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "generation.py": {"_beam_search", "_sample"},
+    "interrupts.py": {"_exit"},
     "iterative_vae.py": {
         "_no_split_modules",
         "_supports_flash_attn",
@@ -100,6 +102,7 @@ OWNERS = {
     "_sanitize_parameters": Pipeline,
     "_forward_hooks": nn.Module(),
     "_forward_pre_hooks": nn.Module(),
+    "_exit": os,
     "_modules": nn.Module(),
     "_auto_class": PreTrainedTokenizerFast,
     "_linear_pointwise": torch.ops.mkldnn,

@@ -17,8 +17,15 @@ END = 2
 
 
 def limit_of(model: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> int:
-    """Return the number of new tokens of a target that nothing ends, for a source of three tokens."""
-    return model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
+    """Return the number of new tokens of a target that nothing ends, for a source of three tokens.
+
+    It is what the settings say before the search.
+    """
+    settings: dict[str, Any] = arguments | {"attention_mask": torch.ones(1, 3)}
+    call = generation_settings.CallSettings(settings.pop("generation_config", None), model.generation_config, settings)
+    length = model.generate(source(3, 4), suppress_tokens=[1, 2], **arguments).shape[1] - 1
+    assert call.target_limits().tolist() == [length]
+    return length
 
 
 def test_argument_of_the_call_wins_over_the_saved_limit() -> None:
@@ -47,6 +54,10 @@ def test_max_length_in_the_models_own_config_never_shortens_the_limit() -> None:
     model.generation_config.max_length = 4  # Seq2SeqTrainer leaves 20 there after an evaluation
     assert limit_of(model, max_source_relative_length=5) == 8
     assert limit_of(model) == 53
+    special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    for max_length, new_tokens in ((4, 3), (None, 20)):  # 20: of Transformers
+        model.generation_config = GenerationConfig(**special, max_length=max_length)
+        assert limit_of(model) == new_tokens
 
 
 INVALID = [

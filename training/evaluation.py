@@ -11,14 +11,16 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from training.checkpoints import checkpoints_folder
-from training.data.tokenizing import lengths
+from training.data.tokenizing import TEXTS, lengths
 from training.divergence import DivergenceGuard
 from training.monitor.trainer import MonitoredTrainer
 from training.tasks import Task
+from vaswani_transformer.generation_settings import CallSettings
+from vaswani_transformer.translate.engine import Constraint
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
@@ -64,6 +66,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     Attributes:
         search: how evaluations translate; during training with the recipe's faster settings for it.
         task: the recipe's task, which scores evaluations.
+        constraint: excludes malformed targets from the search; None if nothing does.
         batch_tokens: the positions of a batch of an evaluation, on each side.
         signature: of the best metric in the last evaluation.
         evaluated: the pairs of the present evaluation.
@@ -76,6 +79,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     evaluated: Dataset
     search: GenerationConfig
     task: Task
+    constraint: Constraint | None
     batch_tokens: int
     signature: str
     guard: DivergenceGuard
@@ -93,7 +97,7 @@ class EvaluatingTrainer(MonitoredTrainer):
         evaluations.
         """
         return DataLoader(
-            dataset.remove_columns([name for name in dataset.column_names if name == "reference"]),
+            dataset.remove_columns([name for name in dataset.column_names if name in TEXTS]),
             batch_sampler=batches,
             collate_fn=self.data_collator,
             generator=torch.Generator(),
@@ -152,9 +156,11 @@ class EvaluatingTrainer(MonitoredTrainer):
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
         outputs: dict[int, tuple[float, int, str, dict[str, float]]] = {}
+        sources = self.evaluated["source"][:]
         for batch in dataloader:
             pairs = batch.pop("pair").tolist()
-            outputs |= zip(pairs, self.translate(self._prepare_inputs(batch)), strict=True)
+            translations = self.translate(self._prepare_inputs(batch), [sources[pair] for pair in pairs])
+            outputs |= zip(pairs, translations, strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         everything = dict(gather_object(list(outputs.items())))
         losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
@@ -176,7 +182,9 @@ class EvaluatingTrainer(MonitoredTrainer):
         )
 
     @torch.no_grad()
-    def translate(self, inputs: dict[str, torch.Tensor]) -> list[tuple[float, int, str, dict[str, float]]]:
+    def translate(
+        self, inputs: dict[str, torch.Tensor], sources: list[str]
+    ) -> list[tuple[float, int, str, dict[str, float]]]:
         """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
         labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
@@ -194,11 +202,19 @@ class EvaluatingTrainer(MonitoredTrainer):
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 generation_config=self.search,
+                logits_processor=self.processors(inputs["attention_mask"], sources),
                 synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
         texts = self.processing_class.batch_decode(cast(torch.Tensor, translations), skip_special_tokens=True)
         by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
         return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
+
+    def processors(self, mask: torch.Tensor, sources: list[str]) -> list[LogitsProcessor] | None:
+        """Return what excludes tokens from the search for sources with this mask (B, S), if the task does."""
+        if self.constraint is None:
+            return None
+        call = CallSettings(self.search, self.model.generation_config, {"attention_mask": mask})
+        return [self.constraint(sources, call.target_limits())]
 
     def sentence_figures(self, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""

@@ -154,9 +154,9 @@ class HistoryEngine(TransformersEngine):
         self.changed: list[int] = []
         self.tokens = 0
 
-    def generate(self, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
+    def generate(self, tokens: torch.Tensor, mask: torch.Tensor, **more: Any) -> Any:
         """Return the output for sources (B, S), and count."""
-        output = super().generate(tokens, mask)
+        output = super().generate(tokens, mask, **more)
         history = output.history[:, :, 1:]  # (R, B, T)
         is_real = torch.arange(history.shape[2], device=history.device) < output.lengths[:, None]  # (B, T)
         changed = ((history[1:] != history[:-1]) & is_real).sum((1, 2)).tolist()
@@ -177,7 +177,9 @@ def translate_all(
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
-    translate = Translator(engine, tokenizer, engine.max_source_tokens(), tokens, too_long="keep")
+    constraint = make_task(to_dict(recipe)).constraint(model, tokenizer)
+    limit = engine.max_source_tokens()
+    translate = Translator(engine, tokenizer, limit, tokens, too_long="keep", constraint=constraint)
     start = time.perf_counter()
     hypotheses = [translation.hypotheses[0] for translation in translate(sources)]
     seconds, output_tokens = time.perf_counter() - start, sum(hypothesis.tokens for hypothesis in hypotheses)

@@ -118,6 +118,7 @@ class RecipeTrainer(EvaluatingTrainer):
             self.stream_pairs = train_dataset
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
         self.search = evaluation_config(model, recipe, tokenizer)
+        self.constraint = self.task.constraint(model, tokenizer)
         super().__init__(
             self.task.best_metric,
             recipe.kind,

@@ -24,6 +24,8 @@ from .search import LENGTH_PENALTY_TYPES, SearchSettings
 
 logger = logging.get_logger(__name__)
 
+DEFAULT_NEW_TOKENS = 20  # of Transformers, where nothing limits a target
+
 
 class SourceLimitCriteria(StoppingCriteria):
     """End each target at its own limit: "input length + 50" in the paper (6.1).
@@ -137,6 +139,16 @@ class CallSettings:
         source = next((tensor for tensor in given if tensor is not None), None)
         return None if source is None else torch.full((len(source),), source.shape[1] + relative, device=source.device)
 
+    def target_limits(self) -> Tensor:
+        """Return how many new tokens each target may have (B,); `attention_mask` must be one of the arguments."""
+        relative, limit = self.source_limits(None), self.get("max_new_tokens")
+        if limit is None and (self.has_own_limit or (relative is None and self.get("max_length") is not None)):
+            limit = self.get("max_length") - self.prompt_length()
+        if relative is not None:
+            return relative if limit is None else relative.clamp(max=limit)
+        mask = self.kwargs["attention_mask"]
+        return torch.full((len(mask),), DEFAULT_NEW_TOKENS if limit is None else limit, device=mask.device)
+
     def apply_limit(self, longest: int) -> None:
         """Limit every target of the call to `longest` new tokens, or fewer where the call gives fewer."""
         if (max_new_tokens := self.get("max_new_tokens")) is not None:
@@ -194,6 +206,13 @@ def search_settings(
     pad = config.pad_token_id if config.pad_token_id is not None else next(iter(end_tokens.tolist()), -1)
     scores: list[Tensor] = []
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
+    follows = bool(processors) and all(hasattr(processor, "keep") for processor in processors)
+    if follows:  # copies: the caller's processors keep all sources
+        processors = type(processors)(map(copy.copy, processors))
+
+    def keep(sources: Tensor) -> None:
+        for processor in processors:
+            processor.keep(sources)
 
     def process(tokens: Tensor, log_probs: Tensor) -> Tensor:
         processed = processors(tokens, log_probs)
@@ -213,6 +232,7 @@ def search_settings(
         early_stopping=config.early_stopping,
         do_sample=bool(config.do_sample),
         process=process if processors or keeps_scores else None,
+        keep=keep if follows and not (keeps_scores or config.do_sample) else None,
         ends=(lambda tokens: others(tokens, tuple(scores) or None)) if others else None,
         compacts=compacts,
     )

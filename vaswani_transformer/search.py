@@ -49,6 +49,7 @@ class SearchSettings:
         early_stopping: True: a source ends with its k-th hypothesis; False or "never": by `score_bound`.
         do_sample: draw candidates instead of taking the likeliest.
         process: changes next-token scores (k B, V), given the tokens (k B, T); None: nothing does.
+        keep: makes `process` take only these sources from now on, as `Decoder.keep`; None: it takes all of them.
         ends: whether rows of tokens (R, T) have ended for another reason than limits and end tokens; None: none has.
         compacts: whether finished sources are dropped from the decoder's batch.
     """
@@ -64,6 +65,7 @@ class SearchSettings:
     early_stopping: bool | str | None = False
     do_sample: bool = False
     process: Callable[[Tensor, Tensor], Tensor] | None = None
+    keep: Callable[[Tensor], None] | None = None
     ends: Callable[[Tensor], Tensor] | None = None
     compacts: bool = True
 
@@ -74,8 +76,13 @@ class SearchSettings:
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing reads the rows of all sources by number or draws a random number for each."""
+        """True if nothing changes the scores, and the likeliest tokens are taken."""
         return self.process is None and not self.do_sample
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """True if something reads the rows of all sources by number or draws a random number for each."""
+        return not self.is_plain and self.keep is None
 
     def is_last(self, tokens: Tensor, limits: Tensor, new_tokens: int) -> Tensor:
         """Return whether each of `tokens`, the newest ones, is an end token or the last within its limit."""
@@ -263,10 +270,12 @@ def add_hypotheses(state: SearchState, scores: Tensor, rows: Tensor, tokens: Ten
     state.hypothesis_scores[sources], state.hypotheses = best, hypotheses
 
 
-def drop_finished(state: SearchState, decoder: Decoder) -> None:
+def drop_finished(state: SearchState, decoder: Decoder, settings: SearchSettings) -> None:
     """Take sources that are no longer active out of the batch (compaction)."""
     kept = state.is_active.nonzero()[:, 0]
     decoder.keep(kept)
+    if settings.keep is not None:
+        settings.keep(kept)
     state.beams = state.beams.unflatten(1, (-1, state.scores.shape[1]))[:, kept].flatten(1, 2)
     for name in ("scores", "active", "is_active", "limits"):
         setattr(state, name, getattr(state, name)[kept])
@@ -310,8 +319,8 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
         if num_active == 0:
             return best_hypotheses(state, prompt.shape[1], settings)
         decoder.reorder(rows)
-        if num_active < state.active.shape[0] and settings.compacts and settings.is_plain:
-            drop_finished(state, decoder)
+        if num_active < state.active.shape[0] and settings.compacts and not settings.reads_all_rows:
+            drop_finished(state, decoder, settings)
 
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
@@ -328,10 +337,14 @@ def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSett
 
 def next_tokens(logits: Tensor, rows: Tensor, tokens: Tensor, settings: SearchSettings) -> Tensor:
     """Return the next token (R,) of every row of `tokens` (R, T), given the logits of those `rows` that are decoded."""
-    values = logits.argmax(-1) if settings.is_plain else logits.float()
-    if rows.shape[0] < tokens.shape[0]:  # others have zeros: what reads rows by their number needs them all
+    values = logits if settings.is_plain else logits.float()
+    if not settings.reads_all_rows:
+        if settings.process is not None:
+            values = settings.process(tokens[rows], values)
+        values = values.argmax(-1)
+    if rows.shape[0] < tokens.shape[0]:  # others have zeros
         values = values.new_zeros(len(tokens), *values.shape[1:]).index_copy_(0, rows, values)
-    if settings.is_plain:
+    if not settings.reads_all_rows:
         return values
     scores = values if settings.process is None else settings.process(tokens, values)
     return torch.multinomial(scores.softmax(-1), 1)[:, 0] if settings.do_sample else scores.argmax(-1)
@@ -364,6 +377,8 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
         kept = (~is_over[active].all(1)).nonzero()[:, 0]  # of the sources that are decoded
         if len(kept) < len(active) and settings.compacts and len(settings.end_tokens):
             decoder.keep(kept)
+            if settings.keep is not None:
+                settings.keep(kept)
             active = active[kept]
             rows = active.flatten()
 

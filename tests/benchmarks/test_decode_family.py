@@ -44,9 +44,10 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
     def run(names: list[str], *options: str) -> tuple[str, str, str | int | None]:
         models = [f"--model={name.upper()}={folder / name}" for name in names]
+        warmup = [] if any(option.startswith("--warmup=") for option in options) else ["--warmup=2"]
         status = 0
         try:
-            main([*models, f"--data={folder / 'test.jsonl'}", "--warmup=2", "--sentences=4", *options])
+            main([*models, f"--data={folder / 'test.jsonl'}", *warmup, "--sentences=4", *options])
         except SystemExit as end:
             status = end.code
         return *capsys.readouterr(), status

@@ -99,12 +99,12 @@ def test_plain_text_is_tokenized(run: Run) -> None:
 
 
 def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
-    texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]
+    texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]  # five tokens have room for four words
     output, errors, status = run("--tokenized", "--beams=1", "--max_length=5", stdin=lines(texts))
     trees = [tree for _, tree in read_trees(enumerate(output.splitlines(), start=1), "output")]
     escaped = [text.replace("(", "-LRB-").replace(")", "-RRB-").split() for text in texts]
     assert ([tree.words for tree in trees], status) == (escaped, 0)
-    assert errors == "3 of the 3 sentences had malformed output, and their trees were repaired.\n"
+    assert errors == "2 of the 3 sentences had malformed output, and their trees were repaired.\n"
 
 
 def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:

@@ -221,9 +221,8 @@ def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(
     assert not (tmp_path / "distilled").exists()
 
 
-def test_output_is_another_name_of_output_dir(distill: Run, tmp_path: Path) -> None:
-    _, _, status = distill("--output", str(tmp_path / "other"), "--beams=1")
-    assert status == 0
+def test_output_is_another_name_of_output_dir(teacher: Path, recipe: Path, tmp_path: Path) -> None:
+    main([str(teacher), str(recipe), "--output", str(tmp_path / "other"), "--window=3", "--beams=1"])
     assert (tmp_path / "other" / "distillation.json").exists()
 
 

@@ -271,7 +271,7 @@ def test_existing_output_file_is_not_overwritten(run: Run, tmp_path: Path) -> No
         (["--data.test=null"], "data.test: own has no test set; name one, or give another --split."),
         (["--data.test=nothing.jsonl"], "nothing.jsonl: there is no such file; set data.path"),
         (["--data.target=fr"], "no side 'fr' (found: en, de)"),
-        (["--nothing=1"], "nothing: no such key; a recipe has"),
+        (["--nothing=1"], "--nothing: no such option; there are --split,"),
         (
             ["--output=/nothing/scores.json"],
             "--output=/nothing/scores.json: its folder does not exist; give a new file",

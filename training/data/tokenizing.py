@@ -16,6 +16,7 @@ from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)
 NUMBER = "number"  # column of a training pair's number, from 1
+TEXTS = ["source", "reference"]  # columns of an evaluation's texts
 
 
 def token_ids(
@@ -59,7 +60,7 @@ def fingerprint(dataset: Dataset, change: Callable | str) -> str:
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
-    """Return the splits as `input_ids`, `labels` and `reference`, the target's text.
+    """Return the splits as `input_ids` and `labels`; of all but training pairs the texts too, `source` and `reference`.
 
     Training pairs that are too long are dropped; the others have their `number` too, by which a message names them.
 
@@ -69,13 +70,13 @@ def tokenize(
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
-        return {"input_ids": sources, "labels": targets, "reference": batch["target"]}
+        return {"input_ids": sources, "labels": targets}
 
     encoded = datasets.DatasetDict()
     for name, pairs in splits.items():
-        settings: dict[str, Any] = {"batched": True, "remove_columns": ["source", "target"], "desc": "Tokenizing"}
-        encoded[name] = pairs.map(encode, new_fingerprint=fingerprint(pairs, encode), **settings)
-    encoded["train"] = drop_too_long(encoded["train"], recipe)
+        mapped = pairs.map(encode, batched=True, desc="Tokenizing", new_fingerprint=fingerprint(pairs, encode))
+        encoded[name] = mapped.rename_column("target", "reference")
+    encoded["train"] = drop_too_long(encoded["train"].remove_columns(TEXTS), recipe)
     return encoded
 
 

@@ -91,7 +91,7 @@ def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase
     if (path := recipe.tokenizer.path) is None:
         return train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)
     tokenizer = load_complete_tokenizer(path, recipe)
-    if missing := sorted(tokens - tokenizer.get_vocab().keys()):
+    if missing := sorted(tokens - tokenizer.get_added_vocab().keys()):
         raise UserError(
             f"tokenizer.path: {path} lacks {len(missing)} labels of the trees, such as {missing[0]!r}; add them as "
             "tokens, or train a tokenizer."

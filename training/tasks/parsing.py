@@ -3,9 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from training.tasks.task import Metric, Task
 from vaswani_transformer.parse import BracketScores, ParsedSentence, delinearize, score_trees
+from vaswani_transformer.parse.constraint import tree_constraint
 from vaswani_transformer.parse.linear import linear_tokens, place_count
+from vaswani_transformer.translate.engine import Constraint
 
 SIGNATURE = "signature"
 PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}
@@ -58,6 +62,10 @@ class ParsingTask(Task):
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
         """Return every opening label, closing label and tag of the targets."""
         return linear_tokens(targets)
+
+    def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
+        """Return what leaves a search only well-formed trees."""
+        return tree_constraint(model, tokenizer)
 
     def display(self, source: str, text: str) -> str:
         """Return the tree in brackets."""

@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vaswani_transformer.translate.engine import Constraint
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -52,6 +56,10 @@ class Task(ABC):
     def single_tokens(self, targets: Iterable[str]) -> set[str]:
         """Return the texts in the targets that must each be one token of the vocabulary."""
         return set()
+
+    def constraint(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Constraint | None:
+        """Return what excludes malformed targets from a model's search; None if nothing does."""
+        return None
 
     def display(self, source: str, text: str) -> str:
         """Return a hypothesis or a reference of a source as readers see it."""

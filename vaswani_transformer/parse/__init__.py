@@ -1,5 +1,6 @@
 """Constituency parsing (6.3): trees, linear trees, scores, the function `parse` and the command `vaswani-parse`."""
 
+from .constraint import TreeTokens, WellFormedTrees
 from .drawing import draw_text
 from .linear import ParsedSentence, delinearize, linearize
 from .parser import parse
@@ -11,6 +12,8 @@ __all__ = [
     "Leaf",
     "ParsedSentence",
     "Tree",
+    "TreeTokens",
+    "WellFormedTrees",
     "delinearize",
     "draw_text",
     "evaluation_tree",

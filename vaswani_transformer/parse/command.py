@@ -26,6 +26,7 @@ from ..translate.loading import make_translator, model_digest
 from ..translate.output import ResumableFile, StreamOutput
 from ..translate.readers import DigestedInput, text_lines
 from ..translate.translator import TooLongError, Translation
+from .constraint import tree_constraint
 from .drawing import draw_text
 from .linear import ParsedSentence
 from .options import parse_options
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
         texts = SourceTexts(read_sentences(options, source, name))
         if is_done(options, settings, texts, name):
             return
-        translations = make_translator(options, check_parser)
+        translations = make_translator(options, check_parser, tree_constraint)
         with contextlib.closing(open_output(options, settings)) as output:
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
@@ -149,7 +150,7 @@ def run_interactive(options: argparse.Namespace) -> None:
         UserError: the model cannot be used.
     """
     check_svg(options)
-    translations = make_translator(options, check_parser)
+    translations = make_translator(options, check_parser, tree_constraint)
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(prompt_lines(), start=1):
         texts = SourceTexts([split_line(line, options)])

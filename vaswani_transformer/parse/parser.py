@@ -7,6 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..translate.translator import translate
+from .constraint import tree_constraint
 from .linear import ParsedSentence, delinearize, has_places
 from .words import escape_brackets, split_plain, split_tokenized
 
@@ -91,6 +92,7 @@ def parse(
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
     check_parser(tokenizer, "tokenizer")
     texts = SourceTexts(map(words_of, sentences))
+    settings = {"constraint": tree_constraint(model, tokenizer)} | settings
     for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
         yield texts.tree(number, translation.text)
 

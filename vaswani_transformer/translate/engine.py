@@ -3,13 +3,15 @@
 B texts of a batch, S source, T target, n translations of a text, R hypotheses: n B.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
+from ..generation_settings import CallSettings
 from ..modes import eval_mode
 from ..parallel_generation import ParallelGeneration
 from ..search import length_penalty
@@ -18,6 +20,10 @@ DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model has positions withou
 SCORING_TOKENS = 2048  # target tokens that are scored at once, each with a number for every vocabulary entry
 
 ScoredTokens = tuple[list[int], float | None]
+
+Constraint = Callable[[list[str], Tensor], LogitsProcessor]
+"""A function of the texts of a batch, and of the new tokens that each target may have (B,), which makes the processor
+that excludes tokens from the search."""
 
 
 class DecodingEngine(Protocol):
@@ -86,11 +92,15 @@ class TransformersEngine:
         return next((value for value in values if value is not None), default)
 
     @torch.no_grad()
-    def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
+    def __call__(
+        self, sources: list[list[int]], constrain: Callable[[Tensor], LogitsProcessor] | None = None
+    ) -> list[list[ScoredTokens]]:
+        """Return the hypotheses of a batch, by a search under the constraint of its texts if there is one."""
         tokens = pad_rows(sources, self.pad_token_id, self.model.device)  # (B, S)
         mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
         with eval_mode(self.model):
-            output = self.generate(tokens, mask)
+            settings = {} if constrain is None else {"logits_processor": [constrain(self.target_limits(mask))]}
+            output = self.generate(tokens, mask, **settings)
             targets = (output if isinstance(output, Tensor) else output.sequences)[:, 1:]  # (R, T), without the start
             lengths = self.lengths(targets)
             scores: list[float | None] = [None] * len(targets)
@@ -102,9 +112,14 @@ class TransformersEngine:
         hypotheses, count = list(zip(ids, scores, strict=True)), len(ids) // len(sources)
         return [hypotheses[start : start + count] for start in range(0, len(hypotheses), count)]
 
-    def generate(self, tokens: Tensor, mask: Tensor) -> Any:
-        """Return what `generate()` returns for sources (B, S) and their mask (B, S)."""
-        settings = self.generate_kwargs
+    def target_limits(self, mask: Tensor) -> Tensor:
+        """Return how many new tokens each target may have (B,), for sources with this mask (B, S)."""
+        given: dict[str, Any] = self.generate_kwargs | {"attention_mask": mask}
+        return CallSettings(given.pop("generation_config", None), self.model.generation_config, given).target_limits()
+
+    def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
+        """Return what `generate()` returns for sources (B, S), their mask (B, S) and more of its arguments."""
+        settings = self.generate_kwargs | more
         if self.scores and is_parallel(self.model):
             settings = settings | {"return_dict_in_generate": True}
         return cast(Any, self.model).generate(input_ids=tokens, attention_mask=mask, **settings)
@@ -142,4 +157,12 @@ class TransformersEngine:
         return self.max_source_tokens() if is_learned else None
 
 
-__all__ = ["DecodingEngine", "ScoredTokens", "TransformersEngine", "is_parallel", "log_probabilities", "pad_rows"]
+__all__ = [
+    "Constraint",
+    "DecodingEngine",
+    "ScoredTokens",
+    "TransformersEngine",
+    "is_parallel",
+    "log_probabilities",
+    "pad_rows",
+]

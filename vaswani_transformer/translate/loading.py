@@ -22,10 +22,11 @@ from ..cpu.model import prepare_for_inference
 from ..errors import UserError, one_line
 from ..files import digest_of_model
 from .ctranslate2_engine import CTranslate2Engine
-from .engine import is_parallel
+from .engine import Constraint, is_parallel
 from .translator import Translation, Translator, translate
 
 TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
+ConstraintMaker = Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None]
 
 
 def resolve_device(options: argparse.Namespace) -> torch.device:
@@ -147,8 +148,10 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def make_torch_translator(options: argparse.Namespace, check: TokenizerCheck) -> Callable[..., Iterator[Translation]]:
-    """Return `translate` with the model and settings of the options.
+def make_torch_translator(
+    options: argparse.Namespace, check: TokenizerCheck, make_constraint: ConstraintMaker | None
+) -> Callable[..., Iterator[Translation]]:
+    """Return `translate` with the model and settings of the options, and the constraint of the model's search.
 
     Raises:
         UserError: as `load`, `check` and `generate_settings`.
@@ -164,6 +167,7 @@ def make_torch_translator(options: argparse.Namespace, check: TokenizerCheck) ->
         max_source_tokens=options.max_source_tokens,
         too_long=options.too_long,
         scores=options.scores,
+        constraint=None if make_constraint is None else make_constraint(model, tokenizer),
         **generate_settings(options, model),
     )
 
@@ -197,9 +201,11 @@ def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> T
 
 
 def make_translator(
-    options: argparse.Namespace, check: TokenizerCheck = lambda tokenizer, name: None
+    options: argparse.Namespace,
+    check: TokenizerCheck = lambda tokenizer, name: None,
+    make_constraint: ConstraintMaker | None = None,
 ) -> Callable[..., Iterator[Translation]]:
-    """Return the translator by the engine of `--engine`.
+    """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
     Args:
         options: the command's.
@@ -208,8 +214,9 @@ def make_translator(
     Raises:
         UserError: as the engines' own functions.
     """
-    make = make_ct2_translator if options.engine == "ctranslate2" else make_torch_translator
-    return make(options, check)
+    if options.engine == "ctranslate2":
+        return make_ct2_translator(options, check)
+    return make_torch_translator(options, check, make_constraint)
 
 
 def model_digest(options: argparse.Namespace) -> str:

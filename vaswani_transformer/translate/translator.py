@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
-from .engine import DecodingEngine, ScoredTokens, TransformersEngine
+from .engine import Constraint, DecodingEngine, ScoredTokens, TransformersEngine
 
 MIN_TEXT_TOKENS = 16  # that a text counts for in a batch, because a batch of many very short texts has too many beams
 
@@ -102,6 +102,7 @@ class Translator:
     """An iterator over translations by any engine; `translate` describes the other fields.
 
     max_positions: the tokens of the longest text that the model has positions for; None for no such limit.
+    constraint: of a `TransformersEngine`; None for a free search.
     """
 
     engine: DecodingEngine
@@ -111,6 +112,7 @@ class Translator:
     window: int = 2048
     too_long: TooLong = "truncate"
     max_positions: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_source_tokens", "batch_tokens", "window"):
@@ -151,7 +153,7 @@ class Translator:
         progress(sum(index >= skip for index in hypotheses))
         for batch in batches_by_length({index: len(tokens) for index, tokens in sources.items()}, self.batch_tokens):
             if wanted := [index for index in batch if index >= skip]:
-                targets = self.engine([sources[index] for index in batch])
+                targets = self._search([sources[index] for index in batch], [texts[index] for index in batch])
                 hypotheses |= zip(batch, map(self._decode, targets), strict=True)
                 progress(len(wanted))
         limit = self.max_source_tokens
@@ -160,6 +162,12 @@ class Translator:
             Translation(hypotheses[index], lengths[index], truncated[index], limit, unknown[index])
             for index in range(skip, len(texts))
         ]
+
+    def _search(self, sources: list[list[int]], texts: list[str]) -> list[list[ScoredTokens]]:
+        """Return the engine's hypotheses for the tokens of texts, under the constraint of these if there is one."""
+        if self.constraint is None:
+            return self.engine(sources)
+        return cast(TransformersEngine, self.engine)(sources, partial(self.constraint, texts))
 
     def _encode(self, texts: list[str], first: int) -> tuple[dict[int, list[int]], list[int], list[list[str]]]:
         """Return the source tokens of the texts that are not empty, and the length and unknown words of each text."""
@@ -193,6 +201,7 @@ def translate(
     scores: bool = False,
     skip: int = 0,
     progress: Callable[[int], object] | None = None,
+    constraint: Constraint | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[Translation]:
     """Yield the translations of many texts, in order, by the model's own generation config.
@@ -216,6 +225,7 @@ def translate(
             tokens at once.
         skip: how many texts at the beginning are skipped. The batches of the others stay the same.
         progress: called with the number of newly translated texts.
+        constraint: makes the logits processor of a batch from its texts and its limits of new tokens.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `num_return_sequences=4`, which override
             the model's generation config.
 
@@ -232,7 +242,8 @@ def translate(
     check_own_vocabulary(model, tokenizer)
     engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
-    translator = Translator(engine, tokenizer, limit, batch_tokens, window, too_long, engine.max_positions())
+    settings = (batch_tokens, window, too_long, engine.max_positions(), constraint)
+    translator = Translator(engine, tokenizer, limit, *settings)
     return translator(texts, skip, progress)
 
 

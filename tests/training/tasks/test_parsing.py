@@ -122,6 +122,7 @@ def test_run_ends_with_f1(recipe: Recipe, tmp_path: Path) -> None:
     more = ["--tokenizer.vocab_size=340", "--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
     results = run(load_recipe(path, [*TINY, "--training.source_tokens=200", "--training.target_tokens=200", *more]))
     assert 0 <= results["test"]["f1"] <= 100
+    assert results["test"]["repaired"] == 0
     assert results["validation"]["f1"] == results["best_validation_f1"]
     assert results["recipe"]["note"] == "Made by hand."
     for example in results["test"]["examples"]:

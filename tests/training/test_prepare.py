@@ -1,0 +1,305 @@
+"""The command that prepares public data sets: from a server on this machine or a local copy, complete or not at all."""
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import threading
+import zipfile
+from collections.abc import Callable, Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from datasets import config
+
+from training import prepare
+from training.data import sources
+from training.data.files import read_json, read_tree_pairs
+from training.recipe import DataRecipe
+
+COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
+SPLITS = (("train", "train"), ("val", "validation"), ("test_2016_flickr", "test"))
+
+
+def tatoeba_archive(rows: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("deu.txt", rows)
+    return content.getvalue()
+
+
+TEXTS = {name: f"{name} one \n{name} two\n" for name, _ in SPLITS}
+FILES = {
+    "multi30k": {
+        f"data/task1/raw/{split}.{language}.gz": gzip.compress(f"{language} {text}".encode())
+        for split, text in TEXTS.items()
+        for language in ("en", "de", "fr")
+    },
+    "multi30k-tokenized": {
+        f"data/task1/tok/{split}.lc.norm.tok.{language}": f"{language} {text}".encode()
+        for split, text in TEXTS.items()
+        for language in ("en", "de", "fr")
+    },
+    "tatoeba-en-de": {
+        "deu-eng.zip": tatoeba_archive(
+            "Hi.\tHallo!\tCC\nHi.\tServus!\tCC\nRun!\tLauf!\tCC\nGo.\tGeh.\tCC\nHi.\tHallo!\tCC\n"
+        )
+    },
+    "gum": {
+        "LICENSE.txt": b"a license",
+        "splits.md": b"# S\n\n## dev\n\n  * GUM_bio_a\n  * GUM_reddit_b\n\n## train\n\n  * GUM_bio_c\n  * GENTLE_d\n",
+        "const/GUM_bio_a.ptb": b"(ROOT\n  (NP (NN dog)))\n\n(ROOT\n  (X\n    (. !)))\n",
+        "const/GUM_bio_c.ptb": b"(ROOT (NP (NN cat)))\n",
+        "const/GENTLE_d.ptb": b"(ROOT (NP (NN cow)))\n",
+    },
+    "self-dialogue": {
+        "LICENSE": b"a license",
+        "blocked_workers.txt": b"B\n",
+        "corpus/a/1.csv": f"{COLUMNS}Approved,A,Hi.,  Hello\u200b  there,{{}},,\nApproved,B,no,no,no,,\n".encode(),
+        "corpus/b/1.csv": (
+            f"{COLUMNS}Rejected,C,no,no,no,,\nApproved,C,no,no,no,,x\nApproved,C,Hi.,Hello there,Ok,,\n".encode()
+        ),
+    },
+}  # fmt: skip
+"""Small files in the format of each source."""
+
+
+@pytest.fixture(autouse=True)
+def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Replace the files of each source by the small ones, and the sizes of splits."""
+    monkeypatch.setattr(sources, "HELD_OUT", 1)
+    monkeypatch.setattr(sources, "DIALOGUE_PAIRS", {"test": 1, "validation": 1})
+    for name, source in sources.SOURCES.items():
+        if source.sums is not None:
+            path = tmp_path / f"{name}.sha256"
+            path.write_text("".join(f"{prepare.sha256(data)}  {file}\n" for file, data in FILES[name].items()))
+            monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(source, sums=path))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that writes a local copy of a source."""
+
+    def write(name: str) -> Path:
+        for file, content in FILES[name].items():
+            (tmp_path / "copy" / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "copy" / file).write_bytes(content)
+        return tmp_path / "copy"
+
+    return write
+
+
+class Server(ThreadingHTTPServer):
+    """A server of files on a free port of this machine, which notes the names that it was asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests = dict(files), []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # ty: ignore[incompatible-mutable-override] - only Server makes a Handler
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/")
+        content = self.server.files.get(name)
+        self.send_response(200 if content is not None else 404)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.send_header("ETag", prepare.sha256(content or b""))
+        self.end_headers()
+        if self.command == "GET" and content is not None:
+            self.server.requests.append(name)
+            self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815 - a name of http.server
+
+
+@contextlib.contextmanager
+def serve(name: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Generator[Server]:
+    """Serve the files of a source, and let the command download from there to an empty cache."""
+    server = Server(FILES[name])
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(sources.SOURCES[name], base=server.url))
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(config, "DOWNLOADED_DATASETS_PATH", cache)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def run(name: str, output: Path, *options: str) -> str | int | None:
+    """Run the command, and return its exit status."""
+    try:
+        prepare.main([name, f"--output={output}", *options])
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def pairs(folder: Path, source: str, target: str) -> dict[str, list[tuple[str, str]]]:
+    recipe = DataRecipe(source=source, target=target)
+    names = ("train", "validation", "test")
+    return {name: list(read_json(recipe, folder, f"{name}.jsonl.gz")) for name in names}
+
+
+@pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
+def test_multi30k_has_the_published_split_in_three_languages(
+    name: str, copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert run(name, tmp_path / "set", f"--from={copy(name)}") == 0
+    for target in ("de", "fr"):
+        expected = {
+            ours: [(f"en {theirs} one", f"{target} {theirs} one"), *[(f"{theirs} two",) * 2]] for theirs, ours in SPLITS
+        }
+        assert pairs(tmp_path / "set", "en", target) == expected
+
+
+def test_no_sentence_of_tatoeba_is_in_two_splits(
+    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={copy('tatoeba-en-de')}") == 0
+    split = pairs(tmp_path / "set", "en", "de")
+    assert split["train"] == [("Hi.", "Hallo!"), ("Hi.", "Servus!")]
+    assert sorted(split["validation"] + split["test"]) == [("Go.", "Geh."), ("Run!", "Lauf!")]
+    assert (
+        f"none is expected; got SHA-256 {prepare.sha256(FILES['tatoeba-en-de']['deu-eng.zip'])}"
+        in capsys.readouterr().out
+    )
+
+
+def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Callable[[str], Path], tmp_path: Path) -> None:
+    assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
+    recipe = DataRecipe(kind="trees")
+    names = ("train.ptb.gz", "validation.ptb.gz")
+    sentences = [[source for source, _ in read_tree_pairs(recipe, tmp_path / "set", name)] for name in names]
+    assert sentences == [["cat", "cow"], ["dog", "!"]]
+    assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
+
+
+def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(
+    copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert run("self-dialogue", tmp_path / "set", f"--from={copy('self-dialogue')}") == 0
+    split = pairs(tmp_path / "set", "prompt", "reply")
+    # A's only pair fits the test set of one pair, but C, who does not fit, has it in train too.
+    assert split == {"train": [("Hi.", "Hello there"), ("Hello there", "Ok")], "validation": [], "test": []}
+
+
+def test_download_resumes_and_a_finished_folder_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve("multi30k", monkeypatch, tmp_path / "cache") as server:
+        missing = list(FILES["multi30k"])[-1]
+        del server.files[missing]
+        assert run("multi30k", tmp_path / "set") == 2
+        assert not (tmp_path / "set").exists()
+        errors = capsys.readouterr().err
+        assert "cannot be downloaded" in errors.splitlines()[-1]
+        assert "or give a local copy of https://github.com/multi30k/dataset by --from." in errors.splitlines()[-1]
+        done = list(server.requests)
+        server.requests.clear()
+        server.files = FILES["multi30k"]
+        assert run("multi30k", tmp_path / "set") == 0
+        assert set(server.requests) == set(FILES["multi30k"]) - set(done)
+        before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()}
+        assert run("multi30k", tmp_path / "set") == 0
+        assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()} == before
+        assert "exists " in capsys.readouterr().out
+
+
+def test_changed_file_is_one_error_with_both_sums(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "data/task1/raw/val.de.gz"
+    with serve("multi30k", monkeypatch, tmp_path / "cache") as server:
+        server.files[name] = b"changed"
+        assert run("multi30k", tmp_path / "set") == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        got, expected = (prepare.sha256(content) for content in (b"changed", FILES["multi30k"][name]))
+        assert line.startswith(
+            f"{server.url}{name}: the file is not the one that the set is made from; got SHA-256 {got}, "
+        )
+        assert f"expected {expected}." in line
+        server.files[name] = FILES["multi30k"][name]  # the cache still has the other one
+        assert run("multi30k", tmp_path / "set") == 0
+
+
+def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
+    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = copy("tatoeba-en-de") / "deu-eng.zip"
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
+    first = prepare.sha256(archive.read_bytes())
+    archive.write_bytes(tatoeba_archive("A.\tB.\tCC\n"))
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
+    second = prepare.sha256(archive.read_bytes())
+    line = f"was made from another deu-eng.zip; got SHA-256 {first}, expected {second}. Name a new folder."
+    assert line in capsys.readouterr().err
+
+
+def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "gum-master.zip", "w") as archive:
+        archive.mkdir("gum-master")
+        for file, content in FILES["gum"].items():
+            archive.writestr(f"gum-master/{file}", content)
+    assert run("gum", tmp_path / "set", f"--from={tmp_path / 'gum-master.zip'}") == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("an incomplete copy", "const/GUM_bio_c.ptb: cannot be read: No such file or directory"),
+        ("a changed copy", "splits.md: the file is not the one that the set is made from; got SHA-256 "),
+        ("no archive", "not a complete archive: File is not a zip file"),
+        ("a folder in use", "is in use and has no prepared.json; name a new folder."),
+        ("another set", "has self-dialogue, expected gum; name a new folder."),
+        ("a damaged set", "has another train.ptb.gz; got SHA-256 "),
+    ],
+)
+def test_invalid_copy_or_folder_is_one_line(
+    case: str, message: str, copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = copy("gum"), tmp_path / "set"
+    match case:
+        case "an incomplete copy":
+            (folder / "const" / "GUM_bio_c.ptb").unlink()
+        case "a changed copy":
+            (folder / "splits.md").write_bytes(b"## dev\n")
+        case "no archive":
+            folder = tmp_path / "gum.zip"
+            folder.write_bytes(b"text")
+        case "a folder in use":
+            output.mkdir()
+            (output / "notes.txt").touch()
+        case "another set":
+            assert run("gum", output, f"--from={folder}") == 0
+            record = json.loads((output / prepare.RECORD).read_text())
+            (output / prepare.RECORD).write_text(json.dumps(record | {"name": "self-dialogue"}))
+        case "a damaged set":
+            assert run("gum", output, f"--from={folder}") == 0
+            (output / "train.ptb.gz").write_bytes(gzip.compress(b"(ROOT"))
+    assert run("gum", output, f"--from={folder}") == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_sums_name_every_file_once() -> None:
+    """The shipped sums, which no file can be checked against here."""
+    for path in sources.SUMS.glob("*.sha256"):
+        names = [line.split(maxsplit=1) for line in path.read_text().splitlines()]
+        assert len({name for _, name in names}) == len(names)
+        assert all(len(digest) == 64 for digest, _ in names)

@@ -1,0 +1,221 @@
+"""Public data sets: where each comes from, its license, and the function that cuts it into a recipe's files."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import unicodedata
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from vaswani_transformer.errors import UserError
+
+SUMS = Path(__file__).parent / "sums"
+HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
+DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
+DIALOGUE_EXCESS = 1.02
+GUM_SPLITS = {"train": "train", "dev": "validation", "test": "test", "test2": "test2"}
+EMPTY_ANSWERS = {"", "{}"}  # of Self-dialogue
+
+Files = dict[str, bytes]
+"""The content of a source's files, by name."""
+Lines = dict[str, list[str]]
+"""The lines of each file of a prepared set, by name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public data set.
+
+    page: where readers find it.
+    license: as its page states it.
+    base: the address that the names of its files follow.
+    rule: how it is cut.
+    cut: makes the prepared files.
+    sums: a file in the format of `sha256sum`, which names the set's files; None for one file whose content changes.
+    file: the name of that one file.
+    """
+
+    page: str
+    license: str
+    base: str
+    rule: str
+    cut: Callable[[Files], Lines]
+    sums: Path | None = None
+    file: str = ""
+
+    @property
+    def expected(self) -> dict[str, str | None]:
+        """The SHA-256 of each file by name; None where the content changes."""
+        if self.sums is None:
+            return {self.file: None}
+        rows = (line.split(maxsplit=1) for line in self.sums.read_text(encoding="utf-8").splitlines())
+        return {name: digest for digest, name in rows}
+
+
+def text_of(content: bytes) -> str:
+    """Return the text of a file, compressed or not."""
+    return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
+
+
+def json_lines(pairs: Iterable[dict[str, str]]) -> list[str]:
+    """Return pairs in the schema of Hugging Face translation data sets."""
+    return [json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs]
+
+
+def cut_multi30k(files: Files, names: str) -> Lines:
+    """Return the published split of three languages; `names` holds `{split}` and `{language}`."""
+    lines = {}
+    for split, theirs in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
+        sides = {
+            language: text_of(files[names.format(split=theirs, language=language)]).removesuffix("\n").split("\n")
+            for language in ("en", "de", "fr")
+        }
+        rows = zip(*sides.values(), strict=True)
+        lines[f"{split}.jsonl"] = json_lines(dict(zip(sides, row, strict=True)) for row in rows)
+    return lines
+
+
+def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
+    """Return the different English-German pairs of the archive `deu-eng.zip`, in its order.
+
+    Raises:
+        UserError: it is another archive.
+    """
+    try:
+        text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
+    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"deu-eng.zip: has no deu.txt that can be read ({error}); download the archive again."
+        ) from error
+    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
+    if bad := next((number for number, row in enumerate(rows, start=1) if len(row) < 2), None):
+        raise UserError(f"deu-eng.zip, deu.txt, line {bad}: has no tab; expected English, a tab and German.")
+    return list(dict.fromkeys((" ".join(english.split()), " ".join(german.split())) for english, german, *_ in rows))
+
+
+def cut_tatoeba(files: Files) -> Lines:
+    """Return pairs of which both sentences occur once as test and validation, and all others as train."""
+    pairs = tatoeba_pairs(files["deu-eng.zip"])
+    counts = [Counter(side) for side in zip(*pairs, strict=True)]
+    single = [pair for pair in pairs if all(count[text] == 1 for count, text in zip(counts, pair, strict=True))]
+    single.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+    held_out = {"test": single[:HELD_OUT], "validation": single[HELD_OUT : 2 * HELD_OUT]}
+    taken = {pair for split in held_out.values() for pair in split}
+    splits = {"train": [pair for pair in pairs if pair not in taken]} | held_out
+    return {
+        f"{split}.jsonl": json_lines({"en": english, "de": german} for english, german in chosen)
+        for split, chosen in splits.items()
+    }
+
+
+def cut_gum(files: Files) -> Lines:
+    """Return the trees of the documents of each official split, in their order, a tree a line."""
+    lines: Lines = {}
+    split = ""
+    for line in text_of(files["splits.md"]).splitlines():
+        if line.startswith("## "):
+            split = f"{GUM_SPLITS[line[3:].strip()]}.ptb"
+            lines[split] = []
+        elif (name := line.strip().removeprefix("* ")).startswith(("GUM_", "GENTLE_")) and "_reddit_" not in name:
+            trees = re.split(r"\n\s*\n", text_of(files[f"const/{name}.ptb"]))
+            lines[split] += [" ".join(tree.split()) for tree in trees if tree.strip()]
+    return lines
+
+
+def clean_turn(text: str) -> str:
+    """Return a turn with single spaces and without format characters such as zero-width ones."""
+    return " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
+
+
+def dialogue_pairs(files: Files) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of a turn and its reply of each worker of Self-dialogue whose work counts."""
+    blocked = set(text_of(files["blocked_workers.txt"]).split())
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(name for name in files if name.endswith(".csv")):
+        for row in csv.DictReader(io.StringIO(text_of(files[name]), newline="")):
+            worker = row["WorkerId"]
+            if worker in blocked or row["Reject"] or row["AssignmentStatus"] == "Rejected":
+                continue
+            count = sum((key or "").startswith("Answer.sentence") for key in row)
+            turns = [clean_turn(row[f"Answer.sentence{number}"] or "") for number in range(1, count + 1)]
+            replies = (pair for pair in pairwise(turns) if EMPTY_ANSWERS.isdisjoint(pair))
+            pairs.setdefault(worker, []).extend(replies)
+    return pairs
+
+
+def cut_self_dialogue(files: Files) -> Lines:
+    """Return the pairs of workers in the order of the SHA-256 of their ids: test while they fit, validation, train."""
+    by_worker = dialogue_pairs(files)
+    counts = dict.fromkeys(DIALOGUE_PAIRS, 0)
+    splits: dict[str, dict[tuple[str, str], None]] = {split: {} for split in ("train", "validation", "test")}
+    for worker in sorted(by_worker, key=lambda worker: hashlib.sha256(worker.encode()).hexdigest()):
+        size = len(by_worker[worker])
+        fitting = [
+            s for s, aim in DIALOGUE_PAIRS.items() if counts[s] < aim and counts[s] + size <= DIALOGUE_EXCESS * aim
+        ]
+        split = next(iter(fitting), "train")
+        if fitting:
+            counts[split] += size
+        splits[split] |= dict.fromkeys(by_worker[worker])
+    known: set[tuple[str, str]] = set()
+    lines = {}
+    for split, pairs in splits.items():
+        new = [pair for pair in pairs if pair not in known]
+        known.update(new)
+        lines[f"{split}.jsonl"] = json_lines({"prompt": prompt, "reply": reply} for prompt, reply in new)
+    return lines
+
+
+MULTI30K = {
+    "page": "https://github.com/multi30k/dataset",
+    "license": "its page names none; the images are for non-commercial research",
+    "base": "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/",
+    "rule": "the published train, val and test_2016_flickr of task 1 in English, German and French",
+}
+SOURCES = {
+    "multi30k": Source(
+        **MULTI30K,
+        cut=partial(cut_multi30k, names="data/task1/raw/{split}.{language}.gz"),
+        sums=SUMS / "multi30k.sha256",
+    ),
+    "multi30k-tokenized": Source(
+        **MULTI30K,
+        cut=partial(cut_multi30k, names="data/task1/tok/{split}.lc.norm.tok.{language}"),
+        sums=SUMS / "multi30k-tokenized.sha256",
+    ),
+    "tatoeba-en-de": Source(
+        page="https://www.manythings.org/anki (sentences of https://tatoeba.org)",
+        license="CC-BY 2.0 FR",
+        base="https://www.manythings.org/anki/",
+        rule="of the pairs whose two sentences each occur in no other pair, in the order of the SHA-256 of the English "
+        f"one, the first {HELD_OUT:,} are test and the next {HELD_OUT:,} validation; all other pairs are train",
+        cut=cut_tatoeba,
+        file="deu-eng.zip",
+    ),
+    "gum": Source(
+        page="https://github.com/amir-zeldes/gum (V11.1.0)",
+        license="annotations CC-BY 4.0; texts by genre, some of them non-commercial: see LICENSE.txt",
+        base="https://raw.githubusercontent.com/amir-zeldes/gum/72ce5ac14978a324c2fd18d49484e65292cbe316/",
+        rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing)",
+        cut=cut_gum,
+        sums=SUMS / "gum.sha256",
+    ),
+    "self-dialogue": Source(
+        page="https://github.com/jfainberg/self_dialogue_corpus",
+        license="BSD 3-Clause: see LICENSE",
+        base="https://raw.githubusercontent.com/jfainberg/self_dialogue_corpus/113a1b0ff10308f1227c13a4aaded9bc85577816/",
+        rule="without blocked workers and rejected work; workers in the order of the SHA-256 of their ids go to test "
+        "while they fit, then to validation, else to train; a pair is kept once: in train, else in validation, else in "
+        "test",
+        cut=cut_self_dialogue,
+        sums=SUMS / "self-dialogue.sha256",
+    ),
+}
