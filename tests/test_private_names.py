@@ -46,6 +46,8 @@ USED = {
     "cpu/model.py": {"_apply", "_attn_implementation"},
     "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
+    "flow.py": {"_apply"},
+    "flowseq.py": {"_init_weights", "_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
     "generation.py": {"_beam_search", "_sample"},
     "iterative_vae.py": {
         "_forward_hooks",
