@@ -9,10 +9,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from training.monitor.flops import autoregressive_flops, cmlm_flops, iterative_vae_flops, nat_flops
+from training.monitor.flops import autoregressive_flops, cmlm_flops, flowseq_flops, iterative_vae_flops, nat_flops
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
@@ -28,6 +30,7 @@ TrainedModel = (
     | VaswaniNatForConditionalGeneration
     | VaswaniCmlmForConditionalGeneration
     | VaswaniIterativeVaeForConditionalGeneration
+    | VaswaniFlowSeqForConditionalGeneration
 )
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
@@ -45,6 +48,8 @@ class Kind:
     flops: the floating-point operations of training such a model on a batch, forward and backward.
     is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
+    has_idle_weights: whether some steps train only some of its weights.
+    defaults: the values of fields of `training` that are None in a recipe.
     log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
         that has a value a layer ends in the layer's number in the log.
     """
@@ -57,6 +62,8 @@ class Kind:
     flops: Callable[..., int]
     is_parallel: bool = True
     needs_mask: bool = False
+    has_idle_weights: bool = False
+    defaults: dict[str, int] = field(default_factory=dict)
     log_parts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -108,6 +115,7 @@ KINDS = {
         training=("kl_scale", "kl_warmup_steps"),
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
+        defaults={"kl_warmup_steps": 30_000},
         log_parts={
             "length_loss": "length_loss",
             "kl_loss": "kl_loss",
@@ -115,6 +123,22 @@ KINDS = {
             "layer_kl": "layer_kl",
             "prior_weights": "prior_weight",
             "hint_weights": "hint_weight",
+        },
+    ),
+    "flowseq": Kind(
+        config_class=VaswaniFlowSeqConfig,
+        model_class=VaswaniFlowSeqForConditionalGeneration,
+        decoding=("length_beam_size", "num_latent_samples", "latent_temperature"),
+        training=("decoder_steps", "kl_scale", "kl_warmup_steps"),
+        evaluation={"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0},
+        flops=flowseq_flops,
+        has_idle_weights=True,
+        defaults={"kl_warmup_steps": 10_000},
+        log_parts={
+            "token_loss": "token_loss",
+            "length_loss": "length_loss",
+            "kl_loss": "kl_loss",
+            "log_determinant": "log_determinant",
         },
     ),
 }

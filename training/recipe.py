@@ -105,8 +105,11 @@ class TrainingRecipe:
     glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
         after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.
     glancing_steps: the steps in which that share changes; None for `steps`.
-    kl_scale: of kind iterative_vae: the weight of its KL divergences after `kl_warmup_steps`.
-    kl_warmup_steps: the steps in which that weight rises linearly from 0.
+    decoder_steps: of kind flowseq: the first steps, which train posterior and decoder without the prior; the pairs of
+        the next step then start the flow's actnorms.
+    kl_scale: of kinds iterative_vae and flowseq: the weight of their KL divergences after `kl_warmup_steps`.
+    kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; None for
+        30,000, of flowseq 10,000.
     precision: "fp32", or "bf16" for autocast.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
     torch_compile: whether torch compiles the model.
@@ -149,8 +152,9 @@ class TrainingRecipe:
     weight_decay: float | int = 0.001
     glancing: list | None = None
     glancing_steps: int | None = None
+    decoder_steps: int = 30_000
     kl_scale: float | int = 1.0
-    kl_warmup_steps: int = 30_000
+    kl_warmup_steps: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
@@ -182,6 +186,8 @@ class DecodingRecipe:
     max_source_relative_length: the tokens that a translation may have beyond those of its source.
     num_iterations: passes over each translation, of kind cmlm.
     length_beam_size: lengths that are tried for each translation.
+    num_latent_samples: of kind flowseq: latents that are tried for each length, ranked by importance weights.
+    latent_temperature: of kind flowseq: the standard deviation of the noise that latents are made from; 0 for its mode.
     """
 
     num_beams: int = 4
@@ -190,6 +196,8 @@ class DecodingRecipe:
     max_source_relative_length: int = 50
     num_iterations: int = 10
     length_beam_size: int = 1
+    num_latent_samples: int = 1
+    latent_temperature: float | int = 0.0
 
 
 @dataclass(frozen=True)
@@ -284,15 +292,16 @@ def load_recipe(path: str | Path, arguments: list[str]) -> Recipe:
     check_kind(tree)
     recipe = build(Recipe, tree, "")
     check(recipe)
-    return with_glancing_steps(recipe)
+    return with_schedules(recipe)
 
 
-def with_glancing_steps(recipe: Recipe) -> Recipe:
-    """Return a recipe with GLAT's schedule in full, so that a run which gets more steps keeps it."""
-    if recipe.training.glancing is None or recipe.training.glancing_steps is not None:
-        return recipe
-    training = dataclasses.replace(recipe.training, glancing_steps=recipe.training.steps)
-    return dataclasses.replace(recipe, training=training)
+def with_schedules(recipe: Recipe) -> Recipe:
+    """Return a recipe with the schedules of its kind in full, so that a run which gets more steps keeps them."""
+    defaults = dict(recipe.kind.defaults)
+    if recipe.training.glancing is not None:
+        defaults["glancing_steps"] = recipe.training.steps
+    missing = {name: value for name, value in defaults.items() if getattr(recipe.training, name) is None}
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **missing))
 
 
 def check(recipe: Recipe) -> None:
@@ -307,6 +316,8 @@ def check(recipe: Recipe) -> None:
     check_training(recipe.training)
     check_score(recipe.score)
     check_model_fields(recipe)
+    if "decoder_steps" in recipe.kind.training:
+        check_phases(recipe.training, recipe.decoding)
 
 
 def check_data(data: DataRecipe, recipe_name: str | None) -> None:
@@ -361,6 +372,22 @@ def check_glancing(ratios: list | None) -> None:
     is_number = [isinstance(ratio, float | int) and not isinstance(ratio, bool) for ratio in ratios]
     if len(ratios) != 2 or not all(is_number) or not all(0 <= ratio <= 1 for ratio in ratios):
         raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
+
+
+def check_phases(training: TrainingRecipe, decoding: DecodingRecipe) -> None:
+    """Check that a model with a prior over latents trains it, and draws several latents only if they differ."""
+    if training.decoder_steps >= training.steps:
+        raise UserError(
+            f"training.decoder_steps: no step is left for the prior; got {training.decoder_steps} of "
+            f"{training.steps} steps, expected fewer. Set it, or training.steps."
+        )
+    if training.kl_scale == 0:
+        raise UserError("training.kl_scale: at 0 the prior learns nothing; got 0, expected more. Give 1.")
+    if decoding.num_latent_samples > 1 and not decoding.latent_temperature:
+        raise UserError(
+            f"decoding.num_latent_samples: at temperature 0 all latents are the same; got "
+            f"{decoding.num_latent_samples}, expected 1. Set decoding.latent_temperature, for example to 0.5."
+        )
 
 
 def check_optimizer(training: TrainingRecipe) -> None:

@@ -24,6 +24,8 @@ TEXT_FIELDS = PATH_FIELDS | {"name", "data.subset", "data.source", "data.target"
 NOT_NEGATIVE = {
     "weight_decay",
     "kl_scale",
+    "decoder_steps",
+    "latent_temperature",
     "max_grad_norm",
     "max_source_relative_length",
     "examples",
@@ -35,7 +37,7 @@ POSITIVE = {
     "evaluation_steps", "evaluation_beams", "evaluation_batch_size", "log_steps", "patience", "keep_checkpoints",
     "num_beams", "vocab_size", "max_length", "buffer", "sample", "checkpoint_steps", "checkpoint_minutes",
     "average_last", "evaluation_iterations", "num_iterations", "length_beam_size", "learning_rate",
-    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps", "kl_warmup_steps",
+    "learning_rate_decay", "learning_rate_decay_steps", "glancing_steps", "kl_warmup_steps", "num_latent_samples",
 }  # fmt: skip
 
 
