@@ -116,11 +116,6 @@ class RecipeTrainer(EvaluatingTrainer):
         if isinstance(model, VaswaniFlowSeqForConditionalGeneration):
             self.flow_start = FlowStart(model, recipe.training.decoder_steps, args.device)
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
-            if self.flow_start is not None:
-                raise RunError(
-                    "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch "
-                    "with a file of training/accelerate that does not shard."
-                )
             shard(model, plugin)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
         self.add_recipe_callbacks(model)

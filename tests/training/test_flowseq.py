@@ -13,6 +13,7 @@ from tests.helpers import random_tokens
 from tests.parallel_models import FAMILY, targets
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind, weights
 from training.callbacks import KlScaleCallback
+from training.checks import check_model
 from training.draws import add_latent_draws
 from training.flow_start import FlowStart, gather_pairs
 from training.kinds import KINDS
@@ -45,6 +46,15 @@ def test_bad_field_is_an_error_of_one_line(arguments: list[str], message: str, t
     with pytest.raises(UserError, match=message) as refusal:
         load_recipe(tmp_path / "own.yaml", arguments)
     assert "\n" not in str(refusal.value)
+
+
+def test_sharding_is_an_error_before_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
+    recipe = load_recipe(tmp_path / "own.yaml", [KIND])
+    check_model(recipe)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=r"^model\.kind: the flow of flowseq starts from data, .* got FSDP2\. Launch"):
+        check_model(recipe)
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("flowseq", 10_000), ("iterative_vae", 30_000)])
