@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.helpers import Batch
-from vaswani_transformer import VaswaniIterativeVaeConfig, VaswaniIterativeVaeForConditionalGeneration
+from vaswani_transformer import (
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniIterativeVaeConfig,
+    VaswaniIterativeVaeForConditionalGeneration,
+)
 
 SYMBOLS, FIRST = 20, 4  # after <s>, <pad>, </s> and <mask>
 END, MASK = 2, 3
@@ -52,6 +57,13 @@ def encode(sources: list[list[int]]) -> Batch:
     return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
 
 
+def draw_batch(coins: random.Random) -> Batch:
+    """Return random sources, and the target of each in a random dialect."""
+    sources = draw_sources(coins, BATCH)
+    labels = pad([target_in(coins.randrange(2), source) for source in sources], -100)
+    return {**encode(sources), "labels": labels}
+
+
 def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float]) -> Any:
     """Return the model after `steps` of Adam at 1e-3, falling to 0 over the last third.
 
@@ -64,11 +76,9 @@ def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float])
     )
     model.train()
     for step in range(steps):
-        sources = draw_sources(coins, BATCH)
         for name, value in schedules.items():
             setattr(model, name, value(step / steps))
-        labels = pad([target_in(coins.randrange(2), source) for source in sources], -100)
-        model(**encode(sources), labels=labels).loss.backward()
+        model(**draw_batch(coins)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
@@ -107,6 +117,21 @@ def train_iterative_vae(kl_scale: float) -> VaswaniIterativeVaeForConditionalGen
     """Return an IterativeVAE of the language, trained with divergences that reach their full weight halfway."""
     model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
     return train(model, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
+
+
+def train_flowseq(steps: int = STEPS, sizes: dict[str, Any] = SIZES) -> VaswaniFlowSeqForConditionalGeneration:
+    """Return a FlowSeq of the language: a third of the steps without the prior, a third in which its weight rises."""
+
+    class Phases(VaswaniFlowSeqForConditionalGeneration):
+        """The model, whose flow starts when its prior first counts."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "kl_scale" and value > 0 and not self.flow.started:
+                self.start_flow(**draw_batch(random.Random(3)))
+
+    model = Phases(VaswaniFlowSeqConfig(**sizes))
+    return train(model, steps, kl_scale=lambda progress: min(1.0, max(0.0, 3 * progress - 1)))
 
 
 def answers_by_layer(model: Any, sources: list[list[int]], **settings: Any) -> list[list[list[int]]]:

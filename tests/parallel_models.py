@@ -10,6 +10,8 @@ from tests.helpers import TINY, random_tokens
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
@@ -19,6 +21,7 @@ from vaswani_transformer import (
 ParallelModel = (
     VaswaniNatForConditionalGeneration
     | VaswaniIterativeVaeForConditionalGeneration
+    | VaswaniFlowSeqForConditionalGeneration
     | VaswaniCmlmForConditionalGeneration
 )
 
@@ -48,8 +51,23 @@ def tiny_iterative_vae(**overrides: Any) -> VaswaniIterativeVaeForConditionalGen
         return VaswaniIterativeVaeForConditionalGeneration(config).eval()
 
 
+def tiny_flowseq(**overrides: Any) -> VaswaniFlowSeqForConditionalGeneration:
+    """Return a tiny FlowSeq with random weights and a started flow, in evaluation mode, the same at each call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        settings: dict[str, Any] = {**TINY, "flow_steps": 1, **overrides}
+        model = VaswaniFlowSeqForConditionalGeneration(VaswaniFlowSeqConfig(**settings))
+        model.eval().start_flow(random_tokens(3, 6), targets(6, 4, 1))
+        return model
+
+
 # without the class of each, since the tests of all families use what their own class has
-FAMILY: dict[str, Callable[..., Any]] = {"nat": tiny_nat, "iterative_vae": tiny_iterative_vae, "cmlm": tiny_cmlm}
+FAMILY: dict[str, Callable[..., Any]] = {
+    "nat": tiny_nat,
+    "iterative_vae": tiny_iterative_vae,
+    "flowseq": tiny_flowseq,
+    "cmlm": tiny_cmlm,
+}
 
 
 def targets(*lengths: int) -> Tensor:

@@ -26,5 +26,6 @@ PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
     "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
     "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py"},
+    "flowseq": EVERY_PARALLEL_FAMILY | {"flow.py", "flowseq.py", "nat.py"},
     "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "masking.py"},
 }

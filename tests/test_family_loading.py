@@ -24,6 +24,7 @@ CLASS_NAMES = {
     "transformer": "VaswaniTransformer",
     "nat": "VaswaniNat",
     "iterative_vae": "VaswaniIterativeVae",
+    "flowseq": "VaswaniFlowSeq",
     "cmlm": "VaswaniCmlm",
 }
 OTHERS = [(family, other) for family in MODELS for other in MODELS if family != other]

@@ -22,7 +22,7 @@ PUBLISHED = [
     *("config", "dropout", "embeddings", "window", "attention", "layers", "tokenizer", "pipeline", "pretrained"),
     *("encoder", "decoder", "loss", "body", "search", "generation_settings", "generation", "model"),
     *("lengths", "relative", "parallel", "parallel_head", "parallel_generation", "masking", "nat"),
-    *("latent", "iterative_vae", "cmlm"),
+    *("latent", "iterative_vae", "flow", "flowseq", "cmlm"),
 ]
 # Never published, in the same order; they import from published files too.
 SHARED = [

@@ -1,4 +1,4 @@
-"""NAT, IterativeVAE and CMLM with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
+"""The parallel families with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
 
 import json
 import re
@@ -25,7 +25,12 @@ from tests.published import PUBLISHED_FILES
 from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.pipeline import TASK
 
-CLASS_NAMES = {"nat": "VaswaniNat", "iterative_vae": "VaswaniIterativeVae", "cmlm": "VaswaniCmlm"}
+CLASS_NAMES = {
+    "nat": "VaswaniNat",
+    "iterative_vae": "VaswaniIterativeVae",
+    "flowseq": "VaswaniFlowSeq",
+    "cmlm": "VaswaniCmlm",
+}
 
 
 def tokenizer_with_mask() -> VaswaniTransformerTokenizer:

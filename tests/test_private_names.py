@@ -47,6 +47,8 @@ USED = {
     "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
     "embeddings.py": {"_forward_hooks", "_forward_pre_hooks", "_hf_hook"},
     "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
+    "flow.py": {"_apply"},
+    "flowseq.py": {"_init_weights", "_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
     "generation.py": {"_beam_search", "_sample"},
     "interrupts.py": {"_exit"},
     "iterative_vae.py": {

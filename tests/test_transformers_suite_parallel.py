@@ -1,4 +1,4 @@
-"""The test suite that Transformers runs on each of its models, run on NAT, IterativeVAE and CMLM.
+"""The test suite that Transformers runs on each of its models, run on NAT, IterativeVAE, FlowSeq and CMLM.
 
 Those of `generate()` decode from left to right and cannot apply.
 """
@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from transformers import initialization
 from transformers.models.auto import modeling_auto
 
 from tests.helpers import TINY
@@ -17,11 +18,15 @@ from tests.transformers_suite import is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
+    flowseq,
 )
+from vaswani_transformer.flow import Flow, init_flow
 
 if not is_there(suite_folder()):
     pytest.skip(why_missing(), allow_module_level=True)
@@ -31,6 +36,9 @@ suite = load()
 # A single length class. The suite compares eager and sdpa in bfloat16, also without a mask that gives the length, and
 # random weights could then predict two lengths.
 ONE_LENGTH: dict[str, Any] = {"min_length_difference": 0, "max_length_difference": 0}
+
+
+ParallelConfig = VaswaniNatConfig | VaswaniFlowSeqConfig | VaswaniCmlmConfig
 
 
 class TinyParallelModels:
@@ -45,15 +53,15 @@ class TinyParallelModels:
     num_attention_heads = 4
     bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
 
-    def __init__(self, config: VaswaniNatConfig | VaswaniCmlmConfig) -> None:
+    def __init__(self, config: ParallelConfig) -> None:
         self.config = config
 
-    def get_config(self) -> VaswaniNatConfig | VaswaniCmlmConfig:
+    def get_config(self) -> ParallelConfig:
         return type(self.config).from_dict(self.config.to_dict())
 
     def prepare_config_and_inputs_for_common(
         self,
-    ) -> tuple[VaswaniNatConfig | VaswaniCmlmConfig, dict[str, Tensor]]:
+    ) -> tuple[ParallelConfig, dict[str, Tensor]]:
         source = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(min=4)
         source[:, -1] = self.eos_token_id
         ones = torch.ones_like(source)
@@ -65,7 +73,7 @@ class TinyParallelModels:
 class ParallelSuite(suite.ModelTesterMixin):
     """The suite for one model, whose name marks it as the one that takes labels."""
 
-    config: VaswaniNatConfig | VaswaniCmlmConfig
+    config: ParallelConfig
     all_generative_model_classes = ()
     is_encoder_decoder = True
 
@@ -101,6 +109,31 @@ class TestNatSuite(ParallelSuite, unittest.TestCase):
 class TestIterativeVaeSuite(ParallelSuite, unittest.TestCase):
     config = VaswaniIterativeVaeConfig(**TINY, **ONE_LENGTH, max_position_embeddings=50)
     all_model_classes = (VaswaniIterativeVaeForConditionalGeneration,)
+
+
+def init_started_flow(module: torch.nn.Module) -> None:
+    """Initialize a module of a flow, with a start."""
+    init_flow(module)
+    if isinstance(module, Flow):
+        initialization.ones_(module.started)
+
+
+class TestFlowSeqSuite(ParallelSuite, unittest.TestCase):
+    """The suite trains models that it has just made, so their flows have a start from the beginning."""
+
+    config = VaswaniFlowSeqConfig(**TINY, **ONE_LENGTH, flow_steps=1, max_position_embeddings=50)
+    all_model_classes = (VaswaniFlowSeqForConditionalGeneration,)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        started = patch.object(flowseq, "init_flow", init_started_flow)
+        started.start()
+        cls.addClassCleanup(started.stop)
+
+    def test_init_weights_can_init_buffers(self) -> None:
+        with patch.object(flowseq, "init_flow", init_flow):  # a new flow has no start
+            super().test_init_weights_can_init_buffers()
 
 
 class TestCmlmSuite(ParallelSuite, unittest.TestCase):

@@ -8,8 +8,9 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.monitor.monitor import TrainingMonitor
-from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
+from vaswani_transformer import VaswaniNatForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatches
+from vaswani_transformer.parallel_head import WeighsDivergence
 
 
 def broadcast_from_main(seconds: float) -> float:
@@ -94,15 +95,15 @@ class GlancingCallback(TrainerCallback):
 
 
 class KlScaleCallback(TrainerCallback):
-    """Set the weight of IterativeVAE's KL divergences: linear from 0 to `scale` over `steps` steps, then `scale`."""
+    """Set the weight of KL divergences: 0 to step `first`, linear to `scale` over `steps` steps, then `scale`."""
 
-    def __init__(self, model: VaswaniIterativeVaeForConditionalGeneration, scale: float, steps: int) -> None:
-        self.model, self.scale, self.steps = model, scale, steps
+    def __init__(self, model: WeighsDivergence, scale: float, steps: int, first: int = 0) -> None:
+        self.model, self.scale, self.steps, self.first = model, scale, steps, first
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.model.kl_scale = self.scale * min(1.0, state.global_step / self.steps)
+        self.model.kl_scale = self.scale * min(1.0, max(0, state.global_step - self.first) / self.steps)
 
 
 class StreamEpochCallback(TrainerCallback):

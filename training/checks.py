@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from training.data.tokenizing import lengths
-from training.distributed import RunError, uses_cpu
+from training.distributed import RunError, is_set, uses_cpu
 from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.batching import make_steps
@@ -160,13 +160,19 @@ def check_model(recipe: Recipe) -> None:
     """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe.
 
     Raises:
-        UserError: its attention implementation does not train here, or it has too few lengths to try.
+        UserError: its attention implementation does not train here, it cannot be sharded, or it has too few lengths to
+            try.
     """
     name = attention(recipe)
     if uses_cpu() and name not in ("eager", "sdpa"):
         raise UserError(
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
+        )
+    if "decoder_steps" in recipe.kind.training and is_set("ACCELERATE_USE_FSDP"):
+        raise UserError(
+            "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "
+            "file of training/accelerate that does not shard."
         )
     ids, vocab_size = {}, recipe.tokenizer.vocab_size
     if recipe.kind.needs_mask:

@@ -10,11 +10,13 @@ from typing import Any, get_args
 
 from transformers import PreTrainedConfig
 
-from training.monitor.flops import autoregressive_flops, cmlm_flops, iterative_vae_flops, nat_flops
+from training.monitor.flops import autoregressive_flops, cmlm_flops, flowseq_flops, iterative_vae_flops, nat_flops
 from training.recipe_reading import leave_out
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
@@ -31,6 +33,7 @@ TrainedModel = (
     | VaswaniNatForConditionalGeneration
     | VaswaniCmlmForConditionalGeneration
     | VaswaniIterativeVaeForConditionalGeneration
+    | VaswaniFlowSeqForConditionalGeneration
 )
 TOKENIZER_SETS = {"vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "mask_token_id"}
 NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
@@ -50,6 +53,8 @@ class Kind:
     needs_mask: whether the vocabulary needs `<mask>`.
     length_limits: the fields of `model` that bound the lengths which it can predict: the smallest and the largest
         difference of target and source, or the longest target.
+    has_idle_weights: whether some steps train only some of its weights.
+    defaults: the values of fields of `training` that are None in a recipe.
     log_parts: what the log has of the model's output besides the loss: its name there, and its name in the log. One
         that has a value a layer ends in the layer's number in the log.
     """
@@ -63,6 +68,8 @@ class Kind:
     is_parallel: bool = True
     needs_mask: bool = False
     length_limits: tuple[str, ...] = ()
+    has_idle_weights: bool = False
+    defaults: dict[str, int] = field(default_factory=dict)
     log_parts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -117,6 +124,7 @@ KINDS = {
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
         length_limits=("min_length_difference", "max_length_difference"),
+        defaults={"kl_warmup_steps": 30_000},
         log_parts={
             "length_loss": "length_loss",
             "kl_loss": "kl_loss",
@@ -124,6 +132,23 @@ KINDS = {
             "layer_kl": "layer_kl",
             "prior_weights": "prior_weight",
             "hint_weights": "hint_weight",
+        },
+    ),
+    "flowseq": Kind(
+        config_class=VaswaniFlowSeqConfig,
+        model_class=VaswaniFlowSeqForConditionalGeneration,
+        decoding=("length_beam_size", "num_latent_samples", "latent_temperature"),
+        training=("decoder_steps", "kl_scale", "kl_warmup_steps"),
+        evaluation={"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0},
+        flops=flowseq_flops,
+        length_limits=("min_length_difference", "max_length_difference"),
+        has_idle_weights=True,
+        defaults={"kl_warmup_steps": 10_000},
+        log_parts={
+            "token_loss": "token_loss",
+            "length_loss": "length_loss",
+            "kl_loss": "kl_loss",
+            "log_determinant": "log_determinant",
         },
     ),
 }

@@ -119,8 +119,11 @@ class TrainingRecipe:
     glancing: of kind nat, for GLAT: the share of the first pass's mistakes that the model sees, at the first step and
         after `glancing_steps`, such as [0.5, 0.3], linear between them; None for NAT.
     glancing_steps: the steps in which that share changes; None for `steps`.
-    kl_scale: of kind iterative_vae: the weight of its KL divergences after `kl_warmup_steps`.
-    kl_warmup_steps: the steps in which that weight rises linearly from 0.
+    decoder_steps: of kind flowseq: the first steps, which train posterior and decoder without the prior; the pairs of
+        the next step then start the flow's actnorms.
+    kl_scale: of kinds iterative_vae and flowseq: the weight of their KL divergences after `kl_warmup_steps`.
+    kl_warmup_steps: the steps in which that weight rises linearly from 0, of flowseq after `decoder_steps`; None for
+        30,000, of flowseq 10,000.
     precision: "fp32", or "bf16" for autocast; "auto" is "fp32" on a CPU without instructions for bf16, which fp32
         trains more than ten times as fast, and "bf16" elsewhere. The run's recipe has the one that was taken.
     gradient_checkpointing: whether the backward pass recomputes activations, for less memory and more time.
@@ -164,8 +167,9 @@ class TrainingRecipe:
     weight_decay: float | int = setting(0.001, at_least=0, needs=RADAM)
     glancing: list | None = None
     glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",))
+    decoder_steps: int = setting(30_000, at_least=0)
     kl_scale: float | int = setting(1.0, at_least=0)
-    kl_warmup_steps: int = setting(30_000, above=0)
+    kl_warmup_steps: int | None = setting(None, above=0)
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     gradient_checkpointing: bool = False
     torch_compile: bool = False
@@ -197,6 +201,8 @@ class DecodingRecipe:
     max_source_relative_length: the tokens that a translation may have beyond those of its source.
     num_iterations: passes over each translation, of kind cmlm.
     length_beam_size: lengths that are tried for each translation.
+    num_latent_samples: of kind flowseq: latents that are tried for each length, ranked by importance weights.
+    latent_temperature: of kind flowseq: the standard deviation of the noise that latents are made from; 0 for its mode.
     """
 
     num_beams: int = setting(4, above=0)
@@ -205,6 +211,8 @@ class DecodingRecipe:
     max_source_relative_length: int = setting(50, at_least=0)
     num_iterations: int = setting(10, above=0)
     length_beam_size: int = setting(1, above=0)
+    num_latent_samples: int = setting(1, above=0)
+    latent_temperature: float | int = setting(0.0, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -316,12 +324,11 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
 def with_derived_settings(recipe: Recipe) -> Recipe:
     """Return a recipe with what it leaves open in full, which a run keeps with more steps and on another machine.
 
-    This is GLAT's schedule, ENGINE's operators, and the precision.
+    These are the schedules of its kind, ENGINE's operators, and the precision.
     """
     training = recipe.training
-    derived: dict[str, Any] = {}
-    if training.glancing is not None:
-        derived["glancing_steps"] = training.glancing_steps or training.steps
+    schedules = recipe.kind.defaults | ({} if training.glancing is None else {"glancing_steps": training.steps})
+    derived: dict[str, Any] = {name: getattr(training, name) or value for name, value in schedules.items()}
     if training.energy_from is not None:
         derived["energy_inputs"] = training.energy_inputs or "softmax"
         derived["energy_outputs"] = training.energy_outputs or "softmax"
@@ -339,6 +346,8 @@ def check(recipe: Recipe, is_trained: bool = True) -> None:
     check_training(recipe.training)
     check_score(recipe.score)
     check_model_fields(recipe)
+    if "decoder_steps" in recipe.kind.training:
+        check_phases(recipe.training, recipe.decoding)
 
 
 def check_data(data: DataRecipe, recipe_name: str | None) -> None:
@@ -389,6 +398,22 @@ def check_glancing(ratios: list | None) -> None:
     is_number = [isinstance(ratio, float | int) and not isinstance(ratio, bool) for ratio in ratios]
     if len(ratios) != 2 or not all(is_number) or not all(0 <= ratio <= 1 for ratio in ratios):
         raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
+
+
+def check_phases(training: TrainingRecipe, decoding: DecodingRecipe) -> None:
+    """Check that a model with a prior over latents trains it, and draws several latents only if they differ."""
+    if training.decoder_steps >= training.steps:
+        raise UserError(
+            f"training.decoder_steps: no step is left for the prior; got {training.decoder_steps} of "
+            f"{training.steps} steps, expected fewer. Set it, or training.steps."
+        )
+    if training.kl_scale == 0:
+        raise UserError("training.kl_scale: at 0 the prior learns nothing; got 0, expected more. Give 1.")
+    if decoding.num_latent_samples > 1 and not decoding.latent_temperature:
+        raise UserError(
+            f"decoding.num_latent_samples: at temperature 0 all latents are the same; got "
+            f"{decoding.num_latent_samples}, expected 1. Set decoding.latent_temperature, for example to 0.5."
+        )
 
 
 def check_score(score: ScoreRecipe) -> None:

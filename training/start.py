@@ -13,7 +13,7 @@ from vaswani_transformer.errors import UserError
 # They change no weight's shape, and a further training may have others.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "latent_dropout"),
-    *("label_smoothing", "length_loss_weight", "kl_weights", "gumbel_temperature", "use_cache"),
+    *("word_dropout", "label_smoothing", "length_loss_weight", "kl_weights", "gumbel_temperature", "use_cache"),
 }
 
 

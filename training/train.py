@@ -85,6 +85,7 @@ from training.tasks import selection_metric
 from training.trainer import RecipeTrainer, read_stream
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import PARTIAL, write_atomically
+from vaswani_transformer.flow import FlowError
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=recipe.kind.has_idle_weights,
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
@@ -375,7 +376,7 @@ def main(arguments: list[str] | None = None) -> None:
     threading.excepthook = report_thread
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    with exit_together("; the same command resumes the run from its last checkpoint"):
+    with exit_together("; the same command resumes the run from its last checkpoint", FlowError):
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
         if PartialState().is_main_process:

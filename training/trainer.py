@@ -43,8 +43,9 @@ from training.data.tokenizing import NUMBER, lengths, make_encode_fn
 from training.decoding import evaluation_config
 from training.distributed import RunError, check_weights, drop_tied_duplicates, load_weights, shard
 from training.divergence import DivergenceGuard, is_finite
-from training.draws import add_glancing_draws, add_masks, pair_draws
+from training.draws import add_glancing_draws, add_latent_draws, add_masks, pair_draws
 from training.evaluation import EvaluatingTrainer
+from training.flow_start import FlowStart
 from training.kinds import TrainedModel
 from training.optimizers import make_optimizer, make_schedule
 from training.publish import upload, write_repository
@@ -52,9 +53,13 @@ from training.recipe import Recipe, to_dict
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks import make_task, selection_metric
-from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
+from vaswani_transformer import (
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+)
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.files import read_json
+from vaswani_transformer.parallel_head import WeighsDivergence
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -132,6 +137,9 @@ class RecipeTrainer(EvaluatingTrainer):
         self.code = commit()
         # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
+        self.flow_start = None
+        if isinstance(model, VaswaniFlowSeqForConditionalGeneration):
+            self.flow_start = FlowStart(model, recipe.training.decoder_steps, args.device)
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
             shard(model, plugin)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
@@ -150,8 +158,10 @@ class RecipeTrainer(EvaluatingTrainer):
         if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
             steps = training.glancing_steps or training.steps
             self.add_callback(GlancingCallback(model, *training.glancing, steps))
-        if isinstance(model, VaswaniIterativeVaeForConditionalGeneration):
-            self.add_callback(KlScaleCallback(model, training.kl_scale, training.kl_warmup_steps))
+        if isinstance(model, WeighsDivergence):
+            steps = training.kl_warmup_steps or self.kind.defaults["kl_warmup_steps"]
+            first = 0 if self.flow_start is None else training.decoder_steps - 1
+            self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
@@ -311,11 +321,16 @@ class RecipeTrainer(EvaluatingTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Count a step's tokens to learn on the host where one device has them all: no step waits for their copy."""
         has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
-        batches = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
-        return super().get_batch_samples(batches, num_batches, torch.device("cpu") if has_all else device)
+        choices = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
+        batches, items = super().get_batch_samples(choices, num_batches, torch.device("cpu") if has_all else device)
+        if self.flow_start is not None:
+            self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
+        return batches, items
 
     def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch with CMLM's masks, or with the numbers by which GLAT chooses the words that it shows."""
+        """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
+        if self.flow_start is not None:
+            return add_latent_draws(batch, self.recipe.seed, self.state.global_step, self.model.config.d_model)
         if not self.kind.needs_mask and self.recipe.training.glancing is None:
             return batch
         draws = pair_draws(batch, self.recipe.seed, self.state.global_step)

@@ -11,6 +11,7 @@ from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
+from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
 from .iterative_vae import (
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
@@ -77,6 +78,9 @@ __all__ = [
     "VaswaniCmlmConfig",
     "VaswaniCmlmForConditionalGeneration",
     "VaswaniCmlmModel",
+    "VaswaniFlowSeqConfig",
+    "VaswaniFlowSeqForConditionalGeneration",
+    "VaswaniFlowSeqModel",
     "VaswaniIterativeVaeConfig",
     "VaswaniIterativeVaeForConditionalGeneration",
     "VaswaniIterativeVaeModel",

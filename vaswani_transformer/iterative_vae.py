@@ -25,7 +25,7 @@ from .loss import reduce_loss
 from .nat import PositionalHead, VaswaniNatConfig
 from .parallel import PositionalDecoder
 from .parallel_generation import ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelLMOutput, check_labels
+from .parallel_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
 
 
 @strict
@@ -132,7 +132,7 @@ class IterativeVaeLMOutput(ParallelLMOutput):
     hint_weights: Tensor | None = None
 
 
-class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
+class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHead):
     """IterativeVAE, with `generate()` in one pass, whose `return_history` gives the words after every layer.
 
     Attributes:
@@ -144,22 +144,6 @@ class VaswaniIterativeVaeForConditionalGeneration(PositionalHead):
     body_class = VaswaniIterativeVaeModel
     samples = True
     _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
-
-    def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
-        super().__init__(config)
-        self.kl_scale = 1.0
-
-    @property
-    def kl_scale(self) -> float:
-        return self._kl_scale
-
-    @kl_scale.setter
-    def kl_scale(self, value: float) -> None:
-        if not 0 <= value < float("inf"):
-            raise ValueError(
-                f"kl_scale: it weighs a loss; got {value}, expected a finite number of at least 0. Set one."
-            )
-        self._kl_scale = value
 
     @can_return_tuple
     def forward(

@@ -24,7 +24,40 @@ from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, check_
 
 
 @strict
-class VaswaniNatConfig(VaswaniTransformerConfig):
+class LengthDifferenceConfig(VaswaniTransformerConfig):
+    """The hyperparameters of models that predict the length as a difference, beyond `VaswaniTransformerConfig`'s.
+
+    Args:
+        min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
+        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
+    """
+
+    keys_to_ignore_at_inference = [
+        *VaswaniTransformerConfig.keys_to_ignore_at_inference,
+        "token_loss",
+        "length_loss",
+        "accuracy",
+    ]
+
+    min_length_difference: int = -20
+    max_length_difference: int = 20
+    length_loss_weight: float | int = loss_weight(default=1.0)
+    use_cache: bool = False
+
+    def validate_length_differences(self) -> None:
+        """Check that there is a class for equal lengths."""
+        if not self.min_length_difference <= 0 <= self.max_length_difference:
+            raise ValueError(
+                f"min_length_difference ({self.min_length_difference}) and max_length_difference "
+                f"({self.max_length_difference}) must enclose 0; give one of at most 0 and one of at least 0."
+            )
+
+
+@strict
+class VaswaniNatConfig(LengthDifferenceConfig):
     """The hyperparameters of NAT and GLAT, in addition to those of `VaswaniTransformerConfig`.
 
     Args:
@@ -39,27 +72,9 @@ class VaswaniNatConfig(VaswaniTransformerConfig):
     """
 
     model_type = "vaswani_nat"
-    keys_to_ignore_at_inference = [
-        *VaswaniTransformerConfig.keys_to_ignore_at_inference,
-        "token_loss",
-        "length_loss",
-        "accuracy",
-    ]
 
-    min_length_difference: int = -20
-    max_length_difference: int = 20
-    length_loss_weight: float | int = loss_weight(default=1.0)
     mask_diagonal: bool = True
     relative_attention_clip: int | None = positive_int(default=4)
-    use_cache: bool = False
-
-    def validate_length_differences(self) -> None:
-        """Check that there is a class for equal lengths."""
-        if not self.min_length_difference <= 0 <= self.max_length_difference:
-            raise ValueError(
-                f"min_length_difference ({self.min_length_difference}) and max_length_difference "
-                f"({self.max_length_difference}) must enclose 0; give one of at most 0 and one of at least 0."
-            )
 
 
 class VaswaniNatModel(EncoderDecoder):
@@ -75,12 +90,12 @@ class VaswaniNatModel(EncoderDecoder):
 class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
     """A parallel head whose length is a difference from the source's; a subclass adds `forward`, `decode_targets`."""
 
-    config_class = VaswaniNatConfig
+    config_class = LengthDifferenceConfig
     _no_split_modules = VaswaniNatModel._no_split_modules
     _supports_flash_attn = False
     _supports_flex_attn = False
 
-    def __init__(self, config: VaswaniNatConfig) -> None:
+    def __init__(self, config: LengthDifferenceConfig) -> None:
         super().__init__(config)
         self.length_difference = LengthDifference(
             config.d_model, config.min_length_difference, config.max_length_difference
@@ -136,6 +151,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
             configuration: a trainer sets it at each step (Qian et al. 2021 go from 0.5 to 0.3).
     """
 
+    config_class = VaswaniNatConfig
     body_class = VaswaniNatModel
 
     def __init__(self, config: VaswaniNatConfig) -> None:
@@ -249,4 +265,10 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         return ParallelTargets(tokens, log_probs, [tokens])
 
 
-__all__ = ["PositionalHead", "VaswaniNatConfig", "VaswaniNatForConditionalGeneration", "VaswaniNatModel"]
+__all__ = [
+    "LengthDifferenceConfig",
+    "PositionalHead",
+    "VaswaniNatConfig",
+    "VaswaniNatForConditionalGeneration",
+    "VaswaniNatModel",
+]

@@ -27,13 +27,17 @@ class PositionalAttention(MultiHeadAttention):
     weights would be recorded among those.
     """
 
+    def keys(self, hidden_states: Tensor, positions: Tensor) -> Tensor:
+        """Return what the keys are projected from, (1 or B, T, d_model)."""
+        return positions
+
     def forward(
         self, hidden_states: Tensor, positions: Tensor, attention_mask: Tensor | None = None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output (B, T, d_model) for `hidden_states` and PE (1, T, d_model), and the weights if any."""
         rows = (hidden_states.shape[0], -1, -1, -1)
         query = self.split_heads(self.q_proj(positions), self.head_dim).expand(rows)  # (B, H, T, d_k)
-        key = self.split_heads(self.k_proj(positions), self.head_dim).expand(rows)  # (B, H, T, d_k)
+        key = self.split_heads(self.k_proj(self.keys(hidden_states, positions)), self.head_dim).expand(rows)
         value = self.split_heads(self.v_proj(hidden_states), self.value_head_dim)  # (B, H, T, d_v)
         attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, T, H, d_v)
         return self.o_proj(attended.flatten(-2)), weights
@@ -131,6 +135,12 @@ class ParallelDecoder(VaswaniTransformerDecoder):
         """Return the mask of padding, in the form that the attention implementation takes."""
         return padding_mask(self.config, inputs_embeds, attention_mask)
 
+    def position_encodings(self, hidden_states: Tensor) -> Tensor:
+        """Return PE (1, T, d_model) of the positions of `hidden_states` (k B, T, d_model), in their dtype."""
+        length = hidden_states.shape[1]
+        positions = torch.arange(length, device=hidden_states.device).unsqueeze(0)  # (1, T)
+        return self.input_embedding.positions(positions, length).to(hidden_states.dtype)
+
 
 class PositionalDecoder(ParallelDecoder):
     """A parallel decoder with positional attention, in whose self-attention no position attends to itself."""
@@ -147,12 +157,9 @@ class PositionalDecoder(ParallelDecoder):
 
     def positional_inputs(self, hidden_states: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
         """Return what every layer gets in addition: the positions (1, T, d_model), and self-attention's mask."""
-        length = hidden_states.shape[1]
-        positions = torch.arange(length, device=hidden_states.device).unsqueeze(0)  # (1, T)
-        encodings = self.input_embedding.positions(positions, length).to(hidden_states.dtype)
         masks_diagonal = getattr(self.config, "mask_diagonal", True)
         self_attention_mask = self.without_diagonal(mask, hidden_states) if masks_diagonal else mask
-        return {"positions": encodings, "self_attention_mask": self_attention_mask}
+        return {"positions": self.position_encodings(hidden_states), "self_attention_mask": self_attention_mask}
 
     def without_diagonal(self, mask: Tensor | None, hidden_states: Tensor) -> Tensor:
         """Return a mask (k B or 1, 1, T, T) under which no position attends to itself, of the form of `mask`.

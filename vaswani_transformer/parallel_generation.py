@@ -7,7 +7,7 @@ iterations, or layers of a model that refines from layer to layer.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, Never
 
 import torch
@@ -25,9 +25,12 @@ SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_output
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
 # Outputs of each step of a search; `output_scores` is none of them, since scores are always returned.
 STEP_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits")
-COUNTS = ("num_iterations", "length_beam_size", "num_return_sequences")
+COUNTS = ("num_iterations", "length_beam_size", "num_latent_samples", "num_return_sequences")
 LIMITS = ("max_new_tokens", "max_length")
-OWN_SETTINGS = {"num_iterations", "length_beam_size", "return_history", "max_source_relative_length"}
+OWN_SETTINGS = {
+    *("num_iterations", "length_beam_size", "return_history", "max_source_relative_length"),
+    *("num_latent_samples", "latent_temperature"),
+}
 # Every other setting must have Transformers' default: it would change a search from left to right.
 SUPPORTED = {
     *OWN_SETTINGS,
@@ -70,11 +73,13 @@ class ParallelTargets:
         tokens: (l B, T).
         log_probs: (l B, T), of `tokens`; 0 at padding.
         history: `tokens` after each iteration or layer.
+        scores: (l B,), by which the targets of a source are ranked; None for the mean of `log_probs`.
     """
 
     tokens: Tensor
     log_probs: Tensor
     history: list[Tensor]
+    scores: Tensor | None = None
 
 
 @dataclass
@@ -86,6 +91,7 @@ class ParallelSettings:
 
     num_iterations: int
     length_beam_size: int
+    num_latent_samples: int
     num_return_sequences: int
     max_tokens: int | None
     max_source_relative_length: int | None
@@ -93,6 +99,7 @@ class ParallelSettings:
     return_dict: bool
     return_history: bool
     do_sample: bool = False
+    latent_temperature: float = 0.0
 
 
 @functools.cache
@@ -119,12 +126,26 @@ def whole_number(name: str, value: object, fix: str, least: int | None = None) -
     return int(value)
 
 
+def temperature(name: str, value: object) -> float:
+    """Return `value`, also NumPy's, as a float.
+
+    Raises:
+        ValueError: it is no finite number of at least 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+        fail(name, f"got {value!r}, expected a finite number of at least 0", "Give 0 for the mode.")
+    return float(value)
+
+
 class ParallelGeneration(GenerationMixin):
-    """`generate()` with Transformers' signature, and four settings of a generation config or of the call.
+    """`generate()` with Transformers' signature, and six settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
     length_beam_size: l, the best length classes that are tried for each source; the target with the largest mean
         log-probability wins. Classes below length 1, or beyond a limit, give equal targets. Default 1.
+    latent_temperature, num_latent_samples: the standard deviation of the noise that the latents of a model with a prior
+        (FlowSeq) are made from, and the number of such latents for each length. Above 0 the targets are ranked by
+        importance weights. Default 0.0, for which all latents are the same, and 1.
     return_history: whether `return_dict_in_generate` also returns the tokens after each iteration, or after each layer
         of a model that refines from layer to layer (IterativeVAE). Default False.
     max_source_relative_length: how many tokens longer than its own source, `</s>` counted on both sides, a target may
@@ -140,6 +161,7 @@ class ParallelGeneration(GenerationMixin):
     lm_head: nn.Module
     refines: ClassVar[bool] = False
     samples: ClassVar[bool] = False
+    has_latents: ClassVar[bool] = False
 
     @property
     def num_length_classes(self) -> int:
@@ -213,7 +235,7 @@ class ParallelGeneration(GenerationMixin):
         settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
         source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
         lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
-        lengths = self.limit_lengths(lengths, source, settings)
+        lengths = self.limit_lengths(lengths, source, settings).repeat_interleave(settings.num_latent_samples, dim=1)
         targets = self.decode_targets(source, lengths.flatten(), settings)
         return self.best_targets(targets, lengths, settings)
 
@@ -261,6 +283,7 @@ class ParallelGeneration(GenerationMixin):
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
             do_sample=bool(values.get("do_sample")),
+            latent_temperature=temperature("latent_temperature", values.get("latent_temperature", 0.0)),
         )
         self.check_settings(settings)
         return settings
@@ -295,12 +318,29 @@ class ParallelGeneration(GenerationMixin):
             fail("num_iterations", f"got {iterations}, expected at least 1", "Give 1 for a single pass.")
         if iterations > 1 and not self.refines:
             fail("num_iterations", f"{name} has one pass; got {iterations}", "Give 1, or use a CMLM to refine.")
+        self.check_samples(settings)
         if not 1 <= beam <= self.num_length_classes:
             allowed = f"expected 1 to {self.num_length_classes}, the model's length classes"
             fail("length_beam_size", f"got {beam}, {allowed}", "Give one in that range.")
-        if not 1 <= settings.num_return_sequences <= beam:
-            problem = f"got {settings.num_return_sequences}, expected 1 to length_beam_size ({beam})"
+        tried, names = beam, "length_beam_size"
+        if settings.num_latent_samples > 1:
+            tried, names = beam * settings.num_latent_samples, "length_beam_size times num_latent_samples"
+        if not 1 <= settings.num_return_sequences <= tried:
+            problem = f"got {settings.num_return_sequences}, expected 1 to {names} ({tried})"
             fail("num_return_sequences", problem, "Give a larger length_beam_size.")
+
+    def check_samples(self, settings: ParallelSettings) -> None:
+        """Raise ValueError for samples of latents where the model has none, or where all of them are equal."""
+        samples, heat = settings.num_latent_samples, settings.latent_temperature
+        for name, value, off in (("num_latent_samples", samples, 1), ("latent_temperature", heat, 0)):
+            if value != off and not self.has_latents:
+                problem = f"{type(self).__name__} has no prior over latents; got {value}"
+                fail(name, problem, f"Give {off}, or use a FlowSeq.")
+        if samples < 1:
+            fail("num_latent_samples", f"got {samples}, expected at least 1", "Give 1 for a single one.")
+        if samples > 1 and not heat:
+            problem = f"at latent_temperature 0 all latents are the same; got {samples}, expected 1"
+            fail("num_latent_samples", problem, "Set a latent_temperature such as 0.5.")
 
     def max_tokens(self, values: dict[str, Any]) -> int | None:
         """Return the largest m that the settings and a table of learned positions allow; None: no bound."""
@@ -355,7 +395,8 @@ class ParallelGeneration(GenerationMixin):
         if start is None or pad is None:
             problem = f"got start {start} and padding {pad}, and a sequence needs both"
             fail("decoder_start_token_id, pad_token_id", problem, "Set them in the configuration.")
-        scores = targets.log_probs.sum(1).view_as(lengths) / lengths  # (B, l)
+        scores = targets.log_probs.sum(1) / lengths.flatten() if targets.scores is None else targets.scores
+        scores = scores.view_as(lengths)  # (B, l)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         order, scores = order[:, : settings.num_return_sequences], scores[:, : settings.num_return_sequences]
         rows = order + torch.arange(len(lengths), device=order.device)[:, None] * lengths.shape[1]  # (B, n)

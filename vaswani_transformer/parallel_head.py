@@ -82,6 +82,24 @@ class ParallelLMOutput(Seq2SeqLMOutput):
     accuracy: Tensor | None = None
 
 
+class WeighsDivergence:
+    """A head whose loss has a KL divergence, weighed by the attribute `kl_scale`, 1.0 unless a trainer sets it."""
+
+    _kl_scale = 1.0
+
+    @property
+    def kl_scale(self) -> float:
+        return self._kl_scale
+
+    @kl_scale.setter
+    def kl_scale(self, value: float) -> None:
+        if not 0 <= value < float("inf"):
+            raise ValueError(
+                f"kl_scale: it weighs a loss; got {value}, expected a finite number of at least 0. Set one."
+            )
+        self._kl_scale = value
+
+
 class ParallelHead(ProjectedModel):
     """A body, its projection and a prediction of length.
 
@@ -218,4 +236,4 @@ class ParallelHead(ProjectedModel):
         )
 
 
-__all__ = ["EncodedSource", "ParallelHead", "ParallelLMOutput", "check_labels", "loss_weight"]
+__all__ = ["EncodedSource", "ParallelHead", "ParallelLMOutput", "WeighsDivergence", "check_labels", "loss_weight"]

@@ -26,6 +26,7 @@ PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
         "_fsdp_plan",
         "_init_weights",
         "_input_embed_layer",
+        "_keep_in_fp32_modules_strict",
         "_no_split_modules",
         "_skip_keys_device_placement",
         "_supports_attention_backend",

@@ -5,6 +5,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
+from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
 from .iterative_vae import (
     VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
@@ -20,6 +21,7 @@ FAMILIES = (
     (VaswaniNatConfig, VaswaniNatModel, VaswaniNatForConditionalGeneration),
     (VaswaniCmlmConfig, VaswaniCmlmModel, VaswaniCmlmForConditionalGeneration),
     (VaswaniIterativeVaeConfig, VaswaniIterativeVaeModel, VaswaniIterativeVaeForConditionalGeneration),
+    (VaswaniFlowSeqConfig, VaswaniFlowSeqModel, VaswaniFlowSeqForConditionalGeneration),
 )
 """Configuration, body and complete model of each family; all share a tokenizer and a pipeline."""
 

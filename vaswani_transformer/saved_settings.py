@@ -21,12 +21,12 @@ BEAMS = {"num_beams", "num_beam_groups", "num_return_sequences"}
 LENGTHS = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_source_relative_length"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_iterations", "length_beam_size", "top_k"),
-    *("prompt_lookup_num_tokens", "max_cache_len"),
+    *("prompt_lookup_num_tokens", "max_cache_len", "num_latent_samples"),
 }
 NUMBERS = {
     *("length_penalty", "repetition_penalty", "encoder_repetition_penalty", "diversity_penalty", "penalty_alpha"),
     *("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "guidance_scale"),
-    "max_time",
+    *("max_time", "latent_temperature"),
 }
 FLAGS = {
     *("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values", "return_dict_in_generate"),

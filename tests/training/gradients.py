@@ -22,7 +22,7 @@ class FirstGradient(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        gradients = {name: weight.grad for name, weight in model.named_parameters()}
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
         complete = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in gradients.items()}
         assert args.output_dir is not None
         if state.global_step == 0 and state.is_world_process_zero:

@@ -42,7 +42,15 @@ ITERATIVE_VAE = [
     "--model.latent_dropout=0.0",
     "--training.kl_warmup_steps=3",
 ]
+FLOWSEQ = [  # all three phases; in the first some weights have no gradient
+    "--model.kind=flowseq",
+    "--model.flow_steps=1",
+    "--training.decoder_steps=4",
+    "--training.kl_warmup_steps=5",
+]
 ENGINE = ["--model.kind=cmlm", "--training.energy_from={teacher}", "--tokenizer.path={teacher}"]
+PARALLEL = [GLAT, CMLM, ITERATIVE_VAE, FLOWSEQ, ENGINE]
+PARALLEL_NAMES = ["GLAT", "CMLM", "IterativeVAE", "FlowSeq", "ENGINE"]
 KINDS = pytest.mark.parametrize("kind", [GLAT, CMLM], ids=["GLAT", "CMLM"])
 
 
@@ -139,11 +147,11 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [GLAT, CMLM, ITERATIVE_VAE, ENGINE], ids=["GLAT", "CMLM", "IterativeVAE", "ENGINE"])
+@pytest.mark.parametrize("kind", PARALLEL, ids=PARALLEL_NAMES)
 def test_ten_steps_are_the_same_on_two_processes_in_two_micro_batches_each(
     arguments: list[str], teacher: Path, tmp_path: Path, kind: list[str]
 ) -> None:
-    """Dropout is off; masks and shown words depend on step and pair only.
+    """Dropout is off; masks, shown words and latents depend on step and pair only.
 
     Gradients are compared at the first step. Adam makes a step of any gradient, also of one that is 0 but for
     rounding, as that of a key's constant part is.

@@ -52,7 +52,7 @@ def recipe_file(tmp_path: Path) -> Path:
         ),
         (
             ["--decoding.length_beam_size=2"],
-            r"^decoding\.length_beam_size: .* kind nat or cmlm or iterative_vae has; leave it",
+            r"^decoding\.length_beam_size: .* kind nat or cmlm or iterative_vae or flowseq has; leave it",
         ),
         ([CMLM, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind cmlm has no such field"),
         (["--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind autoregressive has no such field"),

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
 )
+from vaswani_transformer.flow import HeadLinear, coupling_config
 from vaswani_transformer.nat import PositionalHead
 
 # Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
@@ -119,6 +121,27 @@ def iterative_vae_flops(model: VaswaniIterativeVaeForConditionalGeneration, batc
     latents = (config.decoder_layers - 1) * config.d_model * (2 * config.vocab_size + 3) * int(target.sum())
     decoder = positional_decoder_products(model, source, target) + latents
     return 6 * (encoder_products(config, source) + length_difference_products(model, source) + decoder)
+
+
+def flowseq_flops(model: VaswaniFlowSeqForConditionalGeneration, batch: dict[str, Tensor]) -> int:
+    """Return the same of FlowSeq: encoder, posterior and decoder, and with a divergence the flow."""
+    config, (source, target) = model.config, pair_lengths(batch)
+    tokens, narrow = int(target.sum()), coupling_config(config)
+    networks = 2 * decoder_products(config, source, target) + latent_reader_products(config, target)
+    maps = (2 * config.d_model**2 + config.vocab_size * config.d_model) * tokens
+    if model.kl_scale > 0:
+        narrow.decoder_layers = couplings = 2 + 8 * config.flow_steps
+        networks += decoder_products(narrow, source, target) + latent_reader_products(narrow, target)
+        maps += couplings * narrow.d_model * config.d_model * (tokens + int(source.sum()))
+        heads = [layer.weight for layer in model.flow.layers if isinstance(layer, HeadLinear)]
+        maps += sum(config.d_model * len(weight) * tokens for weight in heads)
+    return 6 * (encoder_products(config, source) + length_difference_products(model, source) + networks + maps)
+
+
+def latent_reader_products(config: VaswaniTransformerConfig, target: Tensor) -> int:
+    """Return the multiplications of positions that attend to latents; the positions are projected once a batch."""
+    projected = config.num_heads * config.head_dim * config.d_model * int(target.sum())
+    return attention_products(config, target, target) - projected
 
 
 def positional_decoder_products(model: PositionalHead, source: Tensor, target: Tensor) -> int:

@@ -37,9 +37,11 @@ INTRODUCTIONS = {  # what a card says first, by kind of model; "glat" is kind na
     "cmlm": "A conditional masked language model (CMLM, "
     f"[Ghazvininejad et al. 2019](https://arxiv.org/abs/1904.09324)), {AT_ONCE} and replaces the least likely ones in "
     "each further pass",
+    "flowseq": f"A FlowSeq ([Ma et al. 2019](https://arxiv.org/abs/1909.02480)), {AT_ONCE} from latents that an "
+    "invertible flow draws",
     "iterative_vae": f"An IterativeVAE, {AT_ONCE} from a latent that its layers refine",
 }
-NAMES = {"nat": "NAT", "glat": "GLAT", "cmlm": "CMLM", "iterative_vae": "IterativeVAE"}
+NAMES = {"nat": "NAT", "glat": "GLAT", "cmlm": "CMLM", "iterative_vae": "IterativeVAE", "flowseq": "FlowSeq"}
 FALLBACK_EXAMPLE = "Two dogs play in the snow."  # for results without a test sentence
 
 
@@ -267,6 +269,8 @@ def describe_search(decoding: dict[str, Any]) -> str:
     if "length_beam_size" in decoding:
         passes, lengths = decoding.get("num_iterations", 1), decoding["length_beam_size"]
         tried = "the predicted length" if lengths == 1 else f"each of the {lengths} likeliest lengths"
+        if (samples := decoding.get("num_latent_samples", 1)) > 1:
+            tried += f" with {samples} latents of temperature {decoding['latent_temperature']}"
         return f"{passes} pass{'' if passes == 1 else 'es'} over {tried}"
     limit = f"at most source length + {decoding['max_source_relative_length']} tokens"
     if decoding["num_beams"] == 1:

@@ -100,7 +100,7 @@ def check_model(model: PreTrainedModel) -> None:
     """Check that a model can be exported here.
 
     Raises:
-        UserError: a model of another family, or on another device than the CPU.
+        UserError: a model of another family, with a flow, or on another device than the CPU.
         ImportError: ONNX is not installed.
     """
     name = type(model).__name__
@@ -108,6 +108,10 @@ def check_model(model: PreTrainedModel) -> None:
         raise UserError(
             f"{name}: writes one token after the other; to_onnx takes models that predict all words at once. Export it "
             "with transformers.exporters.OnnxExporter."
+        )
+    if getattr(model, "has_latents", False):
+        raise UserError(
+            f"{name}: inverts matrices of its flow, for which ONNX has no operator. Export a NAT, CMLM or IterativeVAE."
         )
     if model.device.type != "cpu":
         raise UserError(f"{name}: is on {model.device}, expected cpu. Move it by .to('cpu').")

@@ -32,7 +32,7 @@ class FusedQKVAttention(CausalSelfAttention):
         self.is_causal = attention.is_causal
         linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         outputs = sum(linear.out_features for linear in linears)
-        self.qkv_proj = nn.utils.skip_init(nn.Linear, self.config.d_model, outputs, bias=linears[0].bias is not None)
+        self.qkv_proj = nn.utils.skip_init(nn.Linear, linears[0].in_features, outputs, bias=linears[0].bias is not None)
         for name, parameter in self.qkv_proj.named_parameters():
             head_weights = [
                 getattr(linear, name).detach().unflatten(0, (self.config.num_heads, -1)) for linear in linears

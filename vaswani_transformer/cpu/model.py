@@ -39,6 +39,8 @@ class Prepared(PreTrainedModel):
         PreTrainedModel.__init__(self, copy.deepcopy(model.config))
         vars(self).update(copy.deepcopy(vars(model), deepcopy_memo(model)))
         fuse_qkv(self)
+        for module in [module for module in self.modules() if getattr(module, "keeps_float32", False)]:
+            replace(module, nn.Linear, linear_factory("float32") or copy.deepcopy)
         replace(self, nn.Linear, make_linear)
         replace(self, Dropout, lambda _: nn.Identity())
         # Without a window plain products are faster; with one "sdpa" computes long texts block by block.

@@ -64,7 +64,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--length_beam",
         type=positive_int,
         metavar="L",
-        help="lengths that a NAT, CMLM or IterativeVAE tries for each line",
+        help="lengths that a model which predicts all words at once tries for each line",
     )
     group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of an output, </s> included")
     group.add_argument(
@@ -109,7 +109,9 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
     if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
         parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
     if options.engine == "ctranslate2" and (options.iterations or options.length_beam):
-        parser.error("--iterations and --length_beam: CTranslate2 runs no NAT, CMLM or IterativeVAE. Leave them out.")
+        parser.error(
+            "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM, IterativeVAE or FlowSeq. Leave them out."
+        )
     if options.length_penalty is not None and abs(options.length_penalty) > MAX_ALPHA:
         parser.error(
             f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "

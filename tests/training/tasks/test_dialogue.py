@@ -59,7 +59,7 @@ def test_dialogue_recipes_share_data_and_shape(path: Path) -> None:
 
 def test_every_kind_of_model_has_a_dialogue_recipe() -> None:
     names = {path.stem.removeprefix("dialogue-") for path in RECIPES}
-    assert names == {"autoregressive", "nat", "glat", "cmlm", "iterative-vae"}
+    assert names == {"autoregressive", "nat", "glat", "cmlm", "iterative-vae", "flowseq"}
 
 
 def test_command_calls_a_reply_no_translation(

@@ -1,0 +1,147 @@
+"""Training FlowSeq by a recipe: its fields, operations, phases, start, log, and resuming across the phases."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import TrainerControl, TrainerState, set_seed
+
+from tests.helpers import random_tokens
+from tests.parallel_models import FAMILY, targets
+from tests.training.runs import UNREAD, assert_same_checkpoints, rewind, weights
+from training.callbacks import KlScaleCallback
+from training.checks import check_model
+from training.draws import add_latent_draws
+from training.flow_start import FlowStart, gather_pairs
+from training.kinds import KINDS
+from training.recipe import load_recipe, to_dict
+from training.train import main, run
+from vaswani_transformer.errors import UserError
+
+KIND = "--model.kind=flowseq"
+PHASES = [KIND, "--model.flow_steps=1", "--training.decoder_steps=4", "--training.kl_warmup_steps=3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([KIND, "--training.decoder_steps=-1"], r"^training\.decoder_steps: -1 is negative; give 0 or more"),
+        ([KIND, "--training.steps=100"], r"^training\.decoder_steps: no step is left for the prior; got 30000 of 100"),
+        ([KIND, "--training.kl_scale=0"], r"^training\.kl_scale: at 0 the prior learns nothing; got 0, expected more"),
+        ([KIND, "--decoding.num_latent_samples=4"], r"^decoding\.num_latent_samples: at temperature 0 all latents are"),
+        ([KIND, "--decoding.latent_temperature=-1"], r"^decoding\.latent_temperature: -1 is negative; give 0 or more"),
+        ([KIND, "--model.relative_attention_clip=4"], r"^model\.relative_attention_clip: no such key; a model has"),
+        (["--training.decoder_steps=1"], r"^training\.decoder_steps: a model of kind autoregressive has no such field"),
+        (
+            ["--model.kind=nat", "--decoding.num_latent_samples=2"],
+            r"^decoding\.num_latent_samples: a model of kind nat",
+        ),
+    ],
+)
+def test_bad_field_is_an_error_of_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
+    with pytest.raises(UserError, match=message) as refusal:
+        load_recipe(tmp_path / "own.yaml", arguments)
+    assert "\n" not in str(refusal.value)
+
+
+def test_sharding_is_an_error_before_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
+    recipe = load_recipe(tmp_path / "own.yaml", [KIND])
+    check_model(recipe)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=r"^model\.kind: the flow of flowseq starts from data, .* got FSDP2\. Launch"):
+        check_model(recipe)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("flowseq", 10_000), ("iterative_vae", 30_000)])
+def test_schedule_of_a_kind_is_saved_in_full(kind: str, steps: int, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
+    assert to_dict(load_recipe(tmp_path / "own.yaml", [f"--model.kind={kind}"]))["training"]["kl_warmup_steps"] == steps
+
+
+@pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5}])
+def test_flops_are_those_that_torch_counts_but_for_the_positions(overrides: dict[str, Any]) -> None:
+    """There is no padding. The readers' queries are computed once a batch: forward, and weights backward."""
+    model = FAMILY["flowseq"](**overrides).train()
+    model.set_attn_implementation("eager")
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    positions = 4 * model.config.num_heads * 5 * (32 * model.config.head_dim + 16 * (overrides.get("d_k") or 4))
+    with FlopCounterMode(display=False) as counter:
+        model(**batch, skip_logits=False).loss.backward()
+    assert KINDS["flowseq"].flops(model, batch) == counter.get_total_flops() - positions
+
+
+def test_divergence_weighs_nothing_first_and_then_more_by_the_step() -> None:
+    model, state = FAMILY["flowseq"](), TrainerState()
+    callback, scales = KlScaleCallback(model, 1.0, 4, first=2), []
+    for state.global_step in (0, 2, 3, 5, 6, 9):
+        callback.on_step_begin(UNREAD, state, TrainerControl())
+        scales.append(model.kl_scale)
+    assert scales == [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
+
+
+def test_flow_starts_once_from_all_pairs_of_a_step() -> None:
+    """However the pairs are split into micro-batches; a flow with a start keeps it."""
+    batch: dict[str, Any] = {"input_ids": random_tokens(3, 6), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    batch = add_latent_draws({**batch, "labels": targets(2, 5, 3)}, 1, 4, 32)
+    parts = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
+    parts[0] = {name: tensor if name.startswith(("in", "at")) else tensor[:, :2] for name, tensor in parts[0].items()}
+    joined = gather_pairs(parts)
+    assert all(torch.equal(joined[name], batch[name]) for name in joined)
+    model, again = FAMILY["flowseq"](), FAMILY["flowseq"]()
+    model.flow.started.zero_()
+    before = model.flow.layers[0].shift.clone()
+    start = FlowStart(model.train(), 4, torch.device("cpu"))
+    for step, batches in ((3, [batch]), (4, [])):
+        start(step, batches, torch.autocast("cpu", enabled=False))
+        assert torch.equal(model.flow.layers[0].shift, before)
+    start(4, parts, torch.autocast("cpu", enabled=False))
+    assert model.training
+    assert not torch.equal(model.flow.layers[0].shift, before)
+    again.start_flow(**batch)
+    for mine, expected in zip(model.flow.parameters(), again.flow.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    kept = FlowStart(again, 0, torch.device("cpu"))
+    expected = again.flow.layers[0].shift.clone()
+    kept(0, [add_latent_draws(batch, 2, 5, 32)], torch.autocast("cpu", enabled=False))
+    assert torch.equal(again.flow.layers[0].shift, expected)
+
+
+@pytest.mark.slow
+def test_run_logs_its_phases_and_resumes_to_the_bit_across_their_borders(arguments: list[str], tmp_path: Path) -> None:
+    """Step 3 is in the first phase; at step 4 the flow starts; at step 6 the weight still rises."""
+    settings = [*arguments[1:], *PHASES, "--training.steps=9", "--training.checkpoint_steps=4"]
+    whole = tmp_path / "whole"
+    results = run(load_recipe(arguments[0], [*settings, f"--output_dir={whole}"]))
+    entries = {entry["step"]: entry for entry in results["curve"] if "loss" in entry}
+    assert [("kl_loss" in entries[step], "log_determinant" in entries[step]) for step in (1, 4, 5, 9)] == [
+        *[(False, False)] * 2,
+        *[(True, True)] * 2,
+    ]
+    for step, scale in ((1, 0), (5, 1 / 3), (6, 2 / 3), (9, 1)):
+        entry = entries[step]
+        total = entry["token_loss"] + entry["length_loss"] + scale * entry.get("kl_loss", 0)
+        assert entry["loss"] == pytest.approx(total, rel=1e-5)
+    started = [float(weights(whole / "checkpoints" / f"checkpoint-{step}")["flow.started"]) for step in (3, 4, 6)]
+    assert started == [0, 0, 1]
+    for step in (3, 4, 6):
+        again = shutil.copytree(whole, tmp_path / f"from-{step}")
+        rewind(again, step)
+        set_seed(99)
+        assert run(load_recipe(arguments[0], [*settings, f"--output_dir={again}"]))["steps"] == 9
+        assert_same_checkpoints(whole, again)
+
+
+@pytest.mark.slow
+def test_flow_without_a_density_ends_the_run_with_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FlowStart, "__call__", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, *PHASES, "--training.steps=9", f"--output_dir={tmp_path / 'run'}"])
+    assert end.value.code == 2
+    assert "flow: its actnorms have no start" in capsys.readouterr().err.splitlines()[-1]
