@@ -25,9 +25,10 @@ PUBLISHED = [
     *("latent", "iterative_vae", "cmlm"),
 ]
 # Never published, in the same order; they import from published files too.
-SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule", "batching"]
+SHARED = ["errors", "files", "modes", "command_line", "checked_loading", "schedule"]
 # Never published either: the folders that each folder imports from, beyond published and shared files.
 ROOMS = {
+    "batching": set(),
     "cpu": set(),
     "convert": {"translate"},
     "figures": set(),

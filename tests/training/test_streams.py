@@ -19,7 +19,7 @@ from training.data import pairs as data_pairs
 from training.recipe import load_recipe
 from training.run_folder import prepare_folder
 from training.train import prepare, run
-from vaswani_transformer import batching
+from vaswani_transformer.batching import stream
 from vaswani_transformer.errors import UserError
 
 
@@ -86,7 +86,7 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     streamed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_pairs, "PREVIEW_PAIRS", 16)
-    monkeypatch.setattr(batching, "ENCODE_BATCH", 1)
+    monkeypatch.setattr(stream, "ENCODE_BATCH", 1)
     path, folder = tmp_path / "data" / "train.jsonl", tmp_path / "run"
     good = path.read_text()
     lines = good.split("\n")

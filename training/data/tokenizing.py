@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import datasets
+import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from training.recipe import DataRecipe
@@ -100,7 +102,7 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
     return kept
 
 
-def lengths(dataset: Dataset, column: str) -> list[int]:
+def lengths(dataset: Dataset, column: str) -> NDArray[np.int32]:
     """Return the number of tokens in each row of a column."""
     table = dataset.select_columns([column]).with_format("arrow")[:]
-    return cast(Any, pc).list_value_length(table.column(column)).to_pylist()
+    return cast(Any, pc).list_value_length(table.column(column)).to_numpy()
