@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -26,7 +26,7 @@ from training.callbacks import (
 )
 from training.checkpoints import checkpoints_folder, run_write_errors
 from training.data.stream import PairStream
-from training.data.tokenizing import NUMBER, lengths, make_encode_fn
+from training.data.tokenizing import NUMBER, make_encode_fn
 from training.decoding import evaluation_config
 from training.distributed import RunError, drop_tied_duplicates, shard
 from training.divergence import DivergenceGuard, is_finite
@@ -40,7 +40,8 @@ from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.tasks import make_task, selection_metric
 from vaswani_transformer import VaswaniIterativeVaeForConditionalGeneration, VaswaniNatForConditionalGeneration
-from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.batching.prefetch import PrefetchingLoader
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -209,9 +210,10 @@ class RecipeTrainer(EvaluatingTrainer):
         dataset = self.train_dataset
         if isinstance(dataset, TokenBudgetBatches):
             return self.stream_loader(dataset)
+        pairs = PairTokens(dataset.remove_columns([name for name in dataset.column_names if name == "reference"]))
         sampler = TokenBudgetBatchSampler(
-            lengths(dataset, "input_ids"),
-            lengths(dataset, "labels"),
+            pairs.source_lengths,
+            pairs.target_lengths,
             self.recipe.training.source_tokens,
             self.recipe.training.target_tokens,
             num_processes=self.args.world_size,
@@ -222,7 +224,13 @@ class RecipeTrainer(EvaluatingTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
-        return self.loader(dataset, sampler)
+        return PrefetchingLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
+            generator=torch.Generator(),  # as in `loader`
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
         """Return a loader that reads in this process, because the position must be exact at every step."""

@@ -6,7 +6,7 @@ Importing the package registers its models with the Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from .batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
@@ -65,6 +65,8 @@ __all__ = [
     "ImportResult",
     "Leaf",
     "MaskingCollator",
+    "PairCollator",
+    "PairTokens",
     "ParsedSentence",
     "TokenBudgetBatchSampler",
     "TokenBudgetBatches",

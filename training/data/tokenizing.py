@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
 
 import datasets
 import numpy as np
-import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from training.recipe import DataRecipe
+from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
@@ -104,5 +103,4 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
 
 def lengths(dataset: Dataset, column: str) -> NDArray[np.int32]:
     """Return the number of tokens in each row of a column."""
-    table = dataset.select_columns([column]).with_format("arrow")[:]
-    return cast(Any, pc).list_value_length(table.column(column)).to_numpy()
+    return ArrowRows.of(dataset, column).lengths

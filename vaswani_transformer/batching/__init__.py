@@ -2,5 +2,6 @@
 
 from .sampler import TokenBudgetBatchSampler
 from .stream import TokenBudgetBatches
+from .tokens import PairCollator, PairTokens
 
-__all__ = ["TokenBudgetBatchSampler", "TokenBudgetBatches"]
+__all__ = ["PairCollator", "PairTokens", "TokenBudgetBatchSampler", "TokenBudgetBatches"]
