@@ -210,7 +210,7 @@ class RecipeTrainer(EvaluatingTrainer):
         dataset = self.train_dataset
         if isinstance(dataset, TokenBudgetBatches):
             return self.stream_loader(dataset)
-        pairs = PairTokens(dataset.remove_columns([name for name in dataset.column_names if name == "reference"]))
+        pairs = PairTokens(dataset)
         sampler = TokenBudgetBatchSampler(
             pairs.source_lengths,
             pairs.target_lengths,
