@@ -6,12 +6,13 @@ HF_DATASETS_CACHE/vaswani_transformer/KEY/   KEY: of the texts, the tokenizer an
     00000_*_of_*.arrow      token ids of a million pairs, by each process that tokenized them
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ import datasets
 import datasets.config
 import pyarrow as pa
 from datasets import Dataset, Features, List, Value
+from filelock import FileLock
 
+from vaswani_transformer import __version__
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import PARTIAL, write_atomically, write_errors
+from vaswani_transformer.files import PARTIAL, digest_of_file, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECORD = "complete.json"
@@ -35,7 +38,7 @@ FIX = "free some space, or name another folder by the environment variable HF_DA
 
 def cache_folder(*key: Any) -> Path | None:
     """Return the folder of what `key` decides; None where nothing can be written."""
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    name = hashlib.sha256(json.dumps([__version__, *key], sort_keys=True).encode()).hexdigest()[:32]
     folder = Path(datasets.config.HF_DATASETS_CACHE).expanduser() / "vaswani_transformer" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,16 @@ def is_complete(folder: Path) -> bool:
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError):
         return False
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Generator[bool]:
+    """Yield whether a folder must still be written, by this process only; a failed write becomes one line."""
+    if is_complete(folder):
+        yield False
+        return
+    with write_errors(folder, FIX), FileLock(f"{folder}.lock"):  # another run may write it now
+        yield not is_complete(folder)
 
 
 def complete(folder: Path, what: str) -> None:
@@ -86,13 +99,12 @@ def cached_pairs(read: Callable[[], Iterator[tuple[str, str]]], files: list[Path
     """
     if not all(path.is_file() for path in files) or sum(path.stat().st_size for path in files) < CACHED_BYTES:
         return None
-    digests = [hashlib.file_digest(file, "sha256").hexdigest() for path in files for file in [path.open("rb")]]
-    if (folder := cache_folder(digests, key)) is None:
+    if (folder := cache_folder([digest_of_file(path) for path in files], key)) is None:
         return None
     path = folder / "pairs.arrow"
-    if not is_complete(folder):
-        check_space(folder, sum(file.stat().st_size for file in files), "the pairs")
-        with write_errors(folder, FIX):
+    with writing(folder) as is_missing:
+        if is_missing:
+            check_space(folder, sum(file.stat().st_size for file in files), "the pairs")
             partial = path.with_name(f"{path.name}{PARTIAL}")
             with pa.OSFile(str(partial), "wb") as file:
                 write_pairs(file, read())
@@ -127,32 +139,33 @@ def map_tokens(pairs: Dataset, encode: Callable, columns: list[str], key: str) -
     folder = cache_folder(pairs._fingerprint, columns, key) if pairs.cache_files else None
     if folder is None:
         return pairs.map(encode, **settings, new_fingerprint=f"{pairs._fingerprint[:16]}{key[:16]}")
-    if not (is_done := is_complete(folder)):
-        check_space(folder, pairs.data.nbytes, "the tokens")
-        logger.info("Writing the tokens of %s pairs to %s.", f"{len(pairs):,d}", folder)
-        if (folder / RECORD).exists():  # a file of it is damaged
-            shutil.rmtree(folder)
-            folder.mkdir()
-    parts = []
-    with write_errors(folder, FIX):
-        for number, first in enumerate(range(0, len(pairs), PART)):
-            part = pairs.select(range(first, min(first + PART, len(pairs))))
-            processes = min(num_cores(), len(part) // PAIRS_A_PROCESS)
-            parts.append(
-                part.map(
-                    encode,
-                    **settings,
-                    num_proc=processes if processes > 1 else None,
-                    cache_file_name=str(folder / f"{number:05d}.arrow"),
-                    load_from_cache_file=True,
-                    new_fingerprint=f"{folder.name}-{number}",
-                )
-            )
-        if not is_done:
+    with writing(folder) as is_missing:
+        if is_missing:
+            check_space(folder, pairs.data.nbytes, "the tokens")
+            logger.info("Writing the tokens of %s pairs to %s.", f"{len(pairs):,d}", folder)
+            if (folder / RECORD).exists():  # a file is damaged
+                shutil.rmtree(folder)
+                folder.mkdir()
+        parts = [map_part(pairs, number, folder, encode, settings) for number in range(-(-len(pairs) // PART))]
+        if is_missing:
             for temporary in folder.glob("tmp*"):  # of a killed run
                 temporary.unlink()
             complete(folder, "Tokens")
     return datasets.concatenate_datasets(parts)
+
+
+def map_part(pairs: Dataset, number: int, folder: Path, encode: Callable, settings: dict[str, Any]) -> Dataset:
+    """Return the tokens of a part, by all cores if it has not been tokenized yet."""
+    part = pairs.select(range(number * PART, min((number + 1) * PART, len(pairs))))
+    processes = min(num_cores(), len(part) // PAIRS_A_PROCESS)
+    return part.map(
+        encode,
+        **settings,
+        num_proc=processes if processes > 1 else None,
+        cache_file_name=str(folder / f"{number:05d}.arrow"),
+        load_from_cache_file=True,
+        new_fingerprint=f"{folder.name}-{number}",
+    )
 
 
 def num_cores() -> int:

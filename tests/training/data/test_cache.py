@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,18 @@ def test_run_after_a_kill_tokenizes_the_missing_parts_only(
     assert encoded(recipe).to_list() == expected
     assert calls == [10]
     assert not (folder / "tmpx").exists()
+
+
+def test_set_that_another_run_writes_at_the_same_time_is_waited_for(
+    recipe: DataRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    count_calls(monkeypatch, tokenizing, "token_ids", calls)
+    texts = load_pairs(recipe)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda _: tokenize(texts, TOKENIZER, recipe)["train"].to_list(), range(2))
+    assert one == other
+    assert calls == [10, 10, 5]
 
 
 def test_damaged_file_is_written_again(recipe: DataRecipe, tmp_path: Path) -> None:
