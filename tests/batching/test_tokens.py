@@ -6,6 +6,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +16,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from tests.helpers import model_of_pairs, tiny_model
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
+from vaswani_transformer.batching.tokens import ArrowRows
 
 IDS = st.lists(st.integers(3, 60), max_size=9)
 MODEL, TOKENIZER = tiny_model(), model_of_pairs()[1]
@@ -51,6 +53,19 @@ def test_collator_makes_the_tensors_that_the_stock_collator_makes_of_lists(
         assert pairs.source_lengths.tolist() == [len(ids) for ids in dataset["input_ids"]]
         assert pairs.target_lengths.tolist() == [len(ids) for ids in dataset["labels"]]
         assert_same_batches(dataset, pairs, data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1)))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_chunks_may_be_terabytes_apart_in_memory_and_at_odd_addresses(shift: int) -> None:
+    """The system's heap, where Python's bytes are, is far from the mappings that Arrow's own pool makes."""
+    heap = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(bytes(9)).slice(shift, 8)])
+    chunks = [
+        pa.ListArray.from_arrays(pa.array([0, 1, len(values)], pa.int32()), values)
+        for values in (pa.array(range(1000), pa.int32()), heap)
+    ]
+    rows = ArrowRows(pa.chunked_array(chunks))
+    assert rows.take([3, 1, 0]).tokens.tolist() == [0, *range(1, 1000), 0]
+    assert rows.lengths.tolist() == [1, 999, 1, 1]
 
 
 def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: Path) -> None:

@@ -39,19 +39,17 @@ class ArrowRows:
     """
 
     def __init__(self, column: Any, rows: NDArray[np.integer] | None = None) -> None:
-        self.column = column  # owns the memory
         dtype = np.dtype(column.type.value_type.to_pandas_dtype())
-        offsets, addresses = [], []
-        for chunk in column.chunks:
-            data = chunk.values.buffers()[1]
-            offsets.append(chunk.offsets.to_numpy())
-            addresses.append(0 if data is None else data.address + chunk.values.offset * dtype.itemsize)
-        lengths = [np.diff(of_chunk).astype(np.int32) for of_chunk in offsets]
-        base = min((address for address in addresses if address), default=0)
-        starts = [
-            of_chunk[:-1] + (address - base) // dtype.itemsize if address else np.zeros(len(of_chunk) - 1, np.int64)
-            for of_chunk, address in zip(offsets, addresses, strict=True)
-        ]
+        self.chunks = column.chunks  # own the memory
+        addresses = [address_of(chunk, dtype) for chunk in self.chunks]
+        if len({address % dtype.itemsize for address in addresses if address}) > 1:  # of other allocators than Arrow's
+            self.chunks = [column.combine_chunks()]
+            addresses = [address_of(chunk, dtype) for chunk in self.chunks]
+        base, lengths, starts = min(filter(None, addresses), default=0), [], []
+        for chunk, address in zip(self.chunks, addresses, strict=True):
+            offsets = chunk.offsets.to_numpy().astype(np.int64)
+            lengths.append(np.diff(offsets).astype(np.int32))
+            starts.append(offsets[:-1] + (address - base) // dtype.itemsize if address else 0 * offsets[:-1])
         self.lengths: Lengths = np.concatenate(lengths or [np.zeros(0, np.int32)])
         self.starts: NDArray[np.int64] = np.concatenate(starts or [np.zeros(0, np.int64)])
         if rows is not None:
@@ -68,6 +66,12 @@ class ArrowRows:
         starts, lengths = self.starts[rows], self.lengths[rows]
         before = np.cumsum(lengths) - lengths
         return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)
+
+
+def address_of(chunk: Any, dtype: np.dtype) -> int:
+    """Return where the integers of a chunk's lists begin; 0 if there are none."""
+    data = chunk.values.buffers()[1]
+    return 0 if data is None else data.address + chunk.values.offset * dtype.itemsize
 
 
 def view_of(address: int, size: int, dtype: np.dtype) -> NDArray[np.integer]:
