@@ -27,10 +27,10 @@ PUBLISHED = [
 # Never published, in the same order; they import from published files too.
 SHARED = [
     *("interrupts", "errors", "files", "modes", "command_line", "saved_settings", "checked_loading", "schedule"),
-    "batching",
 ]
 # Never published either: the folders that each folder imports from, beyond published and shared files.
 ROOMS = {
+    "batching": set(),
     "cpu": set(),
     "convert": {"translate"},
     "figures": set(),

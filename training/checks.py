@@ -5,6 +5,7 @@ import logging
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
@@ -14,7 +15,7 @@ from training.data.tokenizing import lengths
 from training.distributed import RunError, is_set, uses_cpu
 from training.recipe import Recipe
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.batching import make_steps
+from vaswani_transformer.batching.steps import Steps
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.errors import UserError, one_line
 
@@ -29,7 +30,9 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
         UserError: one training pair exceeds a step's tokens, or a source, target or hypothesis can exceed the table
             of learned positions.
     """
-    longest = {(split, column): max(lengths(pairs, column)) for split, pairs in encoded.items() for column in COLUMNS}
+    longest = {
+        (split, column): int(lengths(pairs, column).max()) for split, pairs in encoded.items() for column in COLUMNS
+    }
     if recipe.data.streaming:  # a later pair may have any length that is not dropped
         longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
     for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
@@ -124,11 +127,9 @@ def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> 
     ]
     if micro_batches[0] == micro_batches[1] or recipe.data.streaming:
         return
-    sizes = list(zip(*(lengths(pairs, column) for column in COLUMNS), strict=True))
-    before_steps, steps = (
-        make_steps(sizes, (training.source_tokens, training.target_tokens), number) for number in micro_batches
-    )
-    if before_steps != steps:
+    sizes, budgets = [lengths(pairs, column) for column in COLUMNS], (training.source_tokens, training.target_tokens)
+    before_steps, steps = (Steps.of(*sizes, budgets, number).bounds for number in micro_batches)
+    if not np.array_equal(before_steps, steps):
         raise RunError(
             f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
             f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."

@@ -108,7 +108,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
+        sides = (lengths(dataset, name).tolist() for name in ("input_ids", "labels"))
         batches = evaluation_batches(*sides, self.args.per_device_eval_batch_size, self.batch_tokens)
         rounds = math.ceil(len(batches) / self.args.world_size)
         rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]

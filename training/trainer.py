@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
@@ -39,7 +39,7 @@ from training.checkpoints import (
     writing,
 )
 from training.data.stream import PairStream
-from training.data.tokenizing import NUMBER, lengths, make_encode_fn
+from training.data.tokenizing import NUMBER, make_encode_fn
 from training.decoding import evaluation_config
 from training.distributed import RunError, check_weights, drop_tied_duplicates, load_weights, shard
 from training.divergence import DivergenceGuard, is_finite
@@ -57,7 +57,8 @@ from vaswani_transformer import (
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
 )
-from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
+from vaswani_transformer.batching.prefetch import PrefetchingLoader
 from vaswani_transformer.files import read_json
 from vaswani_transformer.parallel_head import WeighsDivergence
 
@@ -278,9 +279,10 @@ class RecipeTrainer(EvaluatingTrainer):
         dataset = self.train_dataset
         if isinstance(dataset, TokenBudgetBatches):
             return self.stream_loader(dataset)
+        pairs = PairTokens(dataset)
         sampler = TokenBudgetBatchSampler(
-            lengths(dataset, "input_ids"),
-            lengths(dataset, "labels"),
+            pairs.source_lengths,
+            pairs.target_lengths,
             self.recipe.training.source_tokens,
             self.recipe.training.target_tokens,
             num_processes=self.args.world_size,
@@ -291,7 +293,13 @@ class RecipeTrainer(EvaluatingTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
-        return self.loader(dataset, sampler)
+        return PrefetchingLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
+            generator=torch.Generator(),  # as in `loader`
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
         """Return a loader that reads in this process, because the position must be exact at every step."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import interrupts  # noqa: F401  # isort: skip - first, so that Ctrl-C in a later import is one line
-from .batching import TokenBudgetBatches, TokenBudgetBatchSampler
+from .batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
@@ -69,6 +69,8 @@ __all__ = [
     "ImportResult",
     "Leaf",
     "MaskingCollator",
+    "PairCollator",
+    "PairTokens",
     "ParsedSentence",
     "TokenBudgetBatchSampler",
     "TokenBudgetBatches",

@@ -204,3 +204,11 @@ READERS = {"json": read_json, "text": read_text, "trees": read_tree_pairs}
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
     """Return the pairs of a split in files of the recipe's kind."""
     return READERS[recipe.kind](recipe, Path(recipe.path or ""), name)
+
+
+def files_of(recipe: DataRecipe, name: str) -> list[Path]:
+    """Return the files of a split; a name that `read_file` cannot read may be among them."""
+    folder = Path(recipe.path or "")
+    if recipe.kind == "text":
+        return [folder / name.replace("{language}", code) for code in (recipe.source, recipe.target)]
+    return matching_files(folder, name) if recipe.kind == "trees" else [folder / name]

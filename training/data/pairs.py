@@ -2,15 +2,18 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetsError
 
+from training.data.cache import cached_pairs
 from training.data.distilled import check_sources, open_distilled
-from training.data.files import SPLITS, has_both_sides, read_file, warn_of_empty
+from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
 from training.recipe import DataRecipe
 from training.toy_task import make_splits
 from vaswani_transformer.errors import UserError, one_line
@@ -34,7 +37,12 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     splits = load_real_pairs(recipe)
     sources = sources_in_order(recipe) if recipe.streaming else iterate_column(splits["train"], "source")
     check_sources(distillation, sources, recipe.streaming)
-    splits["train"] = to_dataset(islice(distillation.pairs(), PREVIEW_PAIRS if recipe.streaming else None))
+    splits["train"] = to_dataset(
+        distillation.pairs,
+        [path for number in range(distillation.num_parts) for path in distillation.paths(number)],
+        [distillation.identity, recipe.source, recipe.target],
+        PREVIEW_PAIRS if recipe.streaming else None,
+    )
     return splits
 
 
@@ -44,9 +52,14 @@ def iterate_column(pairs: datasets.Dataset, column: str) -> Iterator[str]:
         yield from batch[column]
 
 
-def to_dataset(pairs: Iterable[tuple[str, str]]) -> datasets.Dataset:
+def to_dataset(
+    read: Callable[[], Iterator[tuple[str, str]]], files: list[Path], key: Any, count: int | None
+) -> datasets.Dataset:
+    """Return the first `count` pairs, or all: those of large files from the cache."""
+    if count is None and (cached := cached_pairs(read, files, key)) is not None:
+        return cached
     sources, targets = [], []
-    for source, target in pairs:
+    for source, target in islice(read(), count):
         sources.append(source)
         targets.append(target)
     return datasets.Dataset.from_dict({"source": sources, "target": targets})
@@ -65,7 +78,8 @@ def load_real_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     for split in SPLITS:
         if (name := getattr(recipe, split)) is not None:
             count = PREVIEW_PAIRS if is_streamed(recipe, split) else None
-            splits[split] = to_dataset(islice(read_file(recipe, name), count))
+            key = [recipe.kind, recipe.source, recipe.target, recipe.empty]
+            splits[split] = to_dataset(partial(read_file, recipe, name), files_of(recipe, name), key, count)
     return check_not_empty(splits, recipe)
 
 

@@ -1,16 +1,21 @@
 """Sentence pairs as token ids."""
 
+import hashlib
 import logging
+import tempfile
 from collections.abc import Callable
-from typing import Any, cast
+from pathlib import Path
 
 import datasets
-import pyarrow.compute as pc
+import numpy as np
 from datasets import Dataset
 from datasets.fingerprint import Hasher
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from training.data.cache import map_tokens
 from training.recipe import DataRecipe
+from vaswani_transformer.batching.tokens import ArrowRows
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
@@ -62,22 +67,34 @@ def tokenize(
 ) -> datasets.DatasetDict:
     """Return the splits as `input_ids` and `labels`; of all but training pairs the texts too, `source` and `reference`.
 
-    Training pairs that are too long are dropped; the others have their `number` too, by which a message names them.
+    Training pairs that are too long are dropped; the others have their `number`, by which a message names them.
 
     Raises:
         UserError: a training pair is too long and the recipe says `too_long: error`, or all are.
     """
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
-        sources, targets = token_ids(tokenizer, batch["source"], batch["target"])
+        sources, targets = token_ids(tokenizer, batch["source"], batch.get("target") or batch["reference"])
         return {"input_ids": sources, "labels": targets}
 
-    encoded = datasets.DatasetDict()
-    for name, pairs in splits.items():
-        mapped = pairs.map(encode, batched=True, desc="Tokenizing", new_fingerprint=fingerprint(pairs, encode))
-        encoded[name] = mapped.rename_column("target", "reference")
-    encoded["train"] = drop_too_long(encoded["train"].remove_columns(TEXTS), recipe)
+    key, encoded = tokenizer_key(tokenizer), datasets.DatasetDict()
+    for split, pairs in splits.items():
+        if split == "train":
+            encoded[split] = drop_too_long(map_tokens(pairs, encode, ["source", "target"], key), recipe)
+        else:
+            encoded[split] = map_tokens(pairs.rename_column("target", "reference"), encode, [], key)
     return encoded
+
+
+def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of a tokenizer's files."""
+    digest = hashlib.sha256()
+    tokenizer("")  # without padding and limits, which a file has from the last call
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).iterdir()):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
@@ -86,21 +103,18 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
     Raises:
         UserError: as `tokenize`.
     """
-
-    def fits(pair: dict[str, list[int]]) -> bool:
-        return max(len(pair["input_ids"]), len(pair["labels"])) <= recipe.max_length
-
-    numbered = train.add_column(NUMBER, list(range(1, len(train) + 1)), new_fingerprint=fingerprint(train, NUMBER))
-    settings: dict[str, Any] = {"new_fingerprint": fingerprint(numbered, fits)}
-    kept = numbered.filter(fits, desc="Dropping pairs that are too long", **settings)
+    longest = np.maximum(lengths(train, "input_ids"), lengths(train, "labels"))
+    kept = np.flatnonzero(longest <= recipe.max_length)
+    numbered = train.add_column(
+        NUMBER, np.arange(1, len(train) + 1, dtype=np.int32), new_fingerprint=fingerprint(train, NUMBER)
+    )
     if len(kept) == len(train):
-        return kept
+        return numbered
     everything = f"{'the first ' if recipe.streaming else ''}{len(train)} training pairs"
     if not len(kept):
-        shortest = min(max(map(len, sides)) for sides in zip(train["input_ids"], train["labels"], strict=True))
         raise UserError(
             f"data.max_length: all {everything} are longer than {recipe.max_length} tokens, `</s>` counted, the "
-            f"shortest has {shortest}; raise it."
+            f"shortest has {longest.min()}; raise it."
         )
     pairs = f"{len(train) - len(kept)} of {everything}"
     if recipe.too_long == "error":
@@ -108,10 +122,9 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
             f"data.max_length: {pairs} are longer than {recipe.max_length} tokens; raise it or set data.too_long=drop."
         )
     logger.warning("Dropped %s, longer than %d tokens.", pairs, recipe.max_length)
-    return kept
+    return numbered.select(kept)
 
 
-def lengths(dataset: Dataset, column: str) -> list[int]:
+def lengths(dataset: Dataset, column: str) -> NDArray[np.int32]:
     """Return the number of tokens in each row of a column."""
-    table = dataset.select_columns([column]).with_format("arrow")[:]
-    return cast(Any, pc).list_value_length(table.column(column)).to_pylist()
+    return ArrowRows.of(dataset, column).lengths

@@ -352,7 +352,7 @@ def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(
     folder: Path, tokenizer: VaswaniTransformerTokenizer
 ) -> None:
     data = recipe(folder, streaming=True)
-    at_once = tokenize(load_pairs(data), tokenizer, data)["train"].remove_columns("number")
+    at_once = tokenize(load_pairs(data), tokenizer, data)["train"].remove_columns(["number"])
     assert make_encode_fn(tokenizer, data)(list(PairStream(data, seed=0))) == at_once.to_list()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.samplers import LENGTHS, sampler
+from tests.batching.samplers import LENGTHS, sampler
 from vaswani_transformer.batching import TokenBudgetBatches, TokenBudgetBatchSampler
 
 

@@ -1,0 +1,56 @@
+"""Steps under a token budget against the same rule pair by pair in plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.batching.samplers import LENGTHS
+from vaswani_transformer.batching.steps import Steps, shuffle_of
+
+
+def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
+    bounds = [0]
+    for end in range(1, len(ordered) + 1):
+        step = ordered[bounds[-1] : end]
+        is_full = any(
+            len(step) * max(side) > budget for side, budget in zip(zip(*step, strict=True), budgets, strict=True)
+        )
+        if is_full and len(step) > micro_batches:
+            bounds.append(end - 1)
+    bounds.append(len(ordered))
+    if bounds[-1] - bounds[-2] < micro_batches:
+        middle = bounds[-1] - micro_batches
+        bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
+    return bounds
+
+
+@given(LENGTHS, st.integers(30, 300), st.integers(30, 300), st.integers(1, 8))
+def test_steps_end_where_the_next_pair_would_exceed_a_budget(
+    pairs: list[tuple[int, int]], source_tokens: int, target_tokens: int, micro_batches: int
+) -> None:
+    sources, targets = np.array(pairs, dtype=np.int32).T
+    steps = Steps.of(sources, targets, (source_tokens, target_tokens), micro_batches)
+    ordered = [pairs[index] for index in np.argsort(steps.keys, kind="stable")]
+    assert steps.bounds.tolist() == bounds_pair_by_pair(ordered, (source_tokens, target_tokens), micro_batches)
+
+    shuffled = [step.tolist() for step in steps.shuffled(shuffle_of(3, 1))]
+    micro = [
+        [pairs[index] for index in step[first::micro_batches]] for step in shuffled for first in range(micro_batches)
+    ]
+    sides = [side for batch in micro for side in zip(*batch, strict=True)]
+    positions = sum(len(side) * max(side) for side in sides)
+    assert steps.padding_share == pytest.approx(1 - sum(map(sum, pairs)) / positions)
+    assert [step.tolist() for step in steps.shuffled(shuffle_of(3, 1), first=1)] == shuffled[1:]
+
+
+@given(LENGTHS)
+def test_pairs_are_ordered_by_target_buckets_in_which_sources_rise_and_fall_in_turn(
+    pairs: list[tuple[int, int]],
+) -> None:
+    sources, targets = np.array(pairs, dtype=np.int32).T
+    keys = Steps.of(sources, targets, (60, 60), 1).keys
+    ordered = [pairs[index] for index in np.argsort(keys, kind="stable")]
+    assert len(set(keys.tolist())) == len(set(pairs))
+    by_target = {target: [s for s, t in ordered if t == target] for target in set(targets.tolist())}
+    assert all(sides in (sorted(sides), sorted(sides, reverse=True)) for sides in by_target.values())

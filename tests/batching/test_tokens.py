@@ -1,0 +1,95 @@
+"""Batches from flat arrays against those that the stock collator makes of lists."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForSeq2Seq
+
+from tests.helpers import model_of_pairs, tiny_model
+from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler
+from vaswani_transformer.batching.tokens import ArrowRows
+
+IDS = st.lists(st.integers(3, 60), max_size=9)
+MODEL, TOKENIZER = tiny_model(), model_of_pairs()[1]
+
+
+def of_lists(rows: list[tuple[list[int], list[int]]]) -> datasets.Dataset:
+    sides = datasets.Features({name: datasets.List(datasets.Value("int32")) for name in ("input_ids", "labels")})
+    columns = dict(zip(sides, map(list, zip(*rows, strict=True)), strict=True))
+    return datasets.Dataset.from_dict(columns, sides).add_column("number", np.arange(1, len(rows) + 1))
+
+
+def assert_same_batches(dataset: datasets.Dataset, pairs: PairTokens, batch: list[int]) -> None:
+    side = TOKENIZER.padding_side
+    try:
+        for TOKENIZER.padding_side in ("right", "left"):
+            expected = DataCollatorForSeq2Seq(TOKENIZER, MODEL)([dataset[index] for index in batch])
+            collated = PairCollator(TOKENIZER, MODEL)(pairs.__getitems__(batch))
+            assert collated.keys() == expected.keys()
+            assert all(collated[name].dtype == expected[name].dtype for name in expected)
+            assert all(torch.equal(collated[name], expected[name]) for name in expected)
+    finally:
+        TOKENIZER.padding_side = side
+
+
+@given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=30), st.data())
+def test_collator_makes_the_tensors_that_the_stock_collator_makes_of_lists(
+    rows: list[tuple[list[int], list[int]]], data: st.DataObject
+) -> None:
+    """Also of a selection, and of a concatenation, whose chunks are far from each other."""
+    one = of_lists(rows)
+    kept = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
+    for dataset in (one, one.select(kept), datasets.concatenate_datasets([one.select(kept), of_lists(rows)])):
+        pairs = PairTokens(dataset)
+        assert pairs.source_lengths.tolist() == [len(ids) for ids in dataset["input_ids"]]
+        assert pairs.target_lengths.tolist() == [len(ids) for ids in dataset["labels"]]
+        assert_same_batches(dataset, pairs, data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1)))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_chunks_may_be_terabytes_apart_in_memory_and_at_odd_addresses(shift: int) -> None:
+    """The system's heap, where Python's bytes are, is far from the mappings that Arrow's own pool makes."""
+    heap = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(bytes(9)).slice(shift, 8)])
+    chunks = [
+        pa.ListArray.from_arrays(pa.array([0, 1, len(values)], pa.int32()), values)
+        for values in (pa.array(range(1000), pa.int32()), heap)
+    ]
+    rows = ArrowRows(pa.chunked_array(chunks))
+    assert rows.take([3, 1, 0]).tokens.tolist() == [0, *range(1, 1000), 0]
+    assert rows.lengths.tolist() == [1, 999, 1, 1]
+
+
+def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: Path) -> None:
+    rows = [([number % 50 + 3] * (number % 7 + 1), [5] * (number % 5 + 1)) for number in range(2500)]
+    of_lists(rows).save_to_disk(tmp_path, num_shards=3)
+    dataset = datasets.Dataset.load_from_disk(tmp_path)
+    assert len(dataset.cache_files) == 3
+    batch = [2499, 0, 1200, 900, 1700]
+    assert_same_batches(dataset, PairTokens(dataset), batch)
+    pickled = pickle.dumps(PairTokens(dataset))
+    assert len(pickled) < 5000
+    assert_same_batches(dataset, pickle.loads(pickled), batch)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_sampler_gives_a_loader_of_lists_and_one_of_flat_arrays_the_same_batches(workers: int) -> None:
+    dataset = of_lists([([number % 50 + 3] * (number % 7 + 1), [5] * (number % 5 + 1)) for number in range(90)])
+    pairs = PairTokens(dataset)
+
+    def batches(data: Any, collate: Any) -> list[Any]:
+        sampler = TokenBudgetBatchSampler(pairs.source_lengths, pairs.target_lengths, 60, 60)
+        return list(DataLoader(data, batch_sampler=sampler, collate_fn=collate, num_workers=workers))
+
+    for one, other in zip(
+        batches(dataset, DataCollatorForSeq2Seq(TOKENIZER)), batches(pairs, PairCollator(TOKENIZER)), strict=True
+    ):
+        assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())

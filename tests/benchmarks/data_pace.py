@@ -1,0 +1,147 @@
+"""The pace of the data without a model: steps ordered, batches padded, texts tokenized.
+
+    python -m tests.benchmarks.data_pace --pairs 4500000 --output pace.json
+
+Rates are a second of this process's CPU time, the median of `--rounds`, so other work on the machine counts little.
+Lengths and tokens are invented; `--texts` and `--tokenizer` tokenize the first lines of a file too.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+
+from training.data.tokenizing import token_ids
+from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler, VaswaniTransformerTokenizer
+
+MEAN_LENGTH, LONGEST, VOCABULARY = 25, 256, 32_000
+
+
+def cpu_seconds(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
+    """Return the median CPU time of some work, and its last result."""
+    times, result = [], None
+    for _ in range(rounds):
+        start = time.process_time()
+        result = work()
+        times.append(time.process_time() - start)
+    return statistics.median(times), result
+
+
+def invent_lengths(pairs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-normal lengths of sources, and of targets in proportion."""
+    generator = np.random.default_rng(0)
+    sources = np.exp(generator.normal(np.log(MEAN_LENGTH), 0.6, pairs))
+    targets = sources * generator.uniform(0.8, 1.3, pairs)
+    return tuple(np.clip(side, 2, LONGEST).astype(np.int32) for side in (sources, targets))
+
+
+def measure_order(pairs: int, rounds: int) -> dict[str, float]:
+    """Measure the sampler's constructor, the first batch of an epoch, and the memory that they need."""
+    lengths = invent_lengths(pairs)
+    constructor, sampler = cpu_seconds(lambda: TokenBudgetBatchSampler(*lengths), rounds)
+    first_batch, _ = cpu_seconds(lambda: next(iter(sampler)), rounds)
+    tracemalloc.start()
+    next(iter(TokenBudgetBatchSampler(*lengths)))
+    megabytes = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return {"constructor_s": constructor, "first_batch_s": first_batch, "megabytes": megabytes, "steps": len(sampler)}
+
+
+def invent_tokens(pairs: int, folder: Path) -> datasets.Dataset:
+    """Write the token ids of some pairs to a file, and return them mapped into memory."""
+    columns = {}
+    for name, lengths in zip(("input_ids", "labels"), invent_lengths(pairs), strict=True):
+        offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+        ids = np.random.default_rng(1).integers(4, VOCABULARY, offsets[-1], dtype=np.int32)
+        columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+    table, path = pa.table(columns), folder / "tokens.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    return datasets.Dataset.from_file(str(path))
+
+
+def measure_batches(tokenizer: PreTrainedTokenizerBase, pairs: int, rounds: int) -> dict[str, float]:
+    """Measure batches of flat arrays, and the stock collator's of lists, in turns of twenty steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = invent_tokens(pairs, Path(folder))
+        flat, lists = PairTokens(dataset), dataset.with_format(None)
+        steps = list(itertools.islice(TokenBudgetBatchSampler(flat.source_lengths, flat.target_lengths), 20))
+        tokens = sum(int(flat.target_lengths[step].sum()) for step in steps)
+        collate, stock = PairCollator(tokenizer), DataCollatorForSeq2Seq(tokenizer)
+        turns: dict[str, list[float]] = {"flat": [], "stock": []}
+        for _ in range(rounds):
+            turns["flat"].append(cpu_seconds(lambda: [collate(flat.__getitems__(step)) for step in steps], 1)[0])
+            turns["stock"].append(cpu_seconds(lambda: [stock(lists.__getitems__(step)) for step in steps], 1)[0])
+    seconds = {name: statistics.median(times) for name, times in turns.items()}
+    return {
+        "ms_a_step": 1000 * seconds["flat"] / len(steps),
+        "target_tokens_per_s": tokens / seconds["flat"],
+        "stock_ms_a_step": 1000 * seconds["stock"] / len(steps),
+        "times_stock": seconds["stock"] / seconds["flat"],
+    }
+
+
+def measure_tokenizing(tokenizer: PreTrainedTokenizerBase, texts: list[str], rounds: int) -> dict[str, float]:
+    """Measure texts to Arrow's arrays beside the library's own encoding, both by one thread, in turns."""
+    dataset = datasets.Dataset.from_dict({"source": texts, "target": texts})
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list]:
+        return dict(zip(("input_ids", "labels"), token_ids(tokenizer, batch["source"], batch["target"]), strict=True))
+
+    def through_map() -> datasets.Dataset:
+        return dataset.map(encode, batched=True, remove_columns=["source", "target"], new_fingerprint="pace")
+
+    def library() -> None:
+        for first in range(0, len(texts), 1000):
+            for _ in ("source", "target"):
+                tokenizer(texts[first : first + 1000])
+
+    turns = [(cpu_seconds(through_map, 1), cpu_seconds(library, 1)[0]) for _ in range(rounds)]
+    seconds, own = (statistics.median(times) for times in zip(*((one[0], own) for one, own in turns), strict=True))
+    tokens = int(PairTokens(turns[0][0][1]).target_lengths.sum())
+    return {"target_tokens_per_s_a_core": tokens / seconds, "share_of_library_rate": own / seconds}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Print what is measured, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=1_500_000, help="pairs to order (1500000)")
+    parser.add_argument("--batch-pairs", type=int, default=200_000, help="pairs with tokens (200000)")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
+    parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
+    parser.add_argument("--texts", type=Path, help="a file with a text a line, of which 10,000 are tokenized")
+    parser.add_argument("--output", type=Path, help="the JSON file to write")
+    options = parser.parse_args(arguments)
+    datasets.disable_progress_bars()
+    tokenizer: Any = VaswaniTransformerTokenizer.train_from_iterator(["a few words"], vocab_size=270)
+    results: dict[str, Any] = {
+        "pairs": options.pairs,
+        "order": measure_order(options.pairs, options.rounds),
+        "batches": measure_batches(tokenizer, options.batch_pairs, options.rounds),
+    }
+    if options.texts is not None and options.tokenizer is not None:
+        with options.texts.open(encoding="utf-8") as lines:
+            texts = [line.strip() for line in itertools.islice(lines, 10_000)]
+        given: Any = AutoTokenizer.from_pretrained(options.tokenizer)
+        results["tokenizing"] = measure_tokenizing(given, texts, options.rounds)
+    for name, values in results.items():
+        if isinstance(values, dict):
+            print(f"{name:<11}", "   ".join(f"{key} {value:,.4g}" for key, value in values.items()))
+    if options.output is not None:
+        options.output.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    return results
+
+
+if __name__ == "__main__":
+    main()
