@@ -14,7 +14,7 @@ import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from tests.helpers import ROOT
-from training.recipe import load_recipe
+from training.recipe.fields import load_recipe
 
 
 class ParsedError(Exception):
@@ -166,8 +166,8 @@ PROGRAMS = {
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
-    "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parse.command", arguments),
-    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translate.command", arguments),
+    "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
+    "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
 }
 
 

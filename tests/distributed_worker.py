@@ -16,7 +16,7 @@ from transformers.distributed import DistributedConfig
 
 from tests.helpers import random_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ EVERY_FAMILY = {
     "pipeline.py",
     "pretrained.py",
     "tokenizer.py",
-    "window.py",
+    "restricted.py",
 }
 EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
     "lengths.py",
-    "parallel.py",
-    "parallel_generation.py",
-    "parallel_head.py",
+    "nar_decoder.py",
+    "nar_generation.py",
+    "nar_head.py",
     "relative.py",
 }
 PUBLISHED_FILES = {
@@ -27,5 +27,5 @@ PUBLISHED_FILES = {
     "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
     "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py"},
     "flowseq": EVERY_PARALLEL_FAMILY | {"flow.py", "flowseq.py", "nat.py"},
-    "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "masking.py"},
+    "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "cmlm_masks.py"},
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, random_batch, random_tokens, tiny_model
-from tests.parallel_models import FAMILY, targets
+from tests.nar_models import FAMILY, targets
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 pytestmark = pytest.mark.filterwarnings(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
-from tests.parallel_models import FAMILY, MASK, targets, tiny_cmlm
+from tests.nar_models import FAMILY, MASK, targets, tiny_cmlm
 from vaswani_transformer import MaskingCollator
 from vaswani_transformer.lengths import canvas
 

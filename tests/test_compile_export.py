@@ -12,8 +12,8 @@ from transformers import CompileConfig
 
 from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.dropout import Dropout
-from vaswani_transformer.schedule import paper_adam, paper_schedule
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 

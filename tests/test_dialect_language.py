@@ -25,7 +25,7 @@ from tests.dialects import (
     train,
     train_iterative_vae,
 )
-from training.energy import Energy
+from training.trainer.energy import Energy
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,

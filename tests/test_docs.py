@@ -19,7 +19,7 @@ from tests.command_parsers import PROGRAMS, commands_of
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
-from training.recipe import load_recipe
+from training.recipe.fields import load_recipe
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 

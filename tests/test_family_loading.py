@@ -10,14 +10,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataColla
 
 import vaswani_transformer
 from tests.helpers import PAIRS, random_tokens, tiny_model
-from tests.parallel_models import FAMILY, tiny_cmlm, tiny_nat
+from tests.nar_models import FAMILY, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator, VaswaniNatConfig, VaswaniNatForConditionalGeneration
-from vaswani_transformer.checked_loading import check_tokenizer_fits
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
+from vaswani_transformer.support.checked_loading import check_tokenizer_fits
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import VaswaniTransformerTokenizer
-from vaswani_transformer.translate.translator import translate
+from vaswani_transformer.translation.translator import translate
 
 MODELS = {"transformer": tiny_model, **FAMILY}
 CLASS_NAMES = {

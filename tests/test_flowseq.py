@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from tests.dialects import SIZES, encode, train_flowseq
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from tests.parallel_models import END, FAMILY, targets
+from tests.nar_models import END, FAMILY, targets
 from vaswani_transformer import (
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,

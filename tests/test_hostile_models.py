@@ -17,12 +17,12 @@ from tests.helpers import ROOT
 from tests.training.invented_results import results_of
 from tests.training.runs import make_arguments
 from training import average, distill, publish, score, train
-from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.convert import command as convert
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.figures import __main__ as figures
-from vaswani_transformer.parse import command as parse
-from vaswani_transformer.translate import command as translate
+from vaswani_transformer.parsing import command as parse
+from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation import command as translate
 
 SEARCH, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
     "generation_config.json",
@@ -122,7 +122,7 @@ def test_only_one_function_calls_from_pretrained() -> None:
         names = [getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes]
         if count := sum(name in ("from_pretrained", "pipeline") for name in names):
             calls[path.relative_to(ROOT).as_posix()] = count
-    assert calls == {"vaswani_transformer/checked_loading.py": 1}
+    assert calls == {"vaswani_transformer/support/checked_loading.py": 1}
 
 
 @pytest.mark.parametrize("file", [SEARCH, CONFIG, TOKENIZER, TOKENIZER_CONFIG])

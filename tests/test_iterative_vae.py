@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from tests.parallel_models import targets, tiny_iterative_vae
+from tests.nar_models import targets, tiny_iterative_vae
 from vaswani_transformer import VaswaniIterativeVaeConfig, latent
 from vaswani_transformer.latent import LatentPass, LatentStep, gumbel_noise
 

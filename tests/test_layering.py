@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT, model_of_pairs, tiny_model
-from tests.parallel_models import FAMILY
+from tests.nar_models import FAMILY
 from tests.published import PUBLISHED_FILES
 
 PACKAGE = ROOT / "vaswani_transformer"

@@ -32,7 +32,7 @@ USED = {
         "_tp_plan",
     },
     "cmlm.py": {"_no_split_modules"},
-    "command_line.py": {"_AppendAction", "_option_string_actions"},
+    "support/command_line.py": {"_AppendAction", "_option_string_actions"},
     "cpu/encoder.py": {"_attn_implementation"},
     "cpu/layers.py": {"_modules"},
     "cpu/linear.py": {
@@ -50,22 +50,22 @@ USED = {
     "flow.py": {"_apply"},
     "flowseq.py": {"_init_weights", "_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
     "generation.py": {"_beam_search", "_sample"},
-    "interrupts.py": {"_exit"},
+    "support/interrupts.py": {"_exit"},
     "iterative_vae.py": {
         "_no_split_modules",
         "_supports_flash_attn",
         "_supports_flex_attn",
     },
-    "modes.py": {"_attn_implementation"},
+    "support/modes.py": {"_attn_implementation"},
     "nat.py": {"_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
-    "parallel.py": {
+    "nar_decoder.py": {
         "_attn_implementation",
         "_can_record_outputs",
         "_supports_flash_attn",
         "_supports_flex_attn",
         "_tp_plan",
     },
-    "parallel_generation.py": {"_get_default_generation_params"},
+    "nar_generation.py": {"_get_default_generation_params"},
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
     "pretrained.py": {
         "_attn_implementation",
@@ -87,8 +87,8 @@ USED = {
         "_tp_plan",
     },
     "tokenizer.py": {"_auto_class"},
-    "translate/loading.py": {"_commit_hash"},
-    "window.py": {"_attn_implementation"},
+    "translation/loading.py": {"_commit_hash"},
+    "restricted.py": {"_attn_implementation"},
 }
 # The owner of each in the tested versions. Accelerate sets `_hf_hook` on a module, the Hub's loader `_commit_hash`.
 OWNERS = {

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from vaswani_transformer.parse import Leaf, Tree
-from vaswani_transformer.parse.trees import ROOT, ROOTS
+from vaswani_transformer.parsing import Leaf, Tree
+from vaswani_transformer.parsing.trees import ROOT, ROOTS
 
 LABEL_CHARACTERS = st.characters(exclude_characters="() \t\r\n\f\v", exclude_categories=["Cs", "Cc"])
 TEXTS = st.text(LABEL_CHARACTERS, min_size=1, max_size=5)

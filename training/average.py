@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.checkpoints import (
+from training.run.checkpoints import (
     CHECKPOINTS,
     MANIFEST,
     STATE,
@@ -23,10 +23,10 @@ from training.checkpoints import (
     is_unfinished,
     step_of,
 )
-from training.command import last_output
-from vaswani_transformer.command_line import ArgumentParser, positive_int
-from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import holds_files, read_json, staged_files, write_errors
+from training.run.command import last_output
+from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import holds_files, read_json, staged_files, write_errors
 
 FIX = "restore it, or move its checkpoint elsewhere to average the others."
 OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads

@@ -25,23 +25,23 @@ from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from training.command import last_output
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
 from training.data.tokenizing import token_ids
-from training.distributed import exit_together, init_distributed, raise_together
-from training.recipe import DataRecipe, load_recipe
-from training.recipe_help import parse_with_recipe, recipe_help
+from training.recipe.fields import DataRecipe, load_recipe
+from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
-from training.run_folder import check_writable, diff_trees
+from training.run.command import last_output
+from training.run.distributed import exit_together, init_distributed, raise_together
+from training.run.folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.command_line import ArgumentParser, finite_float, positive_int
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import PARTIAL, lock, open_lock, write_atomically, write_errors
-from vaswani_transformer.translate.engine import TransformersEngine, is_parallel
-from vaswani_transformer.translate.loading import load
-from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
-from vaswani_transformer.translate.translator import Translation, Translator
+from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_int
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
+from vaswani_transformer.translation.engine import TransformersEngine, is_parallel
+from vaswani_transformer.translation.loading import load
+from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
 LOG_SECONDS = 10.0  # at least, between lines of progress

@@ -15,11 +15,11 @@ from typing import Any
 
 from datasets import DownloadConfig, DownloadManager
 
-from training.command import last_output
 from training.data.sources import SOURCES, Files, Source
-from vaswani_transformer.command_line import ArgumentParser
-from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.files import atomic_folder, read_errors, write_errors
+from training.run.command import last_output
+from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.support.files import atomic_folder, read_errors, write_errors
 
 RECORD = "prepared.json"
 """What a prepared folder was made from, and the SHA-256 of its files."""

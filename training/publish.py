@@ -19,17 +19,17 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.checkpoints import RECIPE
-from training.command import last_output
 from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
+from training.run.checkpoints import RECIPE
+from training.run.command import last_output
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
-from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from vaswani_transformer.command_line import ArgumentParser
-from vaswani_transformer.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.files import holds_files, staged_files, write_errors
+from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
+from vaswani_transformer.support.files import holds_files, staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")

@@ -19,29 +19,29 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.command import last_output
 from training.data.distilled import digest_model
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
-from training.decoding import decoding_config
-from training.kinds import kind_of
-from training.recipe import Recipe, load_recipe, to_dict
-from training.recipe_help import parse_with_recipe, recipe_help
+from training.recipe.decoding import decoding_config
+from training.recipe.families import kind_of
+from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, fingerprint, hardware, versions
+from training.run.command import last_output
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer.command_line import ArgumentParser, positive_int
-from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import write_atomically, write_errors
-from vaswani_transformer.modes import eval_mode
+from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import write_atomically, write_errors
+from vaswani_transformer.support.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
-from vaswani_transformer.translate.loading import load
-from vaswani_transformer.translate.options import DTYPE_HELP, DTYPES
-from vaswani_transformer.translate.translator import Translator, batches_by_length
+from vaswani_transformer.translation.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
+from vaswani_transformer.translation.loading import load
+from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
 

@@ -24,24 +24,24 @@ from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from training.checkpoints import RECIPE, run_write_errors
-from training.checks import check_data_fits, model_config
-from training.command import last_output
-from training.distributed import init_distributed
-from training.kinds import AUTOREGRESSIVE
-from training.recipe import SEEDS, Recipe, check, load_recipe, to_dict
-from training.recipe_help import parse_with_recipe, recipe_help
+from training.recipe.families import AUTOREGRESSIVE
+from training.recipe.fields import SEEDS, Recipe, check, load_recipe, to_dict
+from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
-from training.run_folder import changed_fields, open_folder, prepare_folder
+from training.run.checkpoints import RECIPE, run_write_errors
+from training.run.checks import check_data_fits, model_config
+from training.run.command import last_output
+from training.run.distributed import init_distributed
+from training.run.folder import changed_fields, open_folder, prepare_folder
 from training.tasks import make_task
 from training.train import prepare
 from training.train import run as train
 from vaswani_transformer import VaswaniTransformerConfig
-from vaswani_transformer.command_line import ArgumentParser
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.errors import OutputError, UserError, exit_on_user_error
-from vaswani_transformer.files import read_json, write_atomically
+from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error
+from vaswani_transformer.support.files import read_json, write_atomically
 
 logger = logging.getLogger(__name__)
 BASE_FIELDS = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "dropout", "label_smoothing")

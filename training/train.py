@@ -26,8 +26,18 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from training.average import last_checkpoints, mean_weights
-from training.base_models import check_same_energy, record_models, recorded_models
-from training.checkpoints import (
+from training.data.distilled import check_teacher
+from training.data.pairs import load_pairs
+from training.data.stream import PairStream, described
+from training.data.tokenizing import tokenize
+from training.monitor.curves import report_thread
+from training.recipe.decoding import decoding_config
+from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.help import recipe_help
+from training.report.results import RESULTS, to_json_values
+from training.report.terminal import opening_line, report, targets_line
+from training.run.base_models import check_same_energy, record_models, recorded_models
+from training.run.checkpoints import (
     CHECKPOINTS,
     check_same_sharding,
     fix_of,
@@ -37,7 +47,7 @@ from training.checkpoints import (
     run_write_errors,
     step_of,
 )
-from training.checks import (
+from training.run.checks import (
     accumulation,
     attention,
     check_data_fits,
@@ -48,13 +58,8 @@ from training.checks import (
     set_attention,
     warn_of_long_texts,
 )
-from training.command import last_output
-from training.data.distilled import check_teacher
-from training.data.pairs import load_pairs
-from training.data.stream import PairStream, described
-from training.data.tokenizing import tokenize
-from training.decoding import decoding_config
-from training.distributed import (
+from training.run.command import last_output
+from training.run.distributed import (
     drop_tied_duplicates,
     exit_together,
     init_distributed,
@@ -62,15 +67,8 @@ from training.distributed import (
     trains_slowly_in_bf16,
     uses_cpu,
 )
-from training.encoder import check_encoder, check_encoder_tokenizer, load_encoder
-from training.energy import check_energy, check_energy_tokenizer, load_energy
-from training.energy_trainer import EnergyTrainer
-from training.monitor.curves import report_thread
-from training.recipe import Recipe, load_recipe, to_dict
-from training.recipe_help import recipe_help
-from training.report.results import RESULTS, to_json_values
-from training.report.terminal import opening_line, report, targets_line
-from training.run_folder import (
+from training.run.encoder import check_encoder, check_encoder_tokenizer, load_encoder
+from training.run.folder import (
     DATA_FILE,
     TRAINED_STATE,
     changed_fields,
@@ -80,12 +78,14 @@ from training.run_folder import (
     read_fingerprints,
     stored_recipe,
 )
-from training.start import check_start, check_start_tokenizer, load_start
+from training.run.start import check_start, check_start_tokenizer, load_start
 from training.tasks import selection_metric
-from training.trainer import RecipeTrainer, read_stream
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import PARTIAL, write_atomically
+from training.trainer.energy import check_energy, check_energy_tokenizer, load_energy
+from training.trainer.energy_trainer import EnergyTrainer
+from training.trainer.trainer import RecipeTrainer, read_stream
 from vaswani_transformer.flow import FlowError
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import PARTIAL, write_atomically
 
 logger = logging.getLogger(__name__)
 

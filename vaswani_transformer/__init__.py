@@ -6,9 +6,11 @@ Importing the package registers its models with the Auto classes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import interrupts  # noqa: F401  # isort: skip - first, so that Ctrl-C in a later import is one line
+from .support import interrupts  # noqa: F401  # isort: skip - first, so that Ctrl-C in a later import is one line
 from .batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
+from .batching.schedule import learning_rate, paper_adam, paper_schedule
 from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
+from .cmlm_masks import MaskingCollator
 from .config import VaswaniTransformerConfig
 from .cpu.model import prepare_for_inference
 from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
@@ -17,10 +19,9 @@ from .iterative_vae import (
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniIterativeVaeModel,
 )
-from .masking import MaskingCollator
 from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
-from .parse import (
+from .parsing import (
     BracketScores,
     Leaf,
     ParsedSentence,
@@ -37,9 +38,8 @@ from .parse import (
 )
 from .pretrained import VaswaniTransformerPreTrainedModel
 from .registration import register
-from .schedule import learning_rate, paper_adam, paper_schedule
 from .tokenizer import VaswaniTransformerTokenizer
-from .translate import Hypothesis, Translation, translate
+from .translation import Hypothesis, Translation, translate
 
 if TYPE_CHECKING:
     from .convert import ImportResult, from_fairseq, from_fsmt, from_marian, to_ctranslate2, to_onnx
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         draw_masks,
         draw_positional_encoding,
     )
-    from .parse.figure import draw_tree
-    from .translate.ctranslate2_engine import CTranslate2Engine
+    from .parsing.figure import draw_tree
+    from .translation.ctranslate2_engine import CTranslate2Engine
 
 __version__ = "0.1.0"
 
@@ -127,7 +127,7 @@ __all__ = [
 
 # Each is imported when one of its names is first used, so that importing the package stays fast.
 LAZY_NAMES = {
-    "CTranslate2Engine": "translate.ctranslate2_engine",
+    "CTranslate2Engine": "translation.ctranslate2_engine",
     "ImportResult": "convert",
     "from_fairseq": "convert",
     "from_fsmt": "convert",
@@ -145,7 +145,7 @@ LAZY_NAMES = {
     "draw_loss": "figures",
     "draw_masks": "figures",
     "draw_positional_encoding": "figures",
-    "draw_tree": "parse.figure",
+    "draw_tree": "parsing.figure",
 }
 
 

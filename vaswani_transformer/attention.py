@@ -15,7 +15,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
-from .window import attend_in_blocks
+from .restricted import attend_in_blocks
 
 
 def scaled_dot_product_attention(

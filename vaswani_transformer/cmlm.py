@@ -17,13 +17,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, logging
 
 from .body import EncoderDecoder
+from .cmlm_masks import draw_masks
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
 from .embeddings import count_positions, read_table
 from .lengths import canvas, real_tokens
-from .masking import draw_masks
-from .parallel import ParallelDecoder
-from .parallel_generation import ParallelGeneration, ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
+from .nar_decoder import ParallelDecoder
+from .nar_generation import ParallelGeneration, ParallelSettings, ParallelTargets
+from .nar_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
 from .pretrained import check_mask, check_single_input, check_tokens
 
 logger = logging.get_logger(__name__)

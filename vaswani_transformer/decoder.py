@@ -23,7 +23,7 @@ from .pretrained import (
     check_tokens,
     tensor_parallel_plan,
 )
-from .window import Window, empty_cache
+from .restricted import Window, empty_cache
 
 
 def check_rows(rows: int, sources: int) -> None:

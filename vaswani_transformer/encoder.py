@@ -20,7 +20,7 @@ from .pretrained import (
     check_tokens,
     tensor_parallel_plan,
 )
-from .window import Window
+from .restricted import Window
 
 
 class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):

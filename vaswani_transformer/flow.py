@@ -21,7 +21,7 @@ from .config import VaswaniTransformerConfig
 from .embeddings import sinusoids
 from .layers import AddAndNorm
 from .loss import accumulation_dtype
-from .parallel import ParallelDecoderLayer, PositionalAttention
+from .nar_decoder import ParallelDecoderLayer, PositionalAttention
 
 logger = logging.get_logger(__name__)
 

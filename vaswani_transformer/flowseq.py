@@ -23,10 +23,10 @@ from .embeddings import InputEmbedding
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
 from .loss import accumulation_dtype, chunk_size, reduce_loss
+from .nar_decoder import ParallelDecoder, ParallelDecoderLayer
+from .nar_generation import ParallelSettings, ParallelTargets
+from .nar_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
 from .nat import LengthDifferenceConfig, PositionalHead
-from .parallel import ParallelDecoder, ParallelDecoderLayer
-from .parallel_generation import ParallelSettings, ParallelTargets
-from .parallel_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
 
 
 @strict

@@ -24,8 +24,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from .config import VaswaniTransformerConfig
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
 from .pretrained import KNOWN_VERSIONS
+from .restricted import empty_cache
 from .search import Decoder, beam_search, greedy_search
-from .window import empty_cache
 
 SOURCE_INPUTS = ("attention_mask", "position_ids")
 TARGET_INPUTS = ("decoder_attention_mask", "decoder_position_ids")

@@ -21,7 +21,7 @@ from tests.helpers import PAIRS, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.batching import TokenBudgetBatches
 from vaswani_transformer.batching import stream as stream_module
-from vaswani_transformer.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 
 
 class Stream:

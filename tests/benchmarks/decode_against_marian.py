@@ -30,7 +30,7 @@ from transformers.utils import logging
 from tests.benchmarks.train_against_marian import SHAPES, make_model
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.convert import to_ctranslate2
-from vaswani_transformer.translate.ctranslate2_engine import import_ctranslate2
+from vaswani_transformer.translation.ctranslate2_engine import import_ctranslate2
 
 SOURCE_LENGTH, TARGET_LENGTH = 25, 27
 ENGINE = "ct2_"  # CTranslate2, before how it computes

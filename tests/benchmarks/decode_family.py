@@ -28,13 +28,13 @@ from transformers.utils import logging
 from tests.benchmarks.family_arms import BATCH, Arm, encode, load_arms, padded
 from tests.benchmarks.family_details import history, parts_table, refinement_table
 from training.data.pairs import load_pairs
-from training.recipe import DataRecipe
+from training.recipe.fields import DataRecipe
 from training.report.results import commit, cpu_name, versions
 from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import text_statistics
-from vaswani_transformer.command_line import ArgumentParser, positive_int
-from vaswani_transformer.errors import UserError, exit_on_user_error
-from vaswani_transformer.files import write_errors
+from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import write_errors
 
 COLUMNS = (
     *("model", "distilled", "passes", "BLEU", "chrF", "Distinct-1/2", "repeats", "length ratio"),

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from vaswani_transformer import prepare_for_inference
-from vaswani_transformer.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translate.engine import is_parallel, pad_rows
+from vaswani_transformer.translation.engine import is_parallel, pad_rows
 
 BATCH = 32
 

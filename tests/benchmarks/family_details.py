@@ -12,7 +12,7 @@ from tests.benchmarks.family_arms import BATCH, Arm, encode, padded
 from tests.benchmarks.part_times import PARTS, part_shares
 from training.tasks.metrics import bleu
 from training.tasks.text_statistics import repeats
-from vaswani_transformer.translate.engine import is_parallel
+from vaswani_transformer.translation.engine import is_parallel
 
 
 def history(arms: list[Arm], sources: list[str], references: list[str], count: int) -> str:

@@ -35,11 +35,11 @@ from torch import Tensor, nn
 from training.report.results import commit, versions
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
-from vaswani_transformer.command_line import ArgumentParser, positive_int
-from vaswani_transformer.errors import UserError, exit_on_user_error
 from vaswani_transformer.figures import draw_layer_complexity
-from vaswani_transformer.files import atomic_folder, write_errors
-from vaswani_transformer.window import MIN_BLOCK, Window
+from vaswani_transformer.restricted import MIN_BLOCK, Window
+from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.errors import UserError, exit_on_user_error
+from vaswani_transformer.support.files import atomic_folder, write_errors
 
 LAYERS = ("self-attention", "self-attention, fused", "restricted", "recurrent", "convolutional")
 PAPER = {  # complexity a layer, sequential operations, longest path

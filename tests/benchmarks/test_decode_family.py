@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.benchmarks.decode_family import main
 from tests.helpers import PAIRS, Run, load_tokenizer, tiny_model
-from tests.parallel_models import FAMILY
+from tests.nar_models import FAMILY
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
 

@@ -38,10 +38,10 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
-from training.checks import attention
-from training.monitor.flops import pair_lengths, training_flops
-from training.recipe import DataRecipe, Recipe, TrainingRecipe
-from training.trainer import RecipeTrainer
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
+from training.recipe.flops import pair_lengths, training_flops
+from training.run.checks import attention
+from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,

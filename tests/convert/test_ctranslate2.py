@@ -19,7 +19,7 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.convert.ctranslate2_exporter import ACTIVATIONS, to_ctranslate2
-from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
+from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 START, PAD, END = 0, 1, 2

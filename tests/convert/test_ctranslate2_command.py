@@ -10,7 +10,7 @@ from tests.helpers import PAIRS, run_python, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.ctranslate2_exporter import to_ctranslate2
-from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
+from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 pytest.importorskip("ctranslate2")
 

@@ -24,11 +24,11 @@ from transformers import (
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
 from tests.helpers import FLOAT32, load_tokenizer
-from tests.parallel_models import tiny_nat
+from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
-from vaswani_transformer.errors import OutputError, UserError
-from vaswani_transformer.translate.ctranslate2_engine import CTranslate2Engine
+from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 SHAPE: dict[str, Any] = {
     "d_model": D, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.helpers import padded_batch, tiny_model
-from tests.parallel_models import END, FAMILY, MASK
+from tests.nar_models import END, FAMILY, MASK
 from vaswani_transformer import to_onnx
 from vaswani_transformer.convert import onnx_exporter
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 

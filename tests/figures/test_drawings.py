@@ -19,6 +19,7 @@ from matplotlib.transforms import Bbox
 
 from tests.builders import random_attention_maps
 from tests.helpers import model_of_pairs, run_python
+from vaswani_transformer.batching.schedule import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import (
     attention_maps,
@@ -32,7 +33,6 @@ from vaswani_transformer.figures import (
 )
 from vaswani_transformer.figures.curves import smoothed_loss
 from vaswani_transformer.figures.style import head_colors
-from vaswani_transformer.schedule import learning_rate
 
 
 def words_of(figure: Figure) -> list[tuple[str, Bbox]]:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
-from tests.parallel_models import FAMILY
+from tests.nar_models import FAMILY
 from vaswani_transformer import AttentionMaps, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps

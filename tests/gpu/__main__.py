@@ -16,7 +16,7 @@ import transformers
 from tests.gpu.parts import parts
 from tests.gpu.runner import TABLES, Report, run_parts, summary
 from tests.helpers import ROOT
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.support.errors import one_line
 
 
 def commit() -> str:

@@ -30,8 +30,8 @@ from tests.gpu.models import (
 from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
 from tests.gpu.training_run import Run
 from tests.helpers import PAIRS, ROOT, model_of_pairs
-from vaswani_transformer.errors import one_line
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
+from vaswani_transformer.support.errors import one_line
 
 TABLE = "Correctness"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.helpers import random_batch, tiny_model
-from vaswani_transformer.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 
 
 def full(tensor: Tensor) -> Tensor:

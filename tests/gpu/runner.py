@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tests.helpers import ROOT
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.support.errors import one_line
 
 Row = dict[str, Any]
 RESULTS, TABLES, LOG = "results.json", "results.md", "log.txt"

@@ -32,10 +32,10 @@ from tests.gpu.models import (
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
 from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
-from training.monitor.flops import peak_teraflops, training_flops  # the only import from the training package
+from training.recipe.flops import peak_teraflops, training_flops  # the only import from the training package
 from vaswani_transformer import loss as loss_module
-from vaswani_transformer.errors import one_line
-from vaswani_transformer.schedule import paper_adam
+from vaswani_transformer.batching.schedule import paper_adam
+from vaswani_transformer.support.errors import one_line
 
 TRAINING, TIME, LOSS = "Training", "Where the time of a step goes", "Loss"
 WARM_UP = 3  # steps

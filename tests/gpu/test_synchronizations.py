@@ -14,7 +14,7 @@ from tests.gpu.models import collate, collate_for_parallel, make_pairs, make_par
 from tests.gpu.runner import Setting
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
-from vaswani_transformer.schedule import paper_adam
+from vaswani_transformer.batching.schedule import paper_adam
 
 TINY_CPU = Setting(torch.device("cpu"), True, Path())
 WAITING: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -210,9 +210,9 @@ def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, mon
     """The batch, the count of its tokens, clipping, the optimizer, the schedule and the callbacks add no wait."""
     pytest.importorskip("datasets")
     from tests.training.runs import make_arguments
-    from training.distributed import init_distributed
-    from training.recipe import load_recipe
-    from training.run_folder import prepare_folder
+    from training.recipe.fields import load_recipe
+    from training.run.distributed import init_distributed
+    from training.run.folder import prepare_folder
     from training.train import make_trainer, prepare
 
     tokens = max(1, 300 // passes)

@@ -22,7 +22,7 @@ from tests.gpu.models import Pairs, collate, make_model, make_pairs
 from tests.gpu.runner import Setting
 from tests.helpers import ROOT
 from vaswani_transformer.batching import TokenBudgetBatchSampler
-from vaswani_transformer.schedule import paper_adam, paper_schedule
+from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 
 HIDDEN_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerState
 
-from training import checkpoints, train
+from training import train
+from training.run import checkpoints
 
 save, save_to_json, write = torch.save, TrainerState.save_to_json, checkpoints.write_atomically
 

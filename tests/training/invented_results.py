@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from training.recipe import Recipe, to_dict
+from training.recipe.fields import Recipe, to_dict
 
 REPOSITORY = "somebody/own"
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.training.sharding_on_cpu import pretend_accelerators
 from training import train
-from training.trainer import RecipeTrainer
+from training.trainer.trainer import RecipeTrainer
 
 
 def poison(compute_loss: Any) -> Any:

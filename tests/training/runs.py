@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers import FLOAT32, ROOT
-from training.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
+from training.run.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 
 UNREAD: Any = None  # training arguments that a callback does not read
 SPLITS = ("train", "validation", "test")

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import tiny_model
 from training import average as average_module
 from training.average import average, main, mean_weights
-from training.checkpoints import UNFINISHED, mark_complete
+from training.run.checkpoints import UNFINISHED, mark_complete
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError, UserError
 
 
 @pytest.fixture

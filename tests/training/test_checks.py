@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from training.checks import check_predictable_lengths, warn_of_long_texts
-from training.kinds import KINDS
-from training.recipe import DataRecipe, Recipe
-from vaswani_transformer.errors import UserError
+from training.recipe.families import KINDS
+from training.recipe.fields import DataRecipe, Recipe
+from training.run.checks import check_predictable_lengths, warn_of_long_texts
+from vaswani_transformer.support.errors import UserError
 
 
 def pairs_of(*lengths: tuple[int, int]) -> Dataset:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.helpers import PAIRS, Run, model_of_pairs, tiny_model
-from tests.parallel_models import tiny_nat
+from tests.nar_models import tiny_nat
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
 from training.data import distilled
@@ -16,12 +16,12 @@ from training.data.distilled import Distillation, check_teacher
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.distill import main
-from training.recipe import DataRecipe, load_recipe
+from training.recipe.fields import DataRecipe, load_recipe
 from training.report.results import fingerprints
 from training.report.terminal import targets_line
 from training.train import run as train
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.translate import Hypothesis, Translation
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation import Hypothesis, Translation
 
 SOURCES = list(PAIRS) * 2  # four parts of three sentences
 

@@ -21,11 +21,11 @@ from tests.training.runs import (
     rewind,
     start,
 )
-from training.draws import add_masks, pair_draws
 from training.publish import publish
-from training.recipe import load_recipe
-from training.run_folder import prepare_folder
+from training.recipe.fields import load_recipe
+from training.run.folder import prepare_folder
 from training.train import make_trainer, prepare, run
+from training.trainer.draws import add_masks, pair_draws
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
     VaswaniNatForConditionalGeneration,

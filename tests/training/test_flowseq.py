@@ -10,16 +10,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerControl, TrainerState, set_seed
 
 from tests.helpers import random_tokens
-from tests.parallel_models import FAMILY, targets
+from tests.nar_models import FAMILY, targets
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind, weights
-from training.callbacks import KlScaleCallback
-from training.checks import check_model
-from training.draws import add_latent_draws
-from training.flow_start import FlowStart, gather_pairs
-from training.kinds import KINDS
-from training.recipe import load_recipe, to_dict
+from training.recipe.families import KINDS
+from training.recipe.fields import load_recipe, to_dict
+from training.run.checks import check_model
 from training.train import main, run
-from vaswani_transformer.errors import UserError
+from training.trainer.callbacks import KlScaleCallback
+from training.trainer.draws import add_latent_draws
+from training.trainer.flow_start import FlowStart, gather_pairs
+from vaswani_transformer.support.errors import UserError
 
 KIND = "--model.kind=flowseq"
 PHASES = [KIND, "--model.flow_steps=1", "--training.decoder_steps=4", "--training.kl_warmup_steps=3"]

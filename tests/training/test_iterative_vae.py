@@ -9,15 +9,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
-from tests.parallel_models import tiny_iterative_vae
+from tests.nar_models import tiny_iterative_vae
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
-from training.callbacks import KlScaleCallback
-from training.kinds import KINDS, kind_of
 from training.monitor.trainer import by_layer
-from training.recipe import load_recipe, to_dict
+from training.recipe.families import KINDS, kind_of
+from training.recipe.fields import load_recipe, to_dict
 from training.train import run
+from training.trainer.callbacks import KlScaleCallback
 from vaswani_transformer import latent
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 KIND = "--model.kind=iterative_vae"
 

@@ -17,7 +17,7 @@ from datasets import config
 from training import prepare
 from training.data import sources
 from training.data.files import read_json, read_tree_pairs
-from training.recipe import DataRecipe
+from training.recipe.fields import DataRecipe
 
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
 SPLITS = (("train", "train"), ("val", "validation"), ("test_2016_flickr", "test"))

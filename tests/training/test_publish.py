@@ -22,11 +22,11 @@ from tests.training.invented_results import REPOSITORY, results_of
 from tests.training.runs import equal, weights
 from training import publish as publish_module
 from training.publish import main, publish
-from training.recipe import load_recipe, to_dict
+from training.recipe.fields import load_recipe, to_dict
 from training.report.licenses import LICENSES
 from training.report.results import NEEDED
 from training.train import run
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 TOKEN = "hf_of_somebody"
 RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from training import publish as publish_module
 from training.publish import upload
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 folder, *servers = sys.argv[1:]
 good = HfApi(endpoint=servers[-1], token="hf_of_somebody")
@@ -358,8 +358,8 @@ TRAINER = """
 import sys
 from pathlib import Path
 
-from training.recipe import load_recipe
-from training.run_folder import prepare_folder
+from training.recipe.fields import load_recipe
+from training.run.folder import prepare_folder
 from training.train import make_trainer, prepare
 
 recipe = load_recipe(sys.argv[1], sys.argv[2:])

@@ -28,12 +28,12 @@ from tests.training.runs import (
     weights,
 )
 from training import train
-from training.checkpoints import last_checkpoint, step_of
-from training.recipe import load_recipe
-from training.run_folder import prepare_folder
+from training.recipe.fields import load_recipe
+from training.run.checkpoints import last_checkpoint, step_of
+from training.run.folder import prepare_folder
 from training.train import prepare, run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 
 @pytest.mark.slow

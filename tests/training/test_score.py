@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
-from tests.parallel_models import FAMILY, ParallelModel
+from tests.nar_models import FAMILY, ParallelModel
 from training.data.distilled import digest_model
-from training.recipe import DataRecipe, Recipe, ScoreRecipe, to_dict
+from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe, to_dict
 from training.report.results import commit, hardware, versions
 from training.score import check_tokenizer, main
 from training.tasks import make_task
@@ -30,7 +30,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 SOURCES = list(PAIRS)
 REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
@@ -317,7 +317,7 @@ def test_prepared_model_has_the_scores_of_the_plain_one(
         run("--device=cpu", f"--dtype={dtype}", "--output", tmp_path / dtype)
         by_copy[dtype] = json.loads((tmp_path / dtype).read_text())
     assert [scores["dtype"] for scores in by_copy.values()] == ["float32", "bfloat16", "int8", "float16"]
-    command = importlib.import_module("vaswani_transformer.translate.loading")
+    command = importlib.import_module("vaswani_transformer.translation.loading")
     monkeypatch.setattr(command, "prepare_for_inference", lambda model, _: model)
     run("--device=cpu", "--output", tmp_path / "plain")
     plain = json.loads((tmp_path / "plain").read_text())

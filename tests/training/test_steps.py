@@ -23,10 +23,10 @@ from tests.training.runs import (
     start,
     weights,
 )
-from training.checkpoints import last_checkpoint
-from training.distributed import init_distributed
-from training.recipe import load_recipe
-from training.run_folder import prepare_folder
+from training.recipe.fields import load_recipe
+from training.run.checkpoints import last_checkpoint
+from training.run.distributed import init_distributed
+from training.run.folder import prepare_folder
 from training.train import make_trainer, prepare, run
 
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]

@@ -18,15 +18,15 @@ from tests.training.runs import (
     last_step,
     start,
 )
-from training.checkpoints import step_of
 from training.data import pairs as data_pairs
 from training.data.stream import PairStream, described
-from training.recipe import DataRecipe, load_recipe
+from training.recipe.fields import DataRecipe, load_recipe
 from training.report.results import fingerprint
-from training.run_folder import prepare_folder
+from training.run.checkpoints import step_of
+from training.run.folder import prepare_folder
 from training.train import prepare, run
 from vaswani_transformer.batching import stream
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 
 from tests.training.runs import assert_same_checkpoints, make_arguments, rewind, weights
 from training import table3
-from training.recipe import DataRecipe, Recipe, TrainingRecipe, load_recipe
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
 from training.table3 import main, make_run, parse, unfinished_runs
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError, UserError
 
 SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_layers=3", "--training.steps=4"]
 

@@ -18,10 +18,10 @@ from tests.training.runs import (
     weights,
 )
 from training import train
-from training.recipe import load_recipe
+from training.recipe.fields import load_recipe
 from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 
 @pytest.mark.slow

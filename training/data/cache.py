@@ -24,8 +24,8 @@ from datasets import Dataset, Features, List, Value
 from filelock import FileLock
 
 from vaswani_transformer import __version__
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import PARTIAL, digest_of_file, write_atomically, write_errors
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import PARTIAL, digest_of_file, write_atomically, write_errors
 
 logger = logging.getLogger(__name__)
 RECORD = "complete.json"

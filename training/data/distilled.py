@@ -19,10 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from training.recipe import DataRecipe, Recipe
-from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import TextDigest, digest_of_file, parse_json, write_atomically
-from vaswani_transformer.translate.loading import model_digest
+from training.recipe.fields import DataRecipe, Recipe
+from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
+from vaswani_transformer.translation.loading import model_digest
 
 RECORD = "distillation.json"
 COUNTS = {"distillation", "kept", "dropped", "bytes", "sha256"}  # of a part

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, cast
 
 from accelerate import PartialState
 
-from training.recipe import DataRecipe
-from vaswani_transformer.errors import UserError, one_line
-from vaswani_transformer.files import lines_of, parse_json
-from vaswani_transformer.parse.linear import linearize
-from vaswani_transformer.parse.trees import ROOT, Tree, evaluation_tree, read_trees
+from training.recipe.fields import DataRecipe
+from vaswani_transformer.parsing.linear import linearize
+from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
+from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.files import lines_of, parse_json
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")

@@ -14,9 +14,9 @@ from datasets.exceptions import DatasetsError
 from training.data.cache import cached_pairs
 from training.data.distilled import check_sources, open_distilled
 from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
-from training.recipe import DataRecipe
+from training.recipe.fields import DataRecipe
 from training.toy_task import make_splits
-from vaswani_transformer.errors import UserError, one_line
+from vaswani_transformer.support.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 SUMS = Path(__file__).parent / "sums"
 HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test

@@ -8,8 +8,8 @@ from typing import Any
 from training.data.distilled import open_distilled
 from training.data.files import read_file
 from training.data.pairs import open_hub_split, read_rows
-from training.recipe import DataRecipe
-from vaswani_transformer.errors import UserError
+from training.recipe.fields import DataRecipe
+from vaswani_transformer.support.errors import UserError
 
 
 def described(state: Mapping[str, Any]) -> dict[str, Any]:

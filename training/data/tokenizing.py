@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from training.data.cache import map_tokens
-from training.recipe import DataRecipe
+from training.recipe.fields import DataRecipe
 from vaswani_transformer.batching.tokens import ArrowRows
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
 logger = logging.getLogger(__name__)

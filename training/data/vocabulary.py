@@ -9,11 +9,11 @@ from datasets import DatasetDict
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
-from training.recipe import Recipe, to_dict
+from training.recipe.fields import Recipe, to_dict
 from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.checked_loading import load_tokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.checked_loading import load_tokenizer
+from vaswani_transformer.support.errors import UserError
 
 SIDES = ("source", "target")
 STREAM_SAMPLE = 1_000_000  # pairs of a stream from which a vocabulary is trained

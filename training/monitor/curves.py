@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.support.errors import one_line
 
 logger = logging.getLogger(__name__)
 

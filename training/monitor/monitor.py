@@ -11,9 +11,9 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training.monitor.flops import pair_lengths, peak_teraflops
 from training.monitor.stopwatch import STEPPING, CudaStopwatch, Stopwatch
-from vaswani_transformer.files import read_json
+from training.recipe.flops import pair_lengths, peak_teraflops
+from vaswani_transformer.support.files import read_json
 
 MONITOR_FILE = "watch.json"
 

@@ -11,10 +11,10 @@ from transformers import ProgressCallback, Seq2SeqTrainer
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PredictionOutput
 
-from training.kinds import Kind, TrainedModel
 from training.monitor.curves import CurvesCallback
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
+from training.recipe.families import Kind, TrainedModel
 from training.tasks import Metric
 from vaswani_transformer import VaswaniTransformerConfig
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from training.kinds import AUTOREGRESSIVE, kind_of_recipe
 from training.monitor.stopwatch import phase_shares
+from training.recipe.families import AUTOREGRESSIVE, kind_of_recipe
 from training.report.licenses import check_license
 from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
-from vaswani_transformer.command_line import ArgumentParser
-from vaswani_transformer.errors import UserError, exit_on_user_error, printable
-from vaswani_transformer.files import write_errors
+from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, printable
+from vaswani_transformer.support.files import write_errors
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 CURVE_ROWS = 12

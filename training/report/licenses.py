@@ -2,7 +2,7 @@
 
 import difflib
 
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 # The identifiers of https://huggingface.co/docs/hub/repositories-licenses, in its order. "other" asks for a name too.
 LICENSES = (

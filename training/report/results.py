@@ -17,9 +17,9 @@ from datasets import Dataset, DatasetDict
 import vaswani_transformer
 from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
-from training.recipe import PATHS, Recipe
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.files import read_json
+from training.recipe.fields import PATHS, Recipe
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import read_json
 
 RESULTS = "results.json"
 RESULTS_FIX = "restore it, or give the training command again without it."

@@ -5,9 +5,9 @@ import shlex
 from typing import Any
 
 from training.data.distilled import open_distilled
-from training.kinds import AUTOREGRESSIVE, KINDS, kind_of_recipe
 from training.monitor.stopwatch import time_line
-from training.recipe import Recipe, to_dict
+from training.recipe.families import AUTOREGRESSIVE, KINDS, kind_of_recipe
+from training.recipe.fields import Recipe, to_dict
 from training.tasks import make_task
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.tasks.task import Metric, Task
-from vaswani_transformer.parse import BracketScores, ParsedSentence, delinearize, score_trees
-from vaswani_transformer.parse.constraint import tree_constraint
-from vaswani_transformer.parse.linear import linear_tokens, place_count
-from vaswani_transformer.translate.engine import Constraint
+from vaswani_transformer.parsing import BracketScores, ParsedSentence, delinearize, score_trees
+from vaswani_transformer.parsing.constraint import tree_constraint
+from vaswani_transformer.parsing.linear import linear_tokens, place_count
+from vaswani_transformer.translation.engine import Constraint
 
 SIGNATURE = "signature"
 PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was malformed and was repaired"}

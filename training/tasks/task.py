@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani_transformer.translate.engine import Constraint
+from vaswani_transformer.translation.engine import Constraint
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from ..checked_loading import load_config, load_model, load_tokenizer
-from ..command_line import ArgumentParser, positive_int
 from ..config import VaswaniTransformerConfig
-from ..errors import UserError, exit_on_user_error
-from ..files import atomic_folder, check_new_folder, write_errors
 from ..model import VaswaniTransformerForConditionalGeneration
+from ..support.checked_loading import load_config, load_model, load_tokenizer
+from ..support.command_line import ArgumentParser, positive_int
+from ..support.errors import UserError, exit_on_user_error
+from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
 from .fairseq import from_fairseq
 from .foreign import ImportResult

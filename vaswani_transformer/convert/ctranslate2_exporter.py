@@ -17,11 +17,11 @@ from ..config import VaswaniTransformerConfig
 from ..decoder import VaswaniTransformerDecoder
 from ..embeddings import LearnedPositions, sinusoids
 from ..encoder import VaswaniTransformerEncoder
-from ..errors import UserError
-from ..files import atomic_folder, write_errors
 from ..layers import AddAndNorm, VaswaniTransformerDecoderLayer, VaswaniTransformerEncoderLayer
 from ..model import VaswaniTransformerForConditionalGeneration
-from ..translate.ctranslate2_engine import POSITIONS_KEY, import_ctranslate2
+from ..support.errors import UserError
+from ..support.files import atomic_folder, write_errors
+from ..translation.ctranslate2_engine import POSITIONS_KEY, import_ctranslate2
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedModel
 
-from ..checked_loading import check_finite
 from ..config import VaswaniTransformerConfig
-from ..errors import UserError
+from ..support.checked_loading import check_finite
+from ..support.errors import UserError
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import (
     IGNORED_KEYS,

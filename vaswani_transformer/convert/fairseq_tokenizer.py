@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from ..errors import UserError
+from ..support.errors import UserError
 from ..tokenizer import VaswaniTransformerTokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary of fairseq

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
 from ..config import VaswaniTransformerConfig, as_token_ids
-from ..errors import UserError, one_line
 from ..model import VaswaniTransformerForConditionalGeneration
+from ..support.errors import UserError, one_line
 
 LAYER_NAMES = {
     "self_attn.out_proj": "self_attn.o_proj",

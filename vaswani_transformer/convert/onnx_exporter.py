@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import UserError
-from ..files import atomic_folder
-from ..modes import eval_mode
+from ..support.errors import UserError
+from ..support.files import atomic_folder
+from ..support.modes import eval_mode
 
 
 class EncoderGraph(nn.Module):

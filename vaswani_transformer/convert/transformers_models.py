@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..checked_loading import load_config, load_model, load_tokenizer
+from ..support.checked_loading import load_config, load_model, load_tokenizer
 from .foreign import (
     TABLES,
     ForeignModel,

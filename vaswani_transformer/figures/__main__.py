@@ -6,10 +6,10 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from ..command_line import ArgumentParser, utf8_text
-from ..errors import UserError, exit_on_user_error, one_line
-from ..files import write_errors
+from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
+from ..support.command_line import ArgumentParser, utf8_text
+from ..support.errors import UserError, exit_on_user_error, one_line
+from ..support.files import write_errors
 from .page import attention_page
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..batching.schedule import learning_rate
 from ..embeddings import sinusoids
-from ..files import read_json
-from ..schedule import learning_rate
+from ..support.files import read_json
 from .style import COLORS, INK, MUTED, RULE, head_colors, new_figure, style_axes
 
 if TYPE_CHECKING:

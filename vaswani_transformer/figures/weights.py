@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..config import as_token_ids
-from ..modes import eager_attention, eval_mode
-from ..parallel_generation import ParallelGeneration
+from ..nar_generation import ParallelGeneration
+from ..support.modes import eager_attention, eval_mode
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
 

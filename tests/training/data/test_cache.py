@@ -16,8 +16,8 @@ from tests.helpers import model_of_pairs
 from training.data import cache, pairs, tokenizing
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
-from training.recipe import DataRecipe
-from vaswani_transformer.errors import UserError
+from training.recipe.fields import DataRecipe
+from vaswani_transformer.support.errors import UserError
 
 TOKENIZER = model_of_pairs()[1]
 

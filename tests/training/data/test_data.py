@@ -19,9 +19,9 @@ from training.data.pairs import load_pairs, sources_in_order, to_source_target
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn, token_ids, tokenize
 from training.data.vocabulary import sample_texts
-from training.recipe import DataRecipe
+from training.recipe.fields import DataRecipe
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer.support.errors import UserError
 
 PAIRS = [("one tree", "ein baum"), ("two trees", "zwei bäume"), ("  three </s> ", "drei <pad>")]
 

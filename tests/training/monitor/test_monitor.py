@@ -30,19 +30,19 @@ from tests.helpers import ROOT, load_tokenizer
 from tests.training.monitor.fake_stopwatch import FakeStopwatch
 from tests.training.runs import LANGUAGE, TWO_PROCESSES, UNREAD, finish, start
 from training import train
-from training.callbacks import LossTieBreaker, TimeLimitCallback
-from training.checkpoints import mark_complete
-from training.checks import model_config
-from training.monitor.flops import training_flops
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
 from training.monitor.stopwatch import PHASES
-from training.recipe import Recipe, load_recipe
+from training.recipe.fields import Recipe, load_recipe
+from training.recipe.flops import training_flops
+from training.run.checkpoints import mark_complete
+from training.run.checks import model_config
 from training.train import run
-from training.trainer import RecipeTrainer
+from training.trainer.callbacks import LossTieBreaker, TimeLimitCallback
+from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
-from vaswani_transformer.schedule import learning_rate, paper_adam, paper_schedule
+from vaswani_transformer.batching.schedule import learning_rate, paper_adam, paper_schedule
 
 CPU = torch.device("cpu")
 

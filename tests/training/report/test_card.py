@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from tests.helpers import ROOT
 from tests.hub_state import metadata_errors
-from training.recipe import load_recipe, to_dict
+from training.recipe.fields import load_recipe, to_dict
 from training.report.card import main, make_card, training_command
 from training.report.results import strip_local_paths
 

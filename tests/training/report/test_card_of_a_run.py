@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.hub_state import metadata_errors
 from tests.training.invented_results import CHRF_SIGNATURE, REPOSITORY, SIGNATURE, results_of
-from training.kinds import KINDS
-from training.recipe import DataRecipe, Recipe, TrainingRecipe, to_dict
+from training.recipe.families import KINDS
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, to_dict
 from training.report import card as card_module
 from training.report.card import CURVE_ROWS, make_card, sample_entries
 

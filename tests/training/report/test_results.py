@@ -19,10 +19,10 @@ from hypothesis.strategies._internal.random import ArtificialRandom
 import vaswani_transformer
 from tests.helpers import ROOT
 from tests.training.runs import LANGUAGE
-from training.recipe import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.report import results
 from training.report.results import commit, fingerprint, hardware, strip_local_paths, to_json_values, versions
-from training.run_folder import DESCRIPTIVE_FIELDS, diff_trees
+from training.run.folder import DESCRIPTIVE_FIELDS, diff_trees
 from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.hub_state import metadata_errors
-from training.recipe import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.report.card import make_card
 from training.report.terminal import opening_line, report
 from training.tasks import DialogueTask, make_task

@@ -13,13 +13,13 @@ from training.data.files import read_file
 from training.data.pairs import load_pairs
 from training.data.tokenizing import token_ids
 from training.data.vocabulary import make_tokenizer
-from training.recipe import DataRecipe, Recipe, TokenizerRecipe, load_recipe, to_dict
+from training.recipe.fields import DataRecipe, Recipe, TokenizerRecipe, load_recipe, to_dict
 from training.tasks import make_task
 from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.parse import linearize, read_trees, score_trees
-from vaswani_transformer.parse.linear import linear_tokens
+from vaswani_transformer.parsing import linearize, read_trees, score_trees
+from vaswani_transformer.parsing.linear import linear_tokens
+from vaswani_transformer.support.errors import UserError
 
 
 def read(text: str) -> list:

@@ -1,0 +1,80 @@
+"""Equation (3) and the paper's Adam."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vaswani_transformer.batching.schedule import learning_rate, paper_adam, paper_schedule
+
+
+def test_learning_rate_is_equation_three() -> None:
+    assert learning_rate(1, 512) == pytest.approx(4000**-1.5 * 512**-0.5)
+    assert learning_rate(4000, 512) == pytest.approx(512**-0.5 * 4000**-0.5)  # the peak, about 7.0e-4
+    assert learning_rate(100_000, 512) == pytest.approx(512**-0.5 * 100_000**-0.5)
+
+
+def test_schedule_gives_step_n_the_rate_of_step_n() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = paper_adam([weight])
+    schedule = paper_schedule(optimizer, d_model=64, warmup_steps=3, scale=2.0)
+    for step in range(1, 8):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * learning_rate(step, 64, 3))
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        schedule.step()
+
+
+def test_adam_has_the_papers_settings() -> None:
+    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(2))])
+    settings = optimizer.param_groups[0]
+    assert (settings["betas"], settings["eps"], settings["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+
+
+def test_adam_step_equals_its_definition() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = paper_adam([weight])
+    paper_schedule(optimizer, d_model=16, warmup_steps=2)
+    gradient = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    weight.grad = gradient.clone()
+    optimizer.step()
+    rate = learning_rate(1, 16, 2)  # in the first step both moments, corrected, are the gradient and its square
+    expected = torch.tensor([1.0, -2.0], dtype=torch.float64) - rate * gradient / (gradient.abs() + 1e-9)
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.5])
+def test_schedule_of_an_optimizer_whose_rate_is_not_1_is_an_error(rate: float) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.Adam([{"params": weights[:1], "lr": 1.0}, {"params": weights[1:]}], lr=rate)
+    with pytest.raises(ValueError, match=rf"optimizer: .*got lr={rate:g}, expected 1 in each parameter group"):
+        paper_schedule(optimizer, d_model=16)
+
+
+def test_schedule_made_for_a_resumed_optimizer_continues() -> None:
+    """Its groups have the rate of the last step, and 1 as the rate that they began with."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = paper_adam([weight])
+    schedule = paper_schedule(optimizer, d_model=16, warmup_steps=10)
+    optimizer.step()
+    schedule.step()
+    resumed = paper_adam([weight])
+    resumed.load_state_dict(optimizer.state_dict())
+    again = paper_schedule(resumed, d_model=16, warmup_steps=10)
+    again.load_state_dict(schedule.state_dict())
+    resumed.step()
+    again.step()
+    assert resumed.param_groups[0]["lr"] == pytest.approx(learning_rate(3, 16, 10))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, -3, 0.5, float("nan")])
+def test_schedule_without_a_warmup_step_is_an_error(warmup_steps: float) -> None:
+    with pytest.raises(ValueError, match=rf"warmup_steps: .*got {warmup_steps}, expected at least 1"):
+        paper_schedule(paper_adam([torch.nn.Parameter(torch.zeros(2))]), 16, warmup_steps)  # ty: ignore[invalid-argument-type]
+
+
+@pytest.mark.parametrize(("kind", "named"), [("tuple", dict.items), ("dict", lambda given: [{"params": given}])])
+def test_adam_of_something_else_than_parameters_is_an_error(kind: str, named: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=rf"parameters: .*got a {kind}, expected parameters only"):
+        paper_adam(named({"weight": torch.nn.Parameter(torch.zeros(2))}))

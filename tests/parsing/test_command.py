@@ -1,0 +1,200 @@
+"""The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
+
+import io
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import ModelAndTokenizer, Run, model_of_pairs, tiny_model
+from tests.trees import GOLD
+from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
+from vaswani_transformer.parsing import command, linearize
+from vaswani_transformer.parsing.linear import linear_tokens
+from vaswani_transformer.parsing.parser import SourceTexts
+
+TREES = [tree for _, tree in read_trees(enumerate(GOLD.splitlines(), start=1), "text")][:4]
+SENTENCES = [" ".join(tree.words) for tree in TREES]
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModelAndTokenizer:
+    """Return a model that memorized four trees, in float64 as `model_of_pairs`, and its tokenizer."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SENTENCES, vocab_size=300)
+    targets = [linearize(tree) for tree in TREES]
+    tokenizer.add_tokens(sorted(linear_tokens(targets)))
+    model = tiny_model(vocab_size=len(tokenizer), d_model=64, d_ff=128).double().train()
+    batch = tokenizer(SENTENCES, text_target=targets, padding=True, return_tensors="pt")
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for _ in range(150):
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+    model.use_paper_decoding()
+    model.generation_config.max_source_relative_length = 60
+    return model.eval().requires_grad_(False).float(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Save the model and its tokenizer."""
+    saved = tmp_path_factory.mktemp("parser")
+    for part in parser:
+        part.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Save a translation model and its tokenizer."""
+    saved = tmp_path_factory.mktemp("translator")
+    for part in model_of_pairs():
+        part.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture
+def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Return a function that runs the command in this process and returns its output, errors and status."""
+
+    def run(*arguments: str | Path, stdin: str = "", model: str = folder) -> tuple[str, str, str | int | None]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([model, *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run
+
+
+def test_model_that_is_no_parser_is_refused(run: Run, translator: str) -> None:
+    for options in ((), ("--interactive",)):
+        output, errors, status = run(*options, stdin="I know\n", model=translator)
+        assert (output, status, errors.count("\n")) == ("", 2, 1)
+        assert errors.startswith(f"{translator}: is no parser; its vocabulary has no tags of trees. Give a model")
+    with pytest.raises(ValueError, match="is no parser"):
+        list(parse(*model_of_pairs(), ["I know"]))
+
+
+def lines(texts: Iterable[str | Tree]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run: Run) -> None:
+    output = run("--tokenized", stdin=lines([SENTENCES[0], "", *SENTENCES[1:]]))
+    assert output == (lines([TREES[0], "", *TREES[1:]]), "", 0)
+
+
+def test_plain_text_is_tokenized(run: Run) -> None:
+    assert run(stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
+
+
+def test_tree_of_any_output_has_the_words_of_its_line(run: Run) -> None:
+    texts = ["under a bridge (near York)", "dog " * 30, "\u5c71"]  # five tokens have room for four words
+    output, errors, status = run("--tokenized", "--beams=1", "--max_length=5", stdin=lines(texts))
+    trees = [tree for _, tree in read_trees(enumerate(output.splitlines(), start=1), "output")]
+    escaped = [text.replace("(", "-LRB-").replace(")", "-RRB-").split() for text in texts]
+    assert ([tree.words for tree in trees], status) == (escaped, 0)
+    assert errors == "2 of the 3 sentences had malformed output, and their trees were repaired.\n"
+
+
+def test_output_file_is_resumed_and_a_finished_one_stays(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
+    source.write_text(lines(SENTENCES), encoding="utf-8")
+    arguments = ("--tokenized", "--window=2", "--input", source, "--output", target)
+    assert run(*arguments) == ("", "", 0)
+    assert target.read_text(encoding="utf-8") == lines(TREES)
+    assert "is finished already" in run(*arguments)[1]
+    record = tmp_path / "trees.ptb.record"
+    text = record.read_text(encoding="utf-8")
+    record.write_text(text.replace('"output"', '"before"'), encoding="utf-8")
+    target.write_text(f"{lines(TREES[:3])}(TOP (S", encoding="utf-8")
+    assert "resumes after line 3" in run(*arguments)[1]
+    assert target.read_text(encoding="utf-8") == lines(TREES)
+    output = run(*arguments[1:])
+    assert "with --tokenized, not without --tokenized" in output[1]
+    assert output[2] == 2
+
+
+def test_drawings_of_a_finished_file_are_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
+    """Without the error the drawings would be missing silently."""
+    source, target = tmp_path / "sentences.txt", tmp_path / "trees.ptb"
+    source.write_text(lines(SENTENCES[:1]), encoding="utf-8")
+    arguments = ("--tokenized", "--input", source, "--output", target)
+    assert run(*arguments) == ("", "", 0)
+    _, errors, status = run(*arguments, "--svg", tmp_path / "svg")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"without --svg, not with --svg={tmp_path / 'svg'}" in errors
+
+
+def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
+    output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
+    assert (output, errors, status) == (lines(map(draw_text, TREES[:2])), "", 0)
+    assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
+    assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
+
+
+def test_interactive_lines_are_parsed_at_once(run: Run) -> None:
+    assert run("--interactive", stdin="The dog slept.\n") == (f"{TREES[0]}\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draw", "--output=trees.ptb"], "--draw writes many lines a tree"),
+        (["--svg=pyproject.toml"], "--svg=pyproject.toml: is a file"),
+        (["--too_long=error", "--max_source_tokens=2"], "standard input, line 1: "),
+        (["--iterations=2"], "--iterations: "),
+    ],
+)
+def test_invalid_option_or_input_ends_the_command_with_one_line(arguments: list[str], message: str, run: Run) -> None:
+    output, errors, status = run(*arguments, stdin=lines(SENTENCES))
+    assert (output, status) == ("", 2)
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelAndTokenizer) -> None:
+    actual = list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2))
+    assert actual == [(TREES[0], False), (TREES[1], False)]
+    with pytest.raises(TypeError, match="give a list of sentences"):
+        next(parse(*parser, "The dog slept."))
+    for word in ("New York", ""):
+        with pytest.raises(ValueError, match=rf"^sentences: a word is empty or has white space; got '{word}', exp"):
+            next(parse(*parser, [["The", word]]))
+
+
+def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
+    texts = SourceTexts([["a"], ["b"], ["c", "d"]])
+    texts.first = 2
+    assert list(texts) == ["a", "b", "c d"]
+    assert texts.words == {2: ["c", "d"]}
+
+
+def test_drawing_has_a_line_a_node() -> None:
+    assert draw_text(TREES[0]).splitlines() == [
+        "TOP",
+        "└── S",
+        "    ├── NP",
+        "    │   ├── DT The",
+        "    │   └── NN dog",
+        "    ├── VP",
+        "    │   └── VBD slept",
+        "    └── . .",
+    ]
+
+
+def test_figure_shows_every_label_tag_and_word_once() -> None:
+    texts = sorted(text.get_text() for text in draw_tree(TREES[1]).axes[0].texts)
+    labels = [node.label for event, node in TREES[1].events() if event == "open" and isinstance(node, Tree)]
+    leaves = TREES[1].leaves
+    assert texts == sorted([*labels, *(leaf.tag for leaf in leaves), *(leaf.word for leaf in leaves)])

@@ -1,0 +1,73 @@
+"""Labeled brackets: EVALB's digits, and properties of any trees."""
+
+import pytest
+from hypothesis import given
+
+from tests.trees import GOLD, PREDICTED, TREES
+from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, read_trees, score_trees
+from vaswani_transformer.parsing.scores import BracketScores
+from vaswani_transformer.support.errors import UserError
+
+SCORES = ("recall", "precision", "f1", "exact_match", "tagging_accuracy")
+
+
+def read(text: str) -> list[Tree]:
+    return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]
+
+
+def printed(scores: BracketScores) -> list[str]:
+    return [f"{getattr(scores, name):.2f}" for name in SCORES]
+
+
+def test_scores_are_those_that_evalb_prints() -> None:
+    """Numbers of `evalb -p COLLINS.prm gold predicted`, EVALB of 2013, for `GOLD` and `PREDICTED`."""
+    scores = score_trees(read(GOLD), read(PREDICTED), own_punctuation=True)
+    assert printed(scores) == ["86.21", "80.65", "83.33", "20.00", "95.45"]
+    assert (scores.matched, scores.gold, scores.predicted) == (25, 29, 31)
+    assert (scores.words, scores.correct_tags, scores.sentences, scores.skipped, scores.errors) == (22, 21, 5, 1, 1)
+
+
+def test_sentences_are_scored_as_evalb_prints_them() -> None:
+    """The columns "Matched Bracket", "Bracket gold", "test", "Words" and "Correct Tags" of the same table."""
+    table = [(3, 3, 3, 3, 3), (5, 6, 6, 5, 4), (6, 7, 7, 5, 5), (5, 7, 7, 6, 6), (6, 6, 8, 3, 3)]
+    for gold, predicted, row in zip(read(GOLD), read(PREDICTED), table, strict=False):
+        scores = score_trees([gold], [predicted], own_punctuation=True)
+        assert (scores.matched, scores.gold, scores.predicted, scores.words, scores.correct_tags) == row
+
+
+def test_sentence_that_evalb_skips_counts_with_the_punctuation_of_gold_trees() -> None:
+    scores = score_trees(read(GOLD), read(PREDICTED))
+    assert (scores.sentences, scores.skipped, scores.errors) == (6, 1, 0)
+    assert (scores.matched, scores.gold, scores.predicted) == (25 + 4, 29 + 4, 31 + 4)
+
+
+@given(TREES)
+def test_tree_scores_100_against_itself(tree: Tree) -> None:
+    scores = score_trees([tree], [tree])
+    assert scores.matched == scores.gold == scores.predicted
+    assert scores.exact == scores.sentences == 1 - scores.skipped
+    assert scores.correct_tags == scores.words
+
+
+@given(TREES, TREES)
+def test_brackets_match_at_most_once_and_as_often_the_other_way(one: Tree, other: Tree) -> None:
+    other = Tree("TOP", tuple(Leaf("NN", word) for word in one.words)) if other.words != one.words else other
+    scores, swapped = (score_trees([gold], [predicted], True) for gold, predicted in ((one, other), (other, one)))
+    assert scores.matched <= min(scores.gold, scores.predicted)
+    if not scores.errors + scores.skipped:
+        assert (scores.precision, scores.recall) == (swapped.recall, swapped.precision)
+
+
+def test_functional_tags_do_not_count() -> None:
+    gold = read("(TOP (S (NP-SBJ (NN dog)) (VP (VBZ barks))))")
+    cleaned = evaluation_tree(gold[0])
+    assert cleaned is not None
+    assert score_trees(gold, [cleaned]).f1 == 100
+
+
+def test_trees_of_other_words_or_another_number_are_an_error() -> None:
+    one, other = read("(TOP (NP (NN dog)))\n(TOP (NP (NN cat)))")
+    with pytest.raises(UserError, match="tree 1: its words"):
+        score_trees([one], [other])
+    with pytest.raises(UserError, match="got 1 trees, expected 2"):
+        score_trees([one, other], [one])

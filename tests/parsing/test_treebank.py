@@ -1,0 +1,26 @@
+"""Every tree of a treebank on this machine is restored from its linear tree, complete and as evaluation counts it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from training.data.files import numbered_lines
+from vaswani_transformer.parsing import delinearize, evaluation_tree, linearize, read_trees
+
+TREEBANK = os.environ.get("TREEBANK")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TREEBANK is None, reason="no treebank may be shipped; set TREEBANK to a folder of bracketed files")
+def test_every_tree_of_the_treebank_is_lossless() -> None:
+    paths = [path for ending in ("*.ptb", "*.mrg", "*.gz") for path in sorted(Path(str(TREEBANK)).rglob(ending))]
+    assert paths
+    count = 0
+    for path in paths:
+        for line, tree in read_trees(numbered_lines(path), str(path)):
+            assert list(read_trees([(line, str(tree))], str(path))) == [(line, tree)]
+            for form in (tree, evaluation_tree(tree)):
+                assert form is None or delinearize(linearize(form), form.words) == (form, False), f"{path}, line {line}"
+            count += 1
+    print(f"{count} trees of {len(paths)} files")

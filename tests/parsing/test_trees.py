@@ -1,0 +1,81 @@
+"""Bracketed trees: read and written without loss, errors by file and line, cleaned for evaluation."""
+
+import pytest
+from hypothesis import given
+
+from tests.trees import GOLD, TREES
+from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, read_trees
+from vaswani_transformer.support.errors import UserError
+
+
+def read(text: str) -> list[tuple[int, Tree]]:
+    return list(read_trees(enumerate(text.split("\n"), start=1), "some.mrg"))
+
+
+@given(TREES)
+def test_written_tree_is_read_back(tree: Tree) -> None:
+    assert read(str(tree)) == [(1, tree)]
+
+
+@given(TREES)
+def test_layout_of_a_tree_changes_nothing(tree: Tree) -> None:
+    lines = str(tree).replace(" ", "\n ").replace(")", " )\n")
+    assert read(f"\n{lines}\n{tree}") == [(2, tree), (lines.count("\n") + 3, tree)]
+
+
+def test_file_of_one_tree_a_line_keeps_its_text() -> None:
+    assert [str(tree) for _, tree in read(GOLD)] == GOLD.splitlines()
+
+
+@pytest.mark.parametrize("text", ["( (S (NN dog)))", "(ROOT (S (NN dog)))", "(S1 (S (NN dog)))", "(S (NN dog))"])
+def test_every_root_becomes_top(text: str) -> None:
+    assert read(text) == [(1, Tree("TOP", (Tree("S", (Leaf("NN", "dog"),)),)))]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(TOP (S (NN a)))\n(TOP (S (NN b))\n(TOP (S (NN c)))", "line 3: .*the one of line 2 is closed"),
+        ("( (S (NN a))\n( (S (NN c)))", "line 2: .*the one of line 1 is closed"),
+        ("(TOP (S (NN a)))\n\n(S (NP (NN b))", "line 3: the tree that starts here is not closed"),
+        ("(TOP (S (NN a))))", "line 1: a bracket is closed that was not opened"),
+        ("(TOP (S (NN a)))\ndog", "line 2: 'dog' stands outside of all brackets"),
+        ("(TOP (S (NP)))", "line 1: the bracket 'NP' holds nothing"),
+        ("(TOP (S (NP (NN a) b)))", "line 1: the bracket 'NP' holds the words b and brackets"),
+        ("(TOP\n (S\n  (NN a b)))", "line 3: the bracket 'NN' holds the words a, b,"),
+    ],
+)
+def test_broken_tree_is_named_by_file_and_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^some.mrg, {message}") as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_functional_tags_indices_and_empty_elements_disappear() -> None:
+    text = (
+        "( (S (NP-SBJ-1 (NNP Ms.) (NNP Haag)) (VP=2 (VBZ tries) (S (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP (VB play)))))"
+        " (-LRB- -LRB-) (SBAR (-NONE- 0) (S (-NONE- *T*-2))) (-RRB- -RRB-)))"
+    )
+    ((_, tree),) = read(text)
+    assert str(evaluation_tree(tree)) == (
+        "(TOP (S (NP (NNP Ms.) (NNP Haag)) (VP (VBZ tries) (S (VP (TO to) (VP (VB play)))))"
+        " (-LRB- -LRB-) (-RRB- -RRB-)))"
+    )
+
+
+def test_tree_of_only_empty_elements_evaluates_to_none() -> None:
+    ((_, tree),) = read("( (S (NP (-NONE- *))))")
+    assert evaluation_tree(tree) is None
+
+
+@given(TREES)
+def test_cleaning_twice_is_cleaning_once(tree: Tree) -> None:
+    cleaned = evaluation_tree(tree)
+    assert cleaned is None or evaluation_tree(cleaned) == cleaned
+
+
+def test_deep_tree_needs_no_recursion() -> None:
+    text = "(TOP " + "(S " * 5000 + "(NN a)" + ")" * 5001
+    ((_, tree),) = read(text)
+    assert str(tree) == text
+    assert tree.words == ["a"]

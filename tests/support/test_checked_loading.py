@@ -1,0 +1,95 @@
+"""A broken model ends loading, and every command, with one line that names the fault."""
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import BROKEN, break_model, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.convert import command as convert
+from vaswani_transformer.figures.__main__ import main as draw_page
+from vaswani_transformer.support.checked_loading import load_errors, load_model, load_tokenizer
+from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation import command as translate
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    folder = break_model(saved, tmp_path / "model", way)
+    for model_class in (AutoModelForSeq2SeqLM, VaswaniTransformerForConditionalGeneration):
+        with pytest.raises(UserError) as error:
+            load_model(str(folder), model_class)
+        assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
+        assert "\n" not in str(error.value)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("way", BROKEN)
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (translate.main, ["{folder}", "--output={out}"]),
+        (translate.main, ["{folder}", "--interactive"]),
+        (translate.main, ["{folder}", "--dtype=bfloat16"]),
+        (draw_page, ["{folder}", "hello world", "--output={out}"]),
+        (convert.main, ["ctranslate2", "{folder}", "{out}"]),
+    ],
+)
+def test_broken_weights_end_every_command_with_one_line(
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    way: str,
+) -> None:
+    pytest.importorskip("ctranslate2")
+    folder, out = break_model(saved, tmp_path / "model", way), tmp_path / "out"
+    monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads the file later
+    with pytest.raises(SystemExit, match="2"):
+        main([argument.format(folder=folder, out=out) for argument in arguments])
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert errors.startswith(f"{folder}: {BROKEN[way]}")
+    assert not out.exists()
+
+
+def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:
+    model = load_model(str(saved))
+    other = AutoModelForSeq2SeqLM.from_pretrained(saved)
+    for (name, weight), (_, expected) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(weight, expected), name
+
+
+@pytest.mark.parametrize("way", ["layer more", "layer less"])
+def test_from_pretrained_itself_is_unchanged(saved: Path, tmp_path: Path, way: str) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(break_model(saved, tmp_path / "model", way))
+    assert (model.config.encoder_layers, model.config.decoder_layers) == ((3, 2) if way == "layer more" else (2, 1))
+
+
+def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: Path) -> None:
+    for name, message in (
+        (str(tmp_path), "has no config.json, so it holds no model; name a folder with a model."),
+        (str(saved / "config.json"), "is a file; name the folder of a model, or a model on the Hub."),
+        (str(tmp_path / "none"), "there is no such folder; name one with a model, or a model on the Hub."),
+    ):
+        for load in (load_model, load_tokenizer):
+            with pytest.raises(UserError) as error:
+                load(name)
+            assert str(error.value) == f"{name}: {message}"
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has no tokenizer; save the model's tokenizer there with save_pretrained"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_any_failure_to_load_is_an_error_of_one_line() -> None:
+    with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
+        raise KeyError

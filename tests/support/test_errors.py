@@ -1,0 +1,124 @@
+"""User-facing errors are one line, and commands end with status 2 after it."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import training
+from tests.helpers import ROOT
+from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error, one_line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such model\nSee the documentation"), "no such model"),
+        (ValueError("problems:\n  one\n  two"), "problems: one two"),
+        (ValueError("  a  wide\tmessage "), "a wide message"),
+        (KeyError(), "KeyError"),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("not a model\nof the Hub"), "not a model"),
+        (UserError("got the fields \x1b[2J\x9b1m, \u202ea"), r"got the fields \x1b[2J\x9b1m, \u202ea"),
+        (FileNotFoundError(2, "No such file", "\x1b]0;a.txt\udc80"), r"\x1b]0;a.txt\udc80: No such file"),
+    ],
+)
+def test_message_is_one_line(error: Exception, line: str) -> None:
+    assert one_line(error) == line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"training.{name}" for name in ("train", "score", "distill", "average", "publish", "table3")),
+        *(f"vaswani_transformer.{name}" for name in ("translate", "parse", "convert", "figures")),
+    ],
+)
+def test_interruption_while_a_command_imports_is_one_line(command: str, tmp_path: Path) -> None:
+    """Every command imports tqdm, here one that sends SIGINT."""
+    (tmp_path / "tqdm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", command, "--help"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_message_can_hold_all_lines() -> None:
+    error = ValueError("not YAML\n  in line 3,\n  column 1")
+    assert one_line(error) == "not YAML"
+    assert one_line(error, is_complete=True) == "not YAML in line 3, column 1"
+
+
+def test_message_can_leave_out_the_file() -> None:
+    assert one_line(FileNotFoundError(2, "No such file", "a.txt"), with_file=False) == "No such file"
+
+
+@pytest.mark.parametrize("error", [UserError, OutputError, KeyError])
+def test_command_ends_with_one_line_and_status_2(error: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"), exit_on_user_error(KeyError):
+        raise error("a: problem; fix.\nmore")
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert "a: problem; fix." in errors
+
+
+def test_interrupted_command_ends_with_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="130"), exit_on_user_error(what_now="; the same command resumes it"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == ("", "Interrupted; the same command resumes it.\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "work", "arguments"),
+    [
+        ("vaswani_transformer.convert.command", "check_other_folder", ["fsmt", "somebody/model", "new"]),
+        ("vaswani_transformer.figures.__main__", "load_tokenizer", ["model", "a text"]),
+    ],
+)
+def test_every_command_of_the_package_ends_so_after_an_interruption(
+    module: str,
+    work: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"{module}.{work}", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        importlib.import_module(module).main(arguments)
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+def test_other_errors_pass_through_a_command() -> None:
+    with pytest.raises(RuntimeError, match="bug"), exit_on_user_error(KeyError):
+        raise RuntimeError("bug")
+
+
+def test_training_command_without_its_packages_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("training.find_spec", lambda name: None if name == "datasets" else object())
+    for command in ("pytest", "tests.gpu"):
+        training.check_packages(["python", "-m", command, "--out=folder"])
+    with pytest.raises(SystemExit) as ended:
+        training.check_packages(["python", "-u", "-m", "training.train", "recipe.yaml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        'training.train: the package datasets is missing. Run pip install -e ".[train]".\n'
+    )

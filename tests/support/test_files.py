@@ -1,0 +1,177 @@
+"""Files and folders are written completely or not at all; locks keep others out; digests name contents."""
+
+import hashlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.support.files import (
+    TextDigest,
+    atomic_folder,
+    check_new_folder,
+    digest_of_file,
+    digest_of_model,
+    free_megabytes,
+    lock,
+    read_errors,
+    write_atomically,
+    write_errors,
+)
+
+
+def write_model(folder: Path, text: str = "new") -> None:
+    (folder / "config.json").write_text(text)
+
+
+def writing() -> AbstractContextManager[None]:
+    return write_errors("out", "make room", RuntimeError)
+
+
+def test_folder_appears_at_the_end_and_not_before(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "a" / "b") as folder:
+        write_model(folder)
+        assert not (tmp_path / "a" / "b").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a" / "b" / "config.json").read_text() == "new"
+
+
+def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"file/a/b: \S+file is not a writable folder; name a folder elsewhere"):
+        check_new_folder(tmp_path / "file" / "a" / "b", force=True)
+
+
+def test_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with atomic_folder(tmp_path / "out") as folder:
+        write_model(folder)
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_error_leaves_the_folder_as_it_was(tmp_path: Path, error: type[BaseException], force: bool) -> None:
+    if force:
+        with atomic_folder(tmp_path / "out") as folder:
+            write_model(folder, "old")
+
+    def fail() -> None:
+        with atomic_folder(tmp_path / "out", force) as folder:
+            write_model(folder)
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if force else [])
+    assert not force or (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+def test_force_replaces_the_complete_model(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with atomic_folder(tmp_path / "out", force=True) as folder:
+            write_model(folder, name)
+            (folder / name).touch()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "second"]
+
+
+def test_folder_without_a_model_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for path, force, message in [
+        (tmp_path, False, "the folder is in use; name another, or replace the model in it with --force"),
+        (tmp_path, True, r"the folder has no config\.json, so it holds no model to replace"),
+        (tmp_path / "notes.txt", True, "is a file; name a folder"),
+    ]:
+        with pytest.raises(UserError, match=message), atomic_folder(path, force):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_failed_write_is_an_output_error() -> None:
+    with pytest.raises(OutputError, match=r"^out: cannot be written: No space left; make room\.$"), writing():
+        raise OSError(28, "No space left", "other")
+    with pytest.raises(OutputError, match=r"^out: cannot be written: torn; make room\.$"), writing():
+        raise RuntimeError("torn")
+
+
+def test_failed_write_of_a_library_is_an_output_error_and_another_failure_is_not() -> None:
+    full = "No space left on device (os error 28)"
+    with pytest.raises(OutputError, match=r"^out: cannot be written: No space"), write_errors("out", "make room"):
+        raise Exception(full)
+    with pytest.raises(KeyError), write_errors("out", "make room"):
+        raise KeyError("key")
+    with pytest.raises(UserError, match=r"^in: cannot be read"), write_errors("out", "make room"):
+        raise UserError(f"in: cannot be read: {full}")
+
+
+def test_broken_pipe_is_no_output_error() -> None:
+    with pytest.raises(BrokenPipeError), writing():
+        raise BrokenPipeError
+
+
+def test_failed_read_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"^in: cannot be read: Is a directory; name a"), read_errors("in"):
+        raise IsADirectoryError(21, "Is a directory")
+
+
+def test_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_atomically(path, "ä")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\ud800")
+    assert path.read_text(encoding="utf-8") == "ä"
+
+
+def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    path = tmp_path / "a"
+    with path.open("a") as first:
+        lock(first, "taken")
+        with path.open("a") as second, pytest.raises(UserError, match=r"^taken$"):
+            lock(second, "taken")
+    with path.open("a") as third:
+        lock(third, "taken")
+
+
+def test_missing_locks_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl, warnings = pytest.importorskip("fcntl"), []
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(38, "not implemented")))
+    monkeypatch.setattr(
+        "vaswani_transformer.support.files.logger.warning", lambda text, *values: warnings.append(text % values)
+    )
+    with (tmp_path / "a").open("a") as file:
+        lock(file, "taken")
+    assert len(warnings) == 1
+    assert "its file system has no locks" in warnings[0]
+
+
+def test_digest_of_texts_is_that_of_their_bytes_with_zeros() -> None:
+    digest = TextDigest()
+    for text in ("a", "", "ä"):
+        digest.add(text)
+    assert (digest.count, digest.hexdigest()) == (3, hashlib.sha256(b"a\0\0\xc3\xa4\0").hexdigest())
+
+
+def test_digest_of_a_file_has_its_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert digest_of_file(tmp_path / "a") == [3, hashlib.sha256(b"abc").hexdigest()]
+
+
+def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    before = digest_of_model(tmp_path)
+    (tmp_path / "README.md").write_text("a card")
+    for name in ("results.json", "trainer_state.json", "translations.json", "out.txt", "out.txt.record"):
+        (tmp_path / name).write_text("what was made by the model")
+    (tmp_path / "checkpoints").mkdir()
+    assert digest_of_model(tmp_path) == before
+    for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "merges.txt", "model.py"):
+        (tmp_path / name).write_bytes(b"other")
+        assert digest_of_model(tmp_path) != before
+        before = digest_of_model(tmp_path)
+
+
+def test_free_space_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
+    assert free_megabytes(tmp_path / "a" / "b") > 0

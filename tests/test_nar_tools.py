@@ -1,0 +1,271 @@
+"""The parallel families with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+
+from tests.helpers import PAIRS, ROOT, load_tokenizer, random_tokens, run_python
+from tests.nar_models import FAMILY, targets, tiny_cmlm, tiny_nat
+from tests.published import PUBLISHED_FILES
+from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
+from vaswani_transformer.pipeline import TASK
+
+CLASS_NAMES = {
+    "nat": "VaswaniNat",
+    "iterative_vae": "VaswaniIterativeVae",
+    "flowseq": "VaswaniFlowSeq",
+    "cmlm": "VaswaniCmlm",
+}
+
+
+def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return tokenizer
+
+
+def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: Any) -> Any:
+    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **settings)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_auto_classes_know_the_family(family: str, tmp_path: Path) -> None:
+    model, name = FAMILY[family](), CLASS_NAMES[family]
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config).__name__ == f"{name}Config"
+    assert type(AutoModel.from_config(config)).__name__ == f"{name}Model"
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    source, labels = random_tokens(2, 5), targets(4, 2)
+    assert torch.equal(again(input_ids=source, labels=labels).logits, model(input_ids=source, labels=labels).logits)
+    body, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    states = torch.randn(2, 4, 32)
+    expected = model.model(input_ids=source, decoder_inputs_embeds=states).last_hidden_state
+    assert torch.equal(body(input_ids=source, decoder_inputs_embeds=states).last_hidden_state, expected)
+
+
+def test_mask_added_to_a_tokenizer_leaves_its_ids() -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=280)
+    before = tokenizer("hello world").input_ids
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    assert tokenizer.mask_token_id == len(tokenizer) - 1
+    assert tokenizer("hello world").input_ids == before
+
+
+LOAD_WITHOUT_THE_PACKAGE = """
+import json, sys
+
+sys.modules["vaswani_transformer"] = None  # also where it is installed
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+folder, text = sys.argv[1:]
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
+found = model.generate(**tokenizer([text, "hola"], padding=True, return_tensors="pt"), length_beam_size=3)
+translator = pipeline("vaswani-translation", model=folder, device="cpu", trust_remote_code=True)
+print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
+"""
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_published_folder_carries_its_own_files_only(family: str, tmp_path: Path) -> None:
+    FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
+    name = CLASS_NAMES[family]
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == {
+        "AutoConfig": f"{family}.{name}Config",
+        "AutoModel": f"{family}.{name}Model",
+        "AutoModelForSeq2SeqLM": f"{family}.{name}ForConditionalGeneration",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY)
+def test_published_folder_loads_without_the_package(family: str, tmp_path: Path) -> None:
+    folder, elsewhere, text = tmp_path / "published", tmp_path / "elsewhere", "hello world"
+    elsewhere.mkdir()
+    tokenizer = tokenizer_with_mask()
+    model = model_for(tokenizer, family)
+    for part in (model, tokenizer):
+        part.with_remote_code().save_pretrained(folder)
+    loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    tokens, translation = json.loads(loaded)
+    batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
+    assert tokens == model.generate(**batch, length_beam_size=3).tolist()
+    assert translation == pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(text)[0]["translation_text"]
+
+
+def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
+    tokenizer = tokenizer_with_mask()
+    model = model_for(tokenizer, family, d_model=64, d_ff=128, dropout=0.0)
+    data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
+    collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
+    if collates_masks:
+        collator = MaskingCollator(collator, tokenizer.mask_token_id, tokenizer.pad_token_id)
+    arguments = Seq2SeqTrainingArguments(
+        str(folder),
+        report_to="none",
+        use_cpu=True,
+        predict_with_generate=True,
+        per_device_train_batch_size=6,
+        save_strategy="no",
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        **settings,
+    )
+
+    def exact(prediction: Any) -> dict[str, float]:
+        hypotheses = tokenizer.batch_decode(prediction.predictions.clip(0), skip_special_tokens=True)
+        pairs = zip(hypotheses, PAIRS.values(), strict=True)
+        return {"exact": sum(text == target for text, target in pairs) / len(PAIRS)}
+
+    return Seq2SeqTrainer(
+        model,
+        arguments,
+        collator,
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer,
+        compute_metrics=exact,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "collates_masks"), [("nat", False), ("cmlm", False), ("cmlm", True)])
+def test_stock_trainer_trains_and_generates(family: str, collates_masks: bool, tmp_path: Path) -> None:
+    """The model memorizes six pairs; the loss is over real tokens, or over those that the collator masks."""
+    trainer = trainer_for(family, tmp_path, collates_masks, max_steps=300, generation_max_length=40)
+    settings: dict[str, Any] = {"num_iterations": 4} if family == "cmlm" else {}
+    before = trainer.evaluate(**settings)
+    trainer.train()
+    after = trainer.evaluate(**settings)
+    assert after["eval_loss"] < before["eval_loss"] / 4
+    assert after["eval_exact"] == 1
+    assert trainer.evaluate(**settings)["eval_loss"] == after["eval_loss"]
+
+
+def test_evaluation_loss_of_a_stock_trainer_does_not_depend_on_the_masks(tmp_path: Path) -> None:
+    plain, masking = (trainer_for("cmlm", tmp_path, collates_masks) for collates_masks in (False, True))
+    plain.compute_metrics = masking.compute_metrics = None
+    expected = plain.evaluate()["eval_loss"]
+    assert [masking.evaluate()["eval_loss"] for _ in range(2)] == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("settings", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": lambda *_, **__: 0}])
+def test_trainer_that_computes_the_loss_itself_is_an_error(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    smoothing = settings.get("label_smoothing_factor", 0)
+    trainer = trainer_for(family, tmp_path, max_steps=1, label_smoothing_factor=smoothing)
+    trainer.compute_loss_func = settings.get("compute_loss_func")
+    with pytest.raises(ValueError, match=r"^labels: .* config\.label_smoothing"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_trainer_with_beams_is_an_error_before_training(family: str, tmp_path: Path) -> None:
+    trainer = trainer_for(family, tmp_path, generation_num_beams=4)
+    with pytest.raises(ValueError, match=r"^num_beams: "):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_lora_learns_merges_and_saves(family: str, tmp_path: Path) -> None:
+    model, source, labels = FAMILY[family](dropout=0.0), random_tokens(3, 6), targets(5, 3, 4)
+    model.save_pretrained(tmp_path / "base")
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
+    adapter = get_peft_model(model, config).train()
+    optimizer = torch.optim.Adam([weight for weight in adapter.parameters() if weight.requires_grad], lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        adapter(input_ids=source, labels=labels).loss.backward()
+        optimizer.step()
+    adapter.eval()
+    expected = adapter(input_ids=source, labels=labels)
+    tokens = adapter.generate(input_ids=source, length_beam_size=3)
+    with adapter.disable_adapter():
+        assert not torch.allclose(adapter(input_ids=source, labels=labels).logits, expected.logits)
+    adapter.save_pretrained(str(tmp_path / "adapter"))
+    again = PeftModel.from_pretrained(
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    ).eval()
+    assert torch.equal(again(input_ids=source, labels=labels).logits, expected.logits)
+    assert torch.equal(again.generate(input_ids=source, length_beam_size=3), tokens)
+    merged = adapter.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=source, labels=labels).logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_prepared_copy_gives_the_same_tokens(family: str) -> None:
+    """In float32; the other two have 8 bits a number, and their scores and losses stay near."""
+    model, source = FAMILY[family](), random_tokens(3, 6)
+    settings: dict[str, Any] = {
+        "length_beam_size": 3,
+        "num_iterations": 3 if family == "cmlm" else 1,
+        "return_history": True,
+    }
+    labels = targets(5, 3, 4)
+    loss = model(input_ids=source, labels=labels).loss
+    expected = model.generate(source, **settings, return_dict_in_generate=True)
+    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.05), ("int8", 0.05)):
+        prepared = prepare_for_inference(model, dtype)
+        torch.testing.assert_close(prepared(input_ids=source, labels=labels).loss, loss, rtol=tolerance, atol=tolerance)
+        found: Any = prepared.generate(source, **settings, return_dict_in_generate=True)
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)
+        assert dtype != "float32" or torch.equal(found.history, expected.history)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
+    source, labels = random_tokens(3, 6), targets(5, 3, 4)
+    gradients = []
+    for checkpoints in (False, True):
+        model = FAMILY[family](dropout=0.0).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(input_ids=source, labels=labels).loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_tokenizer_of_a_family_is_the_packages(tmp_path: Path) -> None:
+    for model in (tiny_nat(), tiny_cmlm()):
+        model.save_pretrained(tmp_path)
+        tokenizer_with_mask().save_pretrained(tmp_path)
+        assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
+        assert load_tokenizer(tmp_path).mask_token == "<mask>"
+
+
+@pytest.mark.parametrize(
+    ("page", "shape"), [("non-autoregressive", "torch.Size([4, 2, "), ("iterative-vae", "torch.Size([3, 2, ")]
+)
+def test_code_block_of_the_page_runs(page: str, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(block, {})
+    assert shape in capsys.readouterr().out

@@ -1,0 +1,361 @@
+"""Restricted self-attention equals a loop over neighborhoods, in every implementation, in training and in decoding."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tests.builders import needs, random_model
+from tests.flash_kernels import FlashKernels
+from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
+from vaswani_transformer import (
+    VaswaniCmlmConfig,
+    VaswaniIterativeVaeConfig,
+    VaswaniNatConfig,
+    VaswaniTransformerForConditionalGeneration,
+    prepare_for_inference,
+)
+from vaswani_transformer.attention import CausalSelfAttention, SelfAttention
+from vaswani_transformer.restricted import MIN_BLOCK, Window
+
+LONG = 4 * MIN_BLOCK  # from here on sdpa computes blocks
+REACH = 3
+MODELS = {
+    name: tiny_model(attention_window=REACH, attn_implementation=name).requires_grad_(False)
+    for name in ("eager", "sdpa")
+}
+EXACT = copy.deepcopy(MODELS["sdpa"]).double()  # rounding decides between no tokens of its searches
+
+
+def loop_over_neighborhoods(attention: SelfAttention, states: Tensor, reach: int) -> np.ndarray:
+    """Return the attention of each position to those at most `reach` away, head by head, in float64."""
+    weights = {name: getattr(attention, f"{name}_proj").weight.detach().double().numpy() for name in "qkvo"}
+    rows = states.detach().double().numpy()
+    query, key, value = ((rows @ weights[name].T).reshape(len(rows), attention.config.num_heads, -1) for name in "qkv")
+    attended = np.zeros_like(value)
+    for i in range(len(rows)):
+        last = i if attention.is_causal else i + reach
+        near = [j for j in range(len(rows)) if i - reach <= j <= last]
+        for head in range(value.shape[1]):
+            exponentials = [math.exp(query[i, head] @ key[j, head] / math.sqrt(key.shape[2])) for j in near]
+            attended[i, head] = sum(e * value[j, head] for e, j in zip(exponentials, near, strict=True))
+            attended[i, head] /= sum(exponentials)
+    return attended.reshape(len(rows), -1) @ weights["o"].T
+
+
+def windowed(attention: SelfAttention, states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    mask = Window(attention.config, states, is_causal=attention.is_causal).mask(attention_mask)
+    return attention(states, mask)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    reach=st.sampled_from([1, 2, 5, 33, 50]),
+    length=st.one_of(st.integers(1, 12), st.integers(LONG - 2, LONG + 40)),
+    widths=st.sampled_from([(None, None), (5, 9)]),
+    kind=st.sampled_from([SelfAttention, CausalSelfAttention]),
+    implementation=st.sampled_from(["eager", "sdpa"]),
+    seed=st.integers(0, 2**32),
+)
+def test_window_equals_a_loop_over_neighborhoods(
+    reach: int,
+    length: int,
+    widths: tuple[int | None, int | None],
+    kind: type[SelfAttention],
+    implementation: str,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    config = tiny_config(
+        num_heads=2, d_k=widths[0], d_v=widths[1], attention_window=reach, attn_implementation=implementation
+    )
+    attention, states = kind(config, layer_idx=0).eval(), torch.randn(1, length, 32)
+    expected = loop_over_neighborhoods(attention, states[0], reach)
+    np.testing.assert_allclose(windowed(attention, states)[0].detach().numpy(), expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("kind", [SelfAttention, CausalSelfAttention])
+def test_blocks_have_the_gradients_of_one_product(kind: type[SelfAttention]) -> None:
+    torch.manual_seed(0)
+    states, gradient = torch.randn(2, LONG + 5, 32, requires_grad=True), torch.randn(2, LONG + 5, 32)
+    mask = torch.ones(2, LONG + 5, dtype=torch.long)
+    mask[1, 70:] = 0
+    gradient = gradient * mask[:, :, None]
+    gradients = []
+    for implementation in ("eager", "sdpa"):
+        torch.manual_seed(1)
+        attention = kind(tiny_config(attention_window=REACH, attn_implementation=implementation), layer_idx=0)
+        inputs = [states, *attention.parameters()]
+        gradients.append(torch.autograd.grad(windowed(attention, states, mask), inputs, gradient))
+    for expected, blocked in zip(*gradients, strict=True):
+        torch.testing.assert_close(blocked, expected, **FLOAT32)
+
+
+def test_blocks_never_hold_a_number_for_each_pair_of_tokens() -> None:
+    model, tokens = MODELS["sdpa"], random_tokens(1, 1024)
+    with LargestTensor() as largest:
+        model(input_ids=tokens, decoder_input_ids=random_tokens(1, 2))
+    assert largest.numel < 1024**2 / 4
+    with LargestTensor() as largest:
+        model.model.decoder(input_ids=tokens, use_cache=False)
+    assert largest.numel < 1024**2 / 4
+
+
+@pytest.mark.parametrize("implementation", MODELS)
+@pytest.mark.parametrize("length", [9, LONG])
+def test_window_decides_what_a_position_depends_on(implementation: str, length: int) -> None:
+    """Explicit `position_ids` do not change it: here they are the same number everywhere."""
+    config = {"encoder_layers": 1, "decoder_layers": 1, "attention_window": REACH}
+    model = tiny_model(**config, attn_implementation=implementation).requires_grad_(False)
+    tokens, position = random_tokens(1, length), length // 2
+    changed, same = tokens.clone(), torch.zeros(1, length, dtype=torch.long)
+    changed[0, position] = 3
+    for stack, last in ((model.model.encoder, REACH), (model.model.decoder, REACH)):
+        first = -REACH if stack is model.model.encoder else 0
+        states = [stack(ids, position_ids=same).last_hidden_state[0] for ids in (tokens, changed)]
+        moved = (states[0] - states[1]).abs().amax(-1) > 1e-5
+        assert moved.nonzero().flatten().tolist() == list(range(position + first, position + last + 1))
+
+
+def insert_padding(tokens: Tensor, columns: list[int], length: int) -> tuple[Tensor, Tensor]:
+    """Return one text (1, n) with its tokens in these columns of `length`, and its mask."""
+    padded, mask = torch.full((1, length), 1), torch.zeros(1, length, dtype=torch.long)
+    padded[0, columns], mask[0, columns] = tokens[0], 1
+    return padded, mask
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_padding_changes_nothing_wherever_it_is(data: st.DataObject) -> None:
+    """Padding is on either side of short and long texts, or between tokens: distances count unmasked tokens only."""
+    model = MODELS[data.draw(st.sampled_from(["eager", "sdpa"]))]
+    count = data.draw(st.sampled_from([1, 6, LONG - 5]))
+    length = count + data.draw(st.integers(0, 40))
+    anywhere = st.lists(st.integers(0, length - 1), min_size=count, max_size=count, unique=True).map(sorted)
+    either_side = st.integers(0, length - count).map(lambda first: list(range(first, first + count)))
+    columns = data.draw(either_side if count > 6 else st.one_of(anywhere, either_side))
+    tokens = random_tokens(1, count)
+    padded, mask = insert_padding(tokens, columns, length)
+    single = model(input_ids=tokens, decoder_input_ids=tokens).logits
+    padded_logits = model(
+        input_ids=padded, attention_mask=mask, decoder_input_ids=padded, decoder_attention_mask=mask
+    ).logits[:, columns]
+    torch.testing.assert_close(padded_logits, single, **FLOAT32)
+
+
+@pytest.mark.parametrize("implementation", MODELS)
+def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: str) -> None:
+    """A caller's mask (B, 1, Q, K) separates two packed texts; each has the states that it has by itself."""
+    model, lengths = MODELS[implementation], [6, 9]
+    first, second = (random_tokens(1, length) for length in lengths)
+    text = torch.tensor([0] * 6 + [1] * 9)
+    same_text = (text[:, None] == text)[None, None]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    mask = same_text if implementation == "sdpa" else torch.zeros(same_text.shape).masked_fill(~same_text, -1e30)
+    states = model.model.encoder(torch.cat((first, second), 1), attention_mask=mask, position_ids=positions)
+    single = [model.model.encoder(tokens).last_hidden_state for tokens in (first, second)]
+    torch.testing.assert_close(states.last_hidden_state, torch.cat(single, 1), **FLOAT32)
+
+
+@pytest.mark.parametrize("implementation", MODELS)
+def test_window_as_wide_as_the_texts_changes_nothing(implementation: str) -> None:
+    source, mask = padded_batch([8, 5])
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": random_tokens(2, 6)}
+    wide = tiny_model(attention_window=7, attn_implementation=implementation)
+    complete = tiny_model(attn_implementation=implementation)
+    torch.testing.assert_close(wide(**batch).logits, complete(**batch).logits, **FLOAT32)
+
+
+@pytest.mark.parametrize("implementation", MODELS)
+@pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 1, 3], [6, 3]], ids=str)
+def test_cache_of_r_keys_gives_the_logits_of_the_whole_target(implementation: str, chunks: list[int]) -> None:
+    model, source, target = MODELS[implementation], random_tokens(2, 5), random_tokens(2, 9)
+    complete = model(input_ids=source, decoder_input_ids=target).logits
+    encoded, steps = model.get_encoder()(source), []
+    cache: Any = None
+    for chunk in target.split(chunks, dim=1):
+        step = model(encoder_outputs=encoded, decoder_input_ids=chunk, past_key_values=cache, use_cache=True)
+        cache = step.past_key_values
+        steps.append(step.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), complete, **FLOAT32)
+    for self_layer, source_layer in zip(
+        cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True
+    ):
+        assert self_layer.keys.shape[2] == self_layer.values.shape[2] == REACH
+        assert source_layer.keys.shape[2] == 5
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 4},
+    "paper": {"num_beams": 4, "length_penalty_type": "gnmt", "length_penalty": 0.6, "num_return_sequences": 3},
+    "outputs": {"return_dict_in_generate": True},
+    "beam outputs": {"num_beams": 3, "return_dict_in_generate": True},
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("prompt", ["none", "left", "right"])
+def test_generation_with_and_without_a_cache_is_the_same(search: str, prompt: str) -> None:
+    """A prompt with padding on its right has padding between tokens, from which the cache keeps every key."""
+    source, mask = padded_batch([7, 3])
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 9}
+    if prompt != "none":
+        target, target_mask = padded_batch([5, 2], prompt)
+        target[:, 0] = 0
+        target_mask[:, 0] = 1
+        batch |= {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
+    expected, generated = (EXACT.generate(**batch, **SEARCHES[search], use_cache=cached) for cached in (False, True))
+    if "outputs" in search:
+        layer = generated.past_key_values.self_attention_cache.layers[0]
+        assert (layer.keys.shape[2] == REACH) == (prompt == "none")
+        expected, generated = expected.sequences, generated.sequences
+    assert torch.equal(generated, expected)
+
+
+def test_other_ways_of_decoding_give_the_same_tokens() -> None:
+    source = random_tokens(1, 7)
+    options: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12}
+    expected = EXACT.generate(source, **options)
+    ways = [
+        {"cache_implementation": "static", "disable_compile": True},
+        {"prompt_lookup_num_tokens": 2},
+        {"assistant_model": copy.deepcopy(MODELS["eager"]).double()},
+        {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
+    ]
+    for way in ways:
+        assert torch.equal(EXACT.generate(source, **options, **way), expected), way
+
+
+def test_generation_continues_from_a_cache_of_r_keys() -> None:
+    source = random_tokens(2, 7)
+    complete = EXACT.generate(source, max_new_tokens=10, min_new_tokens=10)
+    begun = EXACT.generate(source, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
+    resumed = EXACT.generate(
+        source,
+        decoder_input_ids=begun.sequences,
+        past_key_values=begun.past_key_values,
+        max_new_tokens=4,
+        min_new_tokens=4,
+    )
+    assert torch.equal(resumed, complete)
+
+
+def test_cache_that_dropped_a_neighbor_is_an_error() -> None:
+    model, source, target = MODELS["sdpa"], random_tokens(1, 3), random_tokens(1, 8)
+    cache = model(input_ids=source, decoder_input_ids=target, use_cache=True).past_key_values
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 1]])
+    with pytest.raises(ValueError, match=r"decoder_attention_mask: padding between tokens.*\(3\) keys no longer has"):
+        model(input_ids=source, decoder_input_ids=target[:, :1], decoder_attention_mask=mask, past_key_values=cache)
+
+
+@pytest.mark.parametrize("dtype", [needs("float32"), needs("int8")])
+def test_prepared_model_has_the_window(dtype: str) -> None:
+    """In int8 each of about twenty products is off by half of 1/127; without the window the logits differ far more."""
+    model, batch = tiny_model(attention_window=REACH), random_batch(2, LONG, 20)
+    expected, without = (each(**batch).logits for each in (model, tiny_model()))
+    difference = prepare_for_inference(model, dtype)(**batch).logits - expected
+    bound = {"float32": 1e-5, "int8": 20**0.5 / 127}[dtype] * expected.square().mean().sqrt()
+    assert difference.square().mean().sqrt() < bound
+    assert (without - expected).square().mean().sqrt() > 10 * bound
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_prepared_model_decodes_to_the_same_scores(beams: int) -> None:
+    model = random_model(attention_window=REACH)
+    source, mask = padded_batch([LONG, 9])
+    options: dict[str, Any] = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "min_new_tokens": 8}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    expected, generated = (each.generate(source, **options) for each in (model, prepare_for_inference(model)))
+    for step, expected_step in zip(generated.logits, expected.logits, strict=True):
+        torch.testing.assert_close(step, expected_step, **FLOAT32)
+
+
+@pytest.mark.parametrize("targets", [[3, 3], [9, 9], [9, 4]], ids=str)
+def test_flash_attention_gets_the_window(monkeypatch: pytest.MonkeyPatch, targets: list[int]) -> None:
+    FlashKernels.install(monkeypatch)
+    model = tiny_model(attention_window=REACH).requires_grad_(False)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    source, source_mask = padded_batch([11, 6])
+    target, target_mask = padded_batch(targets)
+    batch: dict[str, Any] = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
+    batch["decoder_attention_mask"] = target_mask
+    expected, logits = MODELS["eager"](**batch).logits, model(**batch).logits
+    torch.testing.assert_close(logits[target_mask.bool()], expected[target_mask.bool()], **FLOAT32)
+
+
+@pytest.mark.slow
+def test_flex_attention_equals_eager_and_leaves_blocks_out() -> None:
+    widths = {"d_k": 16, "d_v": 16, "attention_window": REACH}  # it needs powers of two from 16
+    eager = tiny_model(**widths, attn_implementation="eager").requires_grad_(False)
+    flex = tiny_model(**widths, attn_implementation="flex_attention").requires_grad_(False)
+    source, mask = padded_batch([600, 590])
+    mask[0, 50:60] = 0
+    batch: dict[str, Any] = {
+        "input_ids": source,
+        "attention_mask": mask,
+        "decoder_input_ids": source,
+        "decoder_attention_mask": mask,
+    }
+    expected, logits = eager(**batch).logits, flex(**batch).logits
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
+    block_mask: Any = Window(flex.config, torch.empty(2, 600, 32)).mask(mask)
+    assert block_mask.sparsity() > 40  # of 5 x 5 blocks the diagonal and its neighbors, 13, are computed
+
+
+def test_attention_that_takes_no_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "of_the_test", lambda *_: None)
+    model = tiny_model(attention_window=REACH)
+    model.config._attn_implementation_internal = "of_the_test"
+    with pytest.raises(
+        ValueError, match="attention_window: no window can be applied; got the attention implementation"
+    ):
+        model(input_ids=random_tokens(1, 3), decoder_input_ids=random_tokens(1, 3))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_window_is_a_positive_number_of_positions(value: object) -> None:
+    with pytest.raises(Exception, match="attention_window"):
+        tiny_config(attention_window=value)
+
+
+@pytest.mark.parametrize("config_class", [VaswaniNatConfig, VaswaniCmlmConfig, VaswaniIterativeVaeConfig])
+def test_non_autoregressive_models_have_no_window(config_class: type) -> None:
+    with pytest.raises(Exception, match=r"attention_window: vaswani_\w+ has no restricted self-attention; got 3"):
+        config_class(attention_window=3)
+
+
+def test_window_is_saved_with_the_model(tmp_path: Path) -> None:
+    MODELS["sdpa"].save_pretrained(tmp_path)
+    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    batch: dict[str, Any] = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 8)}
+    assert loaded.config.attention_window == REACH
+    assert torch.equal(loaded(**batch).logits, MODELS["sdpa"](**batch).logits)
+    assert not torch.equal(loaded(**batch).logits, tiny_model()(**batch).logits)
+
+
+def test_attention_weights_outside_the_window_are_zero() -> None:
+    output = MODELS["eager"](
+        input_ids=random_tokens(1, 9), decoder_input_ids=random_tokens(1, 8), output_attentions=True
+    )
+    for weights, last in ((output.encoder_attentions, REACH), (output.decoder_attentions, 0)):
+        for layer in weights:
+            inside = layer.triu(-REACH).tril(last)
+            assert torch.equal(layer, inside)
+            torch.testing.assert_close(inside.sum(-1), torch.ones(layer.shape[:-1]))
+
+
+def test_dropout_of_weights_reaches_blocks() -> None:
+    config = tiny_config(attention_window=REACH, attention_dropout=0.5, attn_implementation="sdpa")
+    attention, states = SelfAttention(config, layer_idx=0), torch.randn(1, LONG, 32)
+    assert not torch.equal(windowed(attention.train(), states), windowed(attention, states))
+    assert torch.equal(windowed(attention.eval(), states), windowed(attention, states))

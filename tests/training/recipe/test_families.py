@@ -1,0 +1,282 @@
+"""Kinds of model in a recipe: their fields, the operations of a step, its random choices, optimizer and glancing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import TrainerControl, TrainerState
+
+from tests.helpers import load_tokenizer, random_tokens, tiny_model
+from tests.nar_models import ParallelModel, tiny_cmlm, tiny_nat
+from tests.training.runs import UNREAD
+from training.data.tokenizing import token_ids
+from training.recipe.decoding import decoding_config, evaluation_config
+from training.recipe.families import KINDS, check_kind, kind_of
+from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
+from training.trainer.callbacks import GlancingCallback
+from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
+from training.trainer.optimizers import make_optimizer, make_schedule
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+)
+from vaswani_transformer.support.errors import UserError
+
+NAT, CMLM = "--model.kind=nat", "--model.kind=cmlm"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text("data: {kind: grammar}", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.kind=rnn"], r"^model\.kind: 'rnn' is not one of autoregressive, nat, cmlm"),
+        (["--model.kind=cml"], r"^model\.kind: 'cml' is not one of .*\. Did you mean cmlm\?$"),
+        (
+            [NAT, "--decoding.num_iterations=4"],
+            r"^decoding\.num_iterations: a model of kind nat has no such field",
+        ),
+        (
+            [NAT, "--decoding.num_beams=4", "--decoding.length_penalty=1.0"],
+            r"^decoding\.num_beams, decoding\.length_penalty: a model of kind nat has no such field, .* leave them "
+            r"out \(--decoding\.num_beams=null --decoding\.length_penalty=null\), or set model\.kind",
+        ),
+        (
+            ["--decoding.length_beam_size=2"],
+            r"^decoding\.length_beam_size: .* kind nat or cmlm or iterative_vae or flowseq has; leave it",
+        ),
+        ([CMLM, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind cmlm has no such field"),
+        (["--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind autoregressive has no such field"),
+        ([NAT, "--training.evaluation_beams=2"], r"^training\.evaluation_beams: a model of kind nat has no such"),
+        (
+            [NAT, "--training.glancing=[0.5, 1.1]"],
+            r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5",
+        ),
+        ([NAT, "--training.glancing=[-0.1, 0]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
+        ([NAT, "--training.glancing=[0.5]"], r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5\]"),
+        ([NAT, "--training.glancing=[a, true]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
+        ([NAT, "--training.glancing=[.nan, 0]"], r"^training\.glancing: expected a finite number, got nan"),
+        ([NAT, "--training.glancing=0.5"], r"^training\.glancing: expected list or null, got 0\.5"),
+        ([NAT, "--training.glancing_steps=0"], r"^training\.glancing_steps: 0 is not positive"),
+        ([NAT, "--model.max_target_length=9"], r"^model\.max_target_length: no such key; a model has "),
+        (["--model.mask_diagonal=false"], r"^model\.mask_diagonal: no such key; a model has "),
+        ([CMLM, "--model.mask_token_id=3"], r"^model\.mask_token_id: the tokenizer sets it"),
+        ([CMLM, "--decoding.num_iterations=0"], r"^decoding\.num_iterations: 0 is not positive"),
+        ([NAT, "--model.min_length_difference=3"], r"^model: .*must enclose 0"),
+        (["--training.optimizer=adam"], r"^training\.optimizer: 'adam' is not one of paper, radam"),
+        (
+            ["--training.weight_decay=0.1", "--training.learning_rate=0.1"],
+            r"^training\.learning_rate, training\.weight_decay: without effect, since training\.optimizer is paper",
+        ),
+        (
+            ["--training.optimizer=radam", "--training.warmup_steps=9"],
+            r"^training\.warmup_steps: without effect, since",
+        ),
+        (
+            [NAT, "--training.glancing_steps=5"],
+            r"^training\.glancing_steps: .* since training\.glancing is null; leave",
+        ),
+        (
+            [CMLM, "--training.energy_inputs=softmax"],
+            r"^training\.energy_inputs: .* out \(--training\.energy_inputs=null\), or set training\.energy_from\.",
+        ),
+    ],
+)
+def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        load_recipe(recipe_file, arguments)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file: Path, kind: str) -> None:
+    glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
+    recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
+    tree = to_dict(recipe)
+    check_kind(tree)
+    assert set(tree["decoding"]) == set(KINDS[kind].decoding)
+    assert tree["model"].get("kind", "autoregressive") == kind
+    assert tree["training"].get("glancing_steps") == (7 if glancing else None)
+    recipe_file.write_text(yaml.safe_dump(tree))
+    assert to_dict(load_recipe(recipe_file, [])) == tree
+
+
+def test_every_kind_is_found_by_its_models_configuration() -> None:
+    for model in (tiny_model(), tiny_nat(), tiny_cmlm()):
+        kind = kind_of(model.config)
+        assert kind is not None
+        assert kind.model_class is type(model)
+        assert kind.is_parallel == (kind.model_class is not VaswaniTransformerForConditionalGeneration)
+
+
+def eager(model: ParallelModel) -> ParallelModel:
+    model.set_attn_implementation("eager")
+    return model.train()
+
+
+@pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
+def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides: dict[str, Any]) -> None:
+    """There is no padding. Positional queries and keys are computed once a batch: forward, and weights backward."""
+    model = eager(tiny_nat(**overrides))
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
+    with FlopCounterMode(display=False) as counter:
+        model(**batch, skip_logits=False).loss.backward()
+    assert KINDS["nat"].flops(model, batch) == counter.get_total_flops() - positions
+
+
+def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
+    model: Any = eager(tiny_nat())
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
+    model.glancing_ratio = 0.5
+    states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
+    with FlopCounterMode(display=False) as counter:
+        model.glance(states, torch.full((3,), 5), torch.randn(3, 5, 32), batch["labels"])
+    assert KINDS["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
+
+
+def test_flops_of_cmlm_are_those_that_torch_counts() -> None:
+    model = eager(tiny_cmlm())
+    labels = random_tokens(3, 5)
+    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
+    batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, because torch projects all
+    with FlopCounterMode(display=False) as counter:
+        model(**batch, skip_logits=False).loss.backward()
+    assert KINDS["cmlm"].flops(model, batch) == counter.get_total_flops()
+
+
+def pairs(*rows: tuple[list[int], list[int]]) -> dict[str, Tensor]:
+    """Return a batch of pairs of token lists, padded on the right."""
+    sources, targets = zip(*rows, strict=True)
+    width, length = (max(map(len, side)) for side in (sources, targets))
+    return {
+        "input_ids": torch.tensor([row + [1] * (width - len(row)) for row in sources]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in sources]),
+        "labels": torch.tensor([row + [-100] * (length - len(row)) for row in targets]),
+    }
+
+
+def test_pairs_draws_depend_on_seed_step_and_pair_only() -> None:
+    """Its batch and their order change nothing; another seed, step or pair has other draws."""
+    first, second = ([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2])
+    single, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
+    assert torch.equal(single[0], together[1, :3])
+    assert not bool(together[1, 3:].any())
+    third = ([5, 3], [7, 2])
+    for other in (pair_draws(pairs(second), 2, 4), pair_draws(pairs(second), 1, 5), pair_draws(pairs(third), 1, 4)):
+        assert not bool((single == other).any())
+
+
+def test_draws_leave_torchs_random_numbers_as_they_are() -> None:
+    before = torch.get_rng_state()
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    add_masks(batch, pair_draws(batch, 1, 4), 3, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_masks_of_draws_are_uniform_in_number() -> None:
+    """k of 4 is each of 1 to 4 in a quarter of 1,000 steps: 250, standard deviation 14."""
+    batch, counts = pairs(([5, 6, 2], [7, 8, 9, 2])), torch.zeros(5, dtype=torch.long)
+    for step in range(1000):
+        masked = add_masks(batch, pair_draws(batch, 1, step), 3, 1)
+        is_masked = masked["decoder_input_ids"] == 3
+        assert torch.equal(is_masked, masked["labels"] != -100)
+        counts[is_masked.sum()] += 1
+    assert counts[0] == 0
+    assert bool((counts[1:] - 250).abs().le(5 * 14).all())
+    assert masked["target_lengths"].tolist() == [4]
+
+
+def test_left_padded_labels_are_an_error() -> None:
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    batch["labels"] = torch.tensor([[7, 8, 9, 2], [-100, -100, 7, 2]])
+    with pytest.raises(ValueError, match=r"^labels: a target must begin at the first position; got row 1 with a token"):
+        add_masks(batch, torch.zeros(2, 5), 3, 1)
+
+
+def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every prediction is token 0, which is wrong."""
+    model = tiny_nat().train()
+    predict_zero = torch.nn.Linear(32, 99)
+    torch.nn.init.zeros_(predict_zero.weight)
+    predict_zero.bias.data = torch.eye(99)[0]
+    monkeypatch.setattr(model, "lm_head", predict_zero)
+    source = model.read_source(model.encode(random_tokens(1, 6)).last_hidden_state, None)
+    draws, labels, inputs = torch.tensor([[0.9, 0.1, 0.5, 0.2]]), random_tokens(1, 4), torch.randn(1, 4, 32)
+    for ratio, shown in ((0.25, [0, 1, 0, 0]), (0.5, [0, 1, 0, 1]), (1.0, [1, 1, 1, 1])):
+        model.glancing_ratio = ratio
+        seen, _ = model.glance(source, torch.tensor([4]), inputs, labels, draws)
+        assert seen.long().tolist() == [shown]
+
+
+def test_draws_of_a_batch_reach_glancing() -> None:
+    model = tiny_nat(dropout=0.0).train()
+    model.glancing_ratio = 0.5
+    batch = pairs(([5, 6, 2], [7, 8, 9, 2]), ([5, 2], [7, 2]))
+    draws = [add_glancing_draws(batch, pair_draws(batch, 1, step)) for step in (0, 0, 1)]
+    losses = [model(**one).token_loss.item() for one in draws]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_share_that_glancing_shows_falls_linearly_by_the_step() -> None:
+    model, state = tiny_nat(), TrainerState()
+    callback = GlancingCallback(model, 0.5, 0.3, 10)
+    shown = []
+    for state.global_step in (0, 5, 10, 15):  # at any step from which a run resumes
+        callback.on_step_begin(UNREAD, state, TrainerControl())
+        shown.append(model.glancing_ratio)
+    assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
+
+
+def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights() -> None:
+    """Of two weights, the one without a gradient shrinks by rate times decay; the rate halves in two steps."""
+    training = TrainingRecipe(
+        optimizer="radam", learning_rate=0.1, weight_decay=0.5, learning_rate_decay=0.5, learning_rate_decay_steps=2
+    )
+    weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    optimizer = make_optimizer(training, [weight])
+    schedule, rates = make_schedule(training, optimizer, 32), []
+    for _ in range(5):
+        weight.grad = torch.tensor([0.0, 1.0])
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.1 * 0.5 ** (step / 2) for step in range(5)])
+    assert float(weight[0].detach()) == pytest.approx(torch.tensor([1 - 0.5 * rate for rate in rates]).prod().item())
+    assert float(weight[1].detach()) < float(weight[0].detach())
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "suppressed"),
+    [(NAT, "wordpiece", [3]), (CMLM, "wordpiece", [3]), (NAT, "bpe", None), ("--seed=1", "wordpiece", None)],
+)
+def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(
+    recipe_file: Path, kind: str, algorithm: str, suppressed: list[int] | None
+) -> None:
+    """In evaluations, in the saved settings, and in scores."""
+    recipe = load_recipe(recipe_file, [kind])
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"] * 9, 280, algorithm)
+    for make in (decoding_config, evaluation_config):
+        assert make(tiny_nat(), recipe, tokenizer).suppress_tokens == suppressed
+
+
+def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path: Path) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"], vocab_size=270)
+    before = tokenizer.get_vocab()
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.get_vocab() == before | {"<mask>": len(before)}
+    sources, targets = token_ids(again, ["a <mask>"], ["<mask>"])
+    assert again.mask_token_id not in sources[0] + targets[0]
+    assert again.decode(sources[0], skip_special_tokens=True) == "a <mask>"

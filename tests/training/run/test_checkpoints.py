@@ -1,0 +1,434 @@
+"""Checkpoints are complete or ignored, after any kill and on a full disk, and the best is never deleted."""
+
+import json
+import re
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.training.runs import (
+    TIRED,
+    TWO_PROCESSES,
+    assert_same_checkpoints,
+    finish,
+    last_step,
+    make_arguments,
+    rewind,
+    start,
+)
+from training.recipe.fields import load_recipe
+from training.run import checkpoints
+from training.run.checkpoints import (
+    all_checkpoints,
+    changed_file,
+    check_same_sharding,
+    complete_checkpoints,
+    intact_checkpoint,
+    last_checkpoint,
+    mark_complete,
+    remove,
+    rotate,
+    run_write_errors,
+    settle,
+    step_of,
+    writing,
+)
+from training.train import run
+from vaswani_transformer.support.errors import OutputError, UserError
+
+
+def make_checkpoint(folder: Path, step: int, *, best: int | None = None, finished: bool = True) -> Path:
+    """Write a checkpoint of three small files."""
+    checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True)
+    state = {"global_step": step, "best_global_step": best, "log_history": [], "stateful_callbacks": {}}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    for name in ("model.safetensors", "optimizer.pt", "rng_state_1.pth"):
+        (checkpoint / name).write_text(name)
+    (checkpoint / "manifest.json.part").touch()
+    if finished:
+        mark_complete(checkpoint)
+    return checkpoint
+
+
+def steps_of(checkpoints: list[Path]) -> list[int]:
+    return [step_of(checkpoint) for checkpoint in checkpoints]
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "flipped bit": ("model.safetensors", flip_a_bit),
+    "zeros": ("optimizer.pt", lambda file: file.write_bytes(bytes(file.stat().st_size))),
+    "cut": ("rng_state_1.pth", lambda file: file.write_bytes(file.read_bytes()[:-1])),
+    "missing": ("rng_state_1.pth", Path.unlink),
+    "newline": ("trainer_state.json", lambda file: file.write_text(f"{file.read_text()}\n")),
+    "half a manifest": ("manifest.json", lambda file: file.write_text(file.read_text()[:20])),
+    "no object": ("manifest.json", lambda file: file.write_text("[]")),
+    "no manifest": ("manifest.json", Path.unlink),
+}
+
+
+def test_only_exact_names_are_checkpoints(tmp_path: Path) -> None:
+    for step, finished in ((100, True), (9, True), (20, False), (3, True)):
+        make_checkpoint(tmp_path, step, finished=finished)
+    folder = tmp_path / "checkpoints"
+    copies = ["checkpoint-100-good", "checkpoint-good-140", "checkpoint-0200", "checkpoint-\u0663", "my-checkpoint-9"]
+    for name in copies:
+        shutil.copytree(folder / "checkpoint-100", folder / name)
+    (folder / "checkpoint-7").write_text("a file")
+    assert steps_of(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
+    assert steps_of(complete_checkpoints(tmp_path)) == [3, 9, 100]
+    assert last_step(tmp_path) == 100
+    settle(tmp_path)
+    rotate(tmp_path, 1, None)
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-100", "checkpoint-7", *copies}
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_run_sets_damaged_checkpoints_aside_and_deletes_unfinished_ones(tmp_path: Path, damage: str) -> None:
+    for step, finished in ((3, True), (6, False), (9, True), (12, True), (15, False)):
+        make_checkpoint(tmp_path, step, finished=finished)
+    name, spoil = DAMAGES[damage]
+    for turn in ("", "-2"):
+        checkpoint = tmp_path / "checkpoints" / "checkpoint-12"
+        if turn:
+            make_checkpoint(tmp_path, 12)
+        spoil(checkpoint / name)
+        before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+        assert changed_file(checkpoint) == name
+        assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
+        settle(tmp_path)
+        assert steps_of(all_checkpoints(tmp_path)) == [3, 9]
+        aside = tmp_path / "checkpoints" / f"checkpoint-12.damaged{turn}"
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_run_without_an_intact_checkpoint_is_an_error_that_changes_nothing(tmp_path: Path, damage: str) -> None:
+    name, spoil = DAMAGES[damage]
+    for step in (3, 6):
+        spoil(make_checkpoint(tmp_path, step) / name)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"no checkpoint is as .*; in checkpoint-6 the first such file is {name}"):
+            settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == [3, 6]
+
+
+def test_run_interrupted_in_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 3, finished=False)
+    (tmp_path / "checkpoints" / "checkpoint-6").mkdir()  # killed before its first file
+    (tmp_path / "checkpoints" / "checkpoint-1.part").mkdir()  # killed while it was deleted
+    settle(tmp_path)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(("first", "resumed"), [(3, "checkpoint-6"), (9, "the start")])
+def test_advice_for_a_damaged_best_checkpoint_leads_out(tmp_path: Path, first: int, resumed: str) -> None:
+    for step in range(first, 16, 3):
+        make_checkpoint(tmp_path, step, best=min(step, 9))
+    flip_a_bit(tmp_path / "checkpoints" / "checkpoint-9" / "model.safetensors")
+    advice = f"move checkpoint-9 and all later ones elsewhere, and the same command trains from {resumed}"
+    with pytest.raises(UserError, match=rf"checkpoint-9/model.safetensors: is not as training wrote it; .*{advice}\."):
+        settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == list(range(first, 16, 3))
+    for checkpoint in all_checkpoints(tmp_path):
+        if step_of(checkpoint) >= 9:
+            checkpoint.rename(tmp_path / checkpoint.name)
+    settle(tmp_path)
+    assert steps_of(all_checkpoints(tmp_path)) == list(range(first, 9, 3))
+
+
+def test_rotation_deletes_a_link_and_not_what_it_names(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path, 3).rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoints" / "checkpoint-3").symlink_to(target)
+    make_checkpoint(tmp_path, 6)
+    assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-6"
+    rotate(tmp_path, 1, None)
+    assert steps_of(all_checkpoints(tmp_path)) == [6]
+    assert changed_file(target) is None
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4))
+def test_best_and_newest_checkpoints_are_never_deleted(
+    tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[bool, bool]], keep: int
+) -> None:
+    """Each example is a sequence of saves, some of them a new best, some incomplete."""
+    run, best, saved = tmp_path_factory.mktemp("run"), None, []
+    for step, (is_best, is_partial) in enumerate(saves, start=1):
+        if is_partial:
+            make_checkpoint(run, step, finished=False)
+            continue
+        make_checkpoint(run, step)
+        best = step if is_best else best
+        saved.append(step)
+        rotate(run, keep, best)
+        kept = steps_of(complete_checkpoints(run))
+        protected = {step, best} - {None}
+        assert protected <= set(kept)
+        assert len(kept) == min(len(saved), max(keep, len(protected)))
+        unprotected = [other for other in kept if other not in protected]
+        assert unprotected == [other for other in saved if other not in protected][len(saved) - len(kept) :]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_a_write"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (Exception("No space left on device (os error 28)"), True),  # of tokenizers
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), True),  # of torch
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (UserError("tokenizer.json: cannot be read (os error 28)"), False),
+    ],
+)
+def test_failed_writes_of_every_library_are_one_line(error: Exception, is_of_a_write: bool, tmp_path: Path) -> None:
+    with pytest.raises(OutputError if is_of_a_write else type(error)) as caught, run_write_errors(tmp_path):
+        raise error
+    assert is_of_a_write == str(caught.value).startswith(f"{tmp_path}: cannot be written: ")
+
+
+def test_manifest_that_a_full_disk_does_not_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.run.checkpoints.write_atomically", fail)
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-3"
+    with (
+        pytest.raises(OutputError, match=r"checkpoint-3: cannot be written: No space left on device; make room"),
+        run_write_errors(checkpoint),
+        writing(checkpoint),
+    ):
+        (checkpoint / "model.safetensors").touch()
+    settle(tmp_path)
+    assert all_checkpoints(tmp_path) == []
+
+
+def test_interrupted_deletion_leaves_nothing_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, 3)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
+    remove(checkpoint)
+    assert all_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
+def test_checkpoint_with_another_sharding_is_an_error(tmp_path: Path, was_sharded: bool, words: str) -> None:
+    checkpoint = make_checkpoint(tmp_path, 3)
+    if was_sharded:
+        (checkpoint / "pytorch_model_fsdp.bin").write_text("")
+    check_same_sharding(checkpoint, was_sharded)
+    with pytest.raises(UserError, match=f"{words}.*; launch it as before"):
+        check_same_sharding(checkpoint, not was_sharded)
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """Return the arguments of a run of nine steps, and its folder after an uninterrupted run."""
+    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+    return arguments, folder
+
+
+def killed_at(step: int, finished: Path, folder: Path) -> Path:
+    """Copy a finished run to one that was killed after the checkpoint of a step."""
+    shutil.copytree(finished, folder)
+    rewind(folder, step)
+    return folder
+
+
+@pytest.mark.slow
+def test_run_and_data_that_were_moved_resume_from_a_checkpoint_before_a_damaged_one(
+    never_killed: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    arguments, uninterrupted = never_killed
+    folder = killed_at(6, uninterrupted, tmp_path / "moved")
+    optimizer = folder / "checkpoints" / "checkpoint-6" / "optimizer.pt"
+    optimizer.write_bytes(bytes(optimizer.stat().st_size))
+    shutil.copytree(Path(arguments[0]).parent / "data", tmp_path / "data")
+    moved = [*arguments, f"--data.path={tmp_path / 'data'}"]
+    _, errors = start(moved, folder).communicate(timeout=300)
+    assert "checkpoint-6: optimizer.pt is not as training wrote it; kept as checkpoint-6.damaged." in errors
+    assert "Resuming from step 3 of 9." in errors
+    assert "does not exist" not in errors
+    assert_same_checkpoints(uninterrupted, folder)
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["data"]["path"] == str(tmp_path / "data")
+
+
+DAMAGED_FILES = {
+    "recipe.yaml": ("a: [", r"holds no recipe; got 'while parsing .*\. Restore it, or give another --output_dir\."),
+    "data.json": ("[]", r"is damaged; got list, expected dict; restore it, or if the data is the same, remove it, and"),
+    "models.json": ("\0", r"cannot be read \(Expecting value.*\); restore it, or give another --output_dir\."),
+    "trainer_state.json": ("{}", r"global_step is damaged; got null, expected int; remove .*trainer_state\.json, and"),
+    "watch.json": ('{"trained": "x"}', r'trained is damaged; got "x", expected float; restore it, or remove it, and'),
+    "results.json": ("{", r"cannot be read \(.*\); restore it, or give the training command again without it\."),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGED_FILES)
+def test_damaged_file_of_a_run_is_one_line(never_killed: tuple[list[str], Path], tmp_path: Path, name: str) -> None:
+    """The run was interrupted while it scored, or is extended."""
+    (recipe, *settings), finished = never_killed
+    folder = shutil.copytree(finished, tmp_path / "run")
+    if name == "results.json":
+        settings = [*settings, "--training.steps=12"]
+    else:
+        (folder / "results.json").unlink()
+    content, message = DAMAGED_FILES[name]
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=rf"^{folder / name}: {message}[^\n]*$"):
+        run(load_recipe(recipe, [*settings, f"--output_dir={folder}"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
+def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
+    never_killed: tuple[list[str], Path], tmp_path: Path, file: str
+) -> None:
+    arguments, uninterrupted = never_killed
+    killed = tmp_path / "killed"
+    process = start([file, "6", *arguments], killed, module="tests.training.dying")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert steps_of(all_checkpoints(killed)) == [3, 6]
+    assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
+    assert last_step(killed) == 3
+    finish(start(arguments, killed))
+    assert_same_checkpoints(uninterrupted, killed)
+
+
+@pytest.mark.slow
+def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """The second of two processes is killed while it writes its random state; the first does not wait for that."""
+    arguments = [*arguments, "--training.steps=9"]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(arguments, uninterrupted, launcher=TWO_PROCESSES))
+    dying = start(["rng_state_1.pth", "6", *arguments], killed, launcher=TWO_PROCESSES, module="tests.training.dying")
+    dying.communicate(timeout=300)
+    assert dying.returncode != 0
+    assert steps_of(all_checkpoints(killed)) == [3, 6]
+    assert last_step(killed) == 3
+    finish(start(arguments, killed, launcher=TWO_PROCESSES))
+    assert_same_checkpoints(uninterrupted, killed)
+
+
+@pytest.mark.slow
+def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments: list[str], tmp_path: Path) -> None:
+    settings = [
+        *arguments[1:],
+        f"--output_dir={tmp_path / 'run'}",
+        "--training.steps=6",
+        "--training.evaluation_steps=3",
+    ]
+    run(load_recipe(arguments[0], settings))
+    broken, name = tmp_path / "run" / "model.safetensors", "model.encoder.layers.0.feed_forward.fc1.bias"
+    results = (tmp_path / "run" / "results.json").rename(tmp_path / "results.json")  # killed after its training
+    save_file({**load_file(broken), name: torch.full((16,), torch.nan)}, broken, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=rf"{name} \(float32\); remove {tmp_path / 'run' / 'trainer_state.json'}, and the run takes the"
+    ):
+        run(load_recipe(arguments[0], settings))
+    results.rename(tmp_path / "run" / "results.json")
+    rewind(tmp_path / "run", 3)
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
+    saved = load_file(checkpoint / "model.safetensors")
+    for weights, message in (
+        (
+            {key: weight for key, weight in saved.items() if key != name},
+            f"missing: {name}. Restore it, or move checkpoint-3 elsewhere, and",
+        ),
+        (
+            {**saved, name: torch.full((16,), torch.nan)},
+            rf"{name} \(float32\); restore it, or move checkpoint-3 elsewhere, and the run",
+        ),
+    ):
+        save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+        mark_complete(checkpoint)
+        with pytest.raises(UserError, match=rf"checkpoint-3: .*{message}"):
+            run(load_recipe(arguments[0], settings))
+    (checkpoint / "model.safetensors").write_bytes(b"no weights")
+    mark_complete(checkpoint)
+    with pytest.raises(
+        UserError,
+        match=r"model\.safetensors: cannot be read .*; restore it, or move checkpoint-3 elsewhere, and the run",
+    ):
+        run(load_recipe(arguments[0], settings))
+    remove(checkpoint)
+    assert run(load_recipe(arguments[0], settings))["steps"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
+def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
+    never_killed: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    """A limit on the size of a file simulates it: the weights are smaller, the optimizer's state is larger."""
+    arguments, uninterrupted = never_killed
+    folder = tmp_path / "run"
+    process = start(arguments, folder)
+    while last_checkpoint(folder) is None and process.poll() is None:
+        time.sleep(0.01)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert re.search(
+        r"^\S+checkpoint-\d+: cannot be written: .*; make room, .* and repeat the command .*$", errors, re.MULTILINE
+    )
+    assert "Traceback" not in errors
+    assert last_step(folder) < 9
+    finish(start(arguments, folder))
+    assert_same_checkpoints(uninterrupted, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end",
+    [["--training.steps=7"], TIRED, ["--training.average_last=2"]],
+    ids=["steps", "patience", "mean"],
+)
+def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[str]
+) -> None:
+    """The number of steps is no multiple of an epoch's, so the Trainer by itself would take one more."""
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    settings = [*arguments, "--training.steps=30", *end]
+    recipes = [
+        load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in (uninterrupted, killed)
+    ]
+    first = run(recipes[0])
+
+    def die(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.train.drop_tied_duplicates", die)  # the first step after training
+        with pytest.raises(KeyboardInterrupt):
+            run(recipes[1])
+    last = last_checkpoint(killed)
+    assert last is not None
+    assert checkpoints.has_ended(last, recipes[1].training)
+    again = run(recipes[1])
+    assert again["steps"] == first["steps"] <= 30
+    assert_same_checkpoints(uninterrupted, killed)
+    assert json.dumps(again["validation"]) == json.dumps(first["validation"])

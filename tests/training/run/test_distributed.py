@@ -1,0 +1,284 @@
+"""The launch determines the processes and devices of training, the recipe what they compute."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import PartialState
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from tests.helpers import ROOT, tiny_model
+from tests.training.runs import assert_same_checkpoints, rewind
+from training.recipe.fields import load_recipe
+from training.run.distributed import (
+    KERNELS,
+    RunError,
+    check_weights,
+    drop_tied_duplicates,
+    exit_together,
+    init_distributed,
+    limit_cached_kernels,
+    load_weights,
+    uses_cpu,
+)
+from training.run.folder import prepare_folder
+from training.train import make_trainer, prepare, run
+from training.trainer.trainer import RecipeTrainer
+from vaswani_transformer.support.errors import UserError
+
+FILES = {
+    "one-gpu": (1, 1),
+    "eight-gpus": (8, 1),
+    "eight-gpus-fsdp2": (8, 1),
+    "two-nodes": (16, 2),
+    "two-cpu-processes": (2, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Restore the environment after a test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("has_launcher", [True, False])
+def test_process_that_lost_another_names_cause_and_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_launcher: bool
+) -> None:
+    """torch's launcher prints the message of a failed process in its last lines."""
+    file = tmp_path / "error.json"
+    if has_launcher:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(file)
+    with pytest.raises(SystemExit) as end, exit_together("; the same command resumes the run"):
+        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:13696. GLHF!")
+    assert end.value.code == 1
+    line = "Another process of the launch was killed or has failed; the same command resumes the run."
+    if has_launcher:
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+        assert failure.error_file_data["message"]["message"] == line
+    assert capsys.readouterr().err == ("" if has_launcher else f"{line}\n")
+    with pytest.raises(RuntimeError, match="shapes"), exit_together("; the same command resumes the run"):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_launch_files_are_listed_here_and_named_in_the_docs() -> None:
+    assert {path.stem for path in (ROOT / "training" / "accelerate").iterdir()} == set(FILES)
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert all(f"training/accelerate/{name}.yaml" in page for name in FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_accelerate_accepts_a_launch_file_and_it_sets_nothing_of_the_recipe(name: str) -> None:
+    """The launcher parses and checks the file, and makes the environment of the processes."""
+    options = ["--machine_rank=1", "--main_process_ip=10.0.0.1"] if name == "two-nodes" else []
+    command = [f"--config_file={ROOT / 'training' / 'accelerate' / name}.yaml", *options, "-m", "training.train", "x"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command))
+    assert (arguments.num_processes, arguments.num_machines) == FILES[name]
+    if arguments.num_processes == 1:
+        _, environment_of_processes = prepare_simple_launcher_cmd_env(arguments)
+    else:
+        environment_of_processes = prepare_multi_gpu_env(arguments)
+    assert (
+        environment_of_processes["ACCELERATE_MIXED_PRECISION"],
+        environment_of_processes["ACCELERATE_DYNAMO_BACKEND"],
+    ) == ("no", "NO")
+    assert ("ACCELERATE_USE_FSDP" in environment_of_processes) == ("fsdp" in name)
+    assert environment_of_processes.get("FSDP_VERSION") == ("2" if "fsdp" in name else None)
+    assert environment_of_processes.get("CUDA_VISIBLE_DEVICES", "all") == ("-1,-1" if "cpu" in name else "all")
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "expected"),
+    [
+        (None, {}, True),
+        ("cuda", {}, False),
+        ("cuda", {"WORLD_SIZE": "8"}, False),
+        ("cuda", {"ACCELERATE_USE_CPU": "True"}, True),
+        ("cuda", {"ACCELERATE_USE_CPU": "False"}, False),
+        ("mps", {}, False),
+        ("mps", {"WORLD_SIZE": "2"}, True),
+    ],
+)
+def test_training_uses_the_cpu_only_without_a_usable_accelerator(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, variables: dict[str, str], expected: bool
+) -> None:
+    accelerator = None if device is None else torch.device(device)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: accelerator)
+    os.environ.update(variables)
+    assert uses_cpu() is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("2", r"fsdp: Accelerate shards models only on accelerators"),
+        ("1", r"fsdp: the launch asks for version 1, expected version 2"),
+    ],
+)
+def test_sharding_that_would_not_happen_is_an_error(version: str, message: str) -> None:
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
+    with pytest.raises(UserError, match=message):
+        init_distributed()
+
+
+def test_limits_of_cached_kernels_in_the_environment_win() -> None:
+    for name in KERNELS:
+        os.environ.pop(name, None)
+    os.environ["LRU_CACHE_CAPACITY"] = "7"
+    limit_cached_kernels()
+    assert {name: os.environ[name] for name in KERNELS} == KERNELS | {"LRU_CACHE_CAPACITY": "7"}
+
+
+KERNEL_MEMORY = """
+import ctypes, torch
+from training.run.distributed import init_distributed
+
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Mallinfo
+
+init_distributed()
+weight, allocated = torch.ones(32, 32, dtype=torch.bfloat16), []
+for rows in range(33, 301):
+    torch.ones(rows, 32, dtype=torch.bfloat16) @ weight
+    if rows in (33, 132, 300):
+        allocated.append(mallinfo().uordblks)
+print(*allocated)
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> None:
+    """The measure is the heap in use, not the size of the process."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("only glibc reports the use of its heap")
+    variables = {name: value for name, value in os.environ.items() if name not in KERNELS}
+    command = [sys.executable, "-c", KERNEL_MEMORY]
+    output = subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True).stdout
+    first, filled, last = map(int, output.split())
+    if filled - first < 10 * 2**20:
+        pytest.skip("this CPU's products of bfloat16 cache no kernels")
+    assert last - filled < (filled - first) / 5
+
+
+def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
+    recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
+    init_distributed()
+    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
+    return make_trainer(recipe, folder, encoded, tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launched", "recipe"), [("no", "bf16"), ("bf16", "fp32"), ("fp16", "bf16"), ("fp16", "fp32")])
+def test_precision_of_the_recipe_wins_over_that_of_the_launch(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, launched: str, recipe: str
+) -> None:
+    os.environ.update(ACCELERATE_MIXED_PRECISION=launched, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
+    trainer = trainer_of(arguments, tmp_path / "run", f"--training.precision={recipe}")
+    precisions = set()
+
+    def record_precision(*_: Any) -> None:
+        if trainer.model.training:
+            precisions.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+
+    trainer.model.model.encoder.register_forward_hook(record_precision)
+    trainer.train()
+    assert precisions == {torch.bfloat16 if recipe == "bf16" else torch.float32}
+    plugin = trainer.accelerator.state.dynamo_plugin
+    assert plugin is not None
+    assert plugin.backend.value == "NO"
+    assert "ACCELERATE_DYNAMO_BACKEND of the launch is ignored; the recipe sets it." in caplog.text
+    assert ("ACCELERATE_MIXED_PRECISION of the launch is ignored" in caplog.text) == (launched != "no")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_complete_weights_load_with_a_tied_matrix_stored_once(tied: bool) -> None:
+    model, other = tiny_model(tie_word_embeddings=tied), tiny_model(tie_word_embeddings=tied)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight))
+    saved = drop_tied_duplicates(model.state_dict(), model)
+    assert ("lm_head.weight" in saved) is not tied
+    assert not {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"} & saved.keys()
+    load_weights(other, saved)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, other.get_parameter(name))
+    assert (other.lm_head.weight is other.model.shared.weight) is tied
+    assert other.model.encoder.embed_tokens.weight is other.model.shared.weight
+
+
+BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({BIAS: None}, f"weights do not fit the recipe's model; missing: {BIAS}. Remove it."),
+        (
+            {"lm_head.weight": torch.ones(1)},
+            "do not fit the recipe's model; unexpected: lm_head.weight. Remove",
+        ),
+        ({BIAS: torch.ones(2)}, rf"of another shape: {BIAS} \(2,\), expected \(64,\). Remove it."),
+        ({BIAS: torch.full((64,), torch.inf)}, rf"NaN or infinite numbers in {BIAS} \(float32\); remove it."),
+    ],
+)
+def test_weights_that_do_not_fit_the_model_are_an_error_that_names_them(
+    change: dict[str, Tensor | None], message: str
+) -> None:
+    model = tiny_model()
+    weights = {name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    check_weights(model, weights, "checkpoint-3", "remove it.")
+    weights = {name: weight for name, weight in (weights | change).items() if weight is not None}
+    with pytest.raises(RunError, match=f"^checkpoint-3: .*{message}"):
+        check_weights(model, weights, "checkpoint-3", "remove it.")
+
+
+def test_disk_that_machines_do_not_share_is_an_error(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test simulates the second of two machines, on which the first process's files do not appear."""
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    monkeypatch.setattr(PartialState, "is_main_process", False)
+    with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
+        prepare(recipe, prepare_folder(recipe))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
+def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(
+    arguments: list[str], tmp_path: Path, switch: str
+) -> None:
+    """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
+    torch.compiler.reset()
+    more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
+    settings, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
+    recipes = [load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in runs]
+    first = run(recipes[0])
+    losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.5
+    run(recipes[1])
+    rewind(runs[1], 3)
+    assert run(recipes[1])["steps"] == 6
+    assert_same_checkpoints(*runs)
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments: list[str], tmp_path: Path) -> None:
+    """The second forward pass draws the same dropout masks."""
+    for name in ("false", "true"):
+        more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]
+        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    assert_same_checkpoints(tmp_path / "false", tmp_path / "true")

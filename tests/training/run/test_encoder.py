@@ -1,0 +1,195 @@
+"""A teacher's encoder, and errors for folders and tokenizers that a kind of model cannot use."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset, DatasetDict
+
+from tests.helpers import TINY, break_model, tiny_model
+from tests.nar_models import tiny_nat
+from training.data.vocabulary import make_tokenizer
+from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.run.checks import check_model, model_config
+from training.run.encoder import check_encoder, check_encoder_tokenizer, load_encoder
+from training.run.folder import prepare_folder
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.support.errors import UserError
+
+SHAPE = [f"--model.{name}={value}" for name, value in TINY.items() if name != "vocab_size"]
+
+
+def train_tokenizer(text: str = "one tree") -> VaswaniTransformerTokenizer:
+    return VaswaniTransformerTokenizer.train_from_iterator([text], vocab_size=264)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save an autoregressive model with its tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("teacher"), train_tokenizer()
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_recipe(tmp_path: Path) -> Callable[..., Recipe]:
+    def make(*arguments: str, shape: list[str] = SHAPE) -> Recipe:
+        path = tmp_path / "own.yaml"
+        path.write_text("data: {kind: grammar}", encoding="utf-8")
+        return load_recipe(path, [f"--output_dir={tmp_path / 'run'}", *shape, *arguments])
+
+    return make
+
+
+@pytest.fixture
+def pairs() -> DatasetDict:
+    return DatasetDict({"train": Dataset.from_dict({"source": ["one tree"], "target": ["eert eno"]})})
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("autoregressive", 2), ("autoregressive", 3), ("nat", 2), ("cmlm", 2)])
+def test_model_starts_with_its_teachers_encoder_and_embeddings(
+    make_recipe: Callable[..., Recipe], teacher: Path, pairs: DatasetDict, tmp_path: Path, kind: str, layers: int
+) -> None:
+    """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher.
+
+    The teacher's two encoder layers are the model's first ones.
+    """
+    recipe = make_recipe(
+        f"--model.kind={kind}",
+        f"--training.encoder_from={teacher}",
+        f"--tokenizer.path={teacher}",
+        "--model.dropout=0.3",
+        f"--model.encoder_layers={layers}",
+    )
+    check_encoder(recipe, tmp_path / "run")
+    tokenizer = make_tokenizer(recipe, pairs)
+    check_encoder_tokenizer(recipe, tmp_path / "run", tokenizer)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(recipe.kind.model_class(model_config(recipe, tokenizer)))
+    load_encoder(models[0], recipe, tmp_path / "run")
+    weights, before = (model.state_dict() for model in models)
+    taught, rows = tiny_model(vocab_size=len(train_tokenizer())).state_dict(), len(train_tokenizer())
+    assert len(tokenizer) == rows + (kind == "cmlm")
+    for name, weight in weights.items():
+        if "embed" in name or "shared" in name or name == "lm_head.weight":
+            assert torch.equal(weight[:rows], taught["model.shared.weight"])
+            assert torch.equal(weight[rows:], before[name][rows:])
+        else:
+            is_taught = name.startswith("model.encoder.") and name in taught
+            assert torch.equal(weight, taught[name] if is_taught else before[name]), name
+
+
+def test_run_with_a_checkpoint_needs_no_teacher(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
+    with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
+        check_encoder(recipe, folder)
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    check_encoder(recipe, folder)
+
+
+def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
+    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+) -> None:
+    other, window = tmp_path / "nat", tmp_path / "window"
+    tiny_nat().save_pretrained(other)
+    tiny_model(attention_window=3).save_pretrained(window)
+    (tmp_path / "bart").mkdir()
+    (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
+    for name, arguments, message in (
+        (other, [], r"^training\.encoder_from: .*nat: is a model of another type; got 'vaswani_nat', expected 'vas"),
+        (tmp_path / "bart", [], r"^training\.encoder_from: .*bart: .* got 'bart', expected 'vaswani_transformer'\. N"),
+        (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
+        (
+            teacher,
+            ["--model.encoder_layers=1"],
+            r"^training\.encoder_from: .* has 2 encoder layers, .* only 1; set model",
+        ),
+        (
+            window,
+            [],
+            r"^training\.encoder_from: .* has attention_window 3, and the recipe None; set model\.att",
+        ),
+        (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
+        (break_model(teacher, tmp_path / "nan", "nan"), [], r"^.*nan: NaN or infinite numbers in model\.encoder"),
+    ):
+        recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
+        with pytest.raises(UserError, match=message) as refusal:
+            check_encoder(recipe, tmp_path / "run")
+        assert "\n" not in str(refusal.value)
+
+
+def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
+    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
+    with pytest.raises(UserError, match=r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
+        check_encoder_tokenizer(recipe, tmp_path / "run", train_tokenizer("four dogs"))
+
+
+def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
+    make_recipe: Callable[..., Recipe], pairs: DatasetDict, tmp_path: Path
+) -> None:
+    train_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    settings = tmp_path / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    path = f"--tokenizer.path={tmp_path / 'tokenizer'}"
+    make_tokenizer(make_recipe(path), pairs)
+    with pytest.raises(UserError, match=r"^tokenizer\.path: .* pads on the left, .* model\.kind nat must begin at the"):
+        make_tokenizer(make_recipe("--model.kind=nat", path), pairs)
+
+
+def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
+        model_config(make_recipe("--model.kind=cmlm"), train_tokenizer())
+
+
+@pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
+def test_length_beam_above_the_classes_is_an_error_before_any_work(
+    make_recipe: Callable[..., Recipe], kind: str, count: int
+) -> None:
+    check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
+    with pytest.raises(
+        UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* has {count} length classes"
+    ):
+        check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
+
+
+def test_run_of_another_kind_is_an_error_that_names_the_kind(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe("--model.kind=nat"))))
+    prepare_folder(make_recipe("--model.kind=nat"))
+    with pytest.raises(UserError, match=r"run of another recipe, model\.kind differs; give the same command to resume"):
+        prepare_folder(make_recipe("--model.kind=cmlm"))
+
+
+def test_run_saved_without_a_field_resumes_with_its_default(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    tree = to_dict(make_recipe())
+    del tree["training"]["optimizer"], tree["training"]["encoder_from"]
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    prepare_folder(make_recipe())
+    with pytest.raises(UserError, match=r"run of another recipe, training\.optimizer differs"):
+        prepare_folder(make_recipe("--training.optimizer=radam"))
+
+
+def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    glat = ["--model.kind=nat", "--training.glancing=[0.5, 0.3]"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(to_dict(make_recipe(*glat, "--training.steps=7"))))
+    prepare_folder(make_recipe(*glat, "--training.steps=7"))
+    with pytest.raises(
+        UserError, match=r"^training\.glancing_steps: .* got 9, expected 7\. Give --training\.glancing_st"
+    ):
+        prepare_folder(make_recipe(*glat, "--training.steps=9"))
+    prepare_folder(make_recipe(*glat, "--training.steps=9", "--training.glancing_steps=7"))

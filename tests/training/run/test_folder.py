@@ -1,0 +1,196 @@
+"""A run takes only a folder that it may write, and writes nothing before its data is read."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+from transformers import ByT5Tokenizer
+
+from tests.helpers import load_tokenizer
+from training import train
+from training.recipe.fields import load_recipe, to_dict
+from training.run import checkpoints
+from training.run import folder as run_folder
+from training.run.checkpoints import run_lock
+from training.run.folder import diff_trees, prepare_folder, stored_recipe
+from training.train import prepare, run
+from vaswani_transformer.support.errors import OutputError, UserError
+
+
+def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
+        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.source_tokens=5"]))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["link", "."])
+def test_rejected_run_removes_its_files_alone_and_no_folder_that_was_there(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, check = tmp_path / "run", train.check_encoder_tokenizer
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+
+    def check_and_annotate(*parts: Any) -> None:
+        (folder / "notes.txt").write_text("mine")
+        check(*parts)
+
+    monkeypatch.setattr(train, "check_encoder_tokenizer", check_and_annotate)
+    arguments = [*arguments, f"--output_dir={tmp_path / name if name == 'link' else name}"]
+    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens"):
+        run(load_recipe(arguments[0], [*arguments[1:], "--training.source_tokens=5"]))
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("more", ["--training.source_tokens=3", "--tokenizer.vocab_size=290", "--seed=2017"])
+def test_second_command_changes_nothing_in_any_phase_before_training(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    arguments, phases = [*arguments, f"--output_dir={tmp_path / 'run'}"], []
+    recipe, other = (load_recipe(arguments[0], [*arguments[1:], *mine]) for mine in ([], [more]))
+
+    def interpose(module: Any, name: str) -> None:
+        phase = getattr(module, name)
+
+        def begin_another(*parts: Any) -> Any:
+            with pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
+                run(other)
+            phases.append(name)
+            if name == "make_trainer":
+                raise KeyboardInterrupt
+            return phase(*parts)
+
+        monkeypatch.setattr(module, name, begin_another)
+
+    for name in ("load_pairs", "tokenize", "record_models", "make_trainer"):
+        interpose(train, name)
+    interpose(run_folder, "make_tokenizer")
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe)
+    assert phases == ["load_pairs", "make_tokenizer", "tokenize", "record_models", "make_trainer"]
+    assert stored_recipe(tmp_path / "run") == to_dict(recipe)
+    assert len(load_tokenizer(tmp_path / "run")) == 280
+    assert prepare_folder(recipe) == tmp_path / "run"
+
+
+def test_tokenizer_without_a_tokenizer_json_begins_a_run_and_resumes_it(arguments: list[str], tmp_path: Path) -> None:
+    ByT5Tokenizer().save_pretrained(tmp_path / "bytes")
+    assert not (tmp_path / "bytes" / "tokenizer.json").exists()
+    more = [f"--output_dir={tmp_path / 'run'}", f"--tokenizer.path={tmp_path / 'bytes'}"]
+    recipe = load_recipe(arguments[0], [*arguments[1:], *more, "--model.decoder_start_token_id=0"])
+    first, second = (prepare(recipe, prepare_folder(recipe)) for _ in range(2))
+    assert isinstance(first[2], ByT5Tokenizer)
+    assert first[1]["train"][:] == second[1]["train"][:]
+
+
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
+            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name / 'run'}"]))
+        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
+            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name}"]))
+
+
+def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
+        prepare_folder(load_recipe(arguments[0], arguments[1:]))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds files that are not a run; give another --output_dir"):
+        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
+
+
+def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arguments: list[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    assert prepare_folder(recipe) == folder
+    other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
+    with pytest.raises(UserError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
+        prepare_folder(other)
+    longer = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=1000"])
+    assert prepare_folder(longer) == folder
+
+
+def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
+    """This happens after `kill -9` of a launcher, whose processes continue."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    with run_lock(folder), pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
+        prepare_folder(recipe)
+    assert prepare_folder(recipe) == folder
+
+
+def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    for use in (prepare_folder, run):
+        with pytest.raises(UserError, match=r"\.lock: is a folder, where a file that locks .*; remove or rename it\.$"):
+            use(recipe)
+
+
+def test_lock_that_another_command_has_just_removed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "lock", lambda file, _: Path(file.name).unlink())
+    with pytest.raises(UserError, match=r"run: another run is using it"), run_lock(tmp_path / "run"):
+        pass
+
+
+def test_longer_run_that_the_disk_does_not_hold_is_one_line(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, longer = (
+        load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", f"--training.steps={steps}"])
+        for steps in (10, 20)
+    )
+    prepare(recipe, prepare_folder(recipe))
+
+    def fail(path: Path, text: str) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.run.folder.write_atomically", fail)
+    with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
+        prepare(longer, prepare_folder(longer))
+
+
+def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
+    folder = tmp_path / "run"
+    (folder / "tmp1.part").mkdir(parents=True)
+    (folder / "recipe.yaml.part").write_text("name: ow")
+    (folder / ".lock").touch()
+    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    assert prepare_folder(recipe) == folder
+    prepare(recipe, folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "data.json",
+        "recipe.yaml",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
+def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
+    with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
+        run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
+
+
+def test_differing_fields_are_named() -> None:
+    assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
+
+
+def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: list[str]) -> None:
+    folder = tmp_path / "run"
+    Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
+    with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):
+        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+    assert not folder.exists()

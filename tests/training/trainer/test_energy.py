@@ -1,0 +1,330 @@
+"""ENGINE: the energy against the teacher's own loss and against loops, its gradient, and a run by a recipe.
+
+B batch, T target, V vocabulary.
+"""
+
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.helpers import FLOAT32, break_model, load_tokenizer, padded_batch, tiny_model
+from tests.nar_models import END, targets, tiny_cmlm
+from tests.training import gradients
+from tests.training.runs import TINY, assert_same_checkpoints, make_arguments, rewind
+from training import train
+from training.data.distilled import digest_model
+from training.recipe.fields import Operator, Recipe, load_recipe
+from training.run.base_models import check_same_energy, record_models, recorded_models
+from training.run.folder import prepare_folder
+from training.run.start import check_start
+from training.train import run
+from training.trainer import energy as energy_module
+from training.trainer.energy import OPERATORS, Energy
+from vaswani_transformer.support.errors import UserError
+
+ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
+
+
+def student_batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a batch with padding on both sides and m = 1, and logits (B, T, V + 1), the last column for `<mask>`."""
+    tokens, mask = padded_batch([3, 7, 4], "left")
+    is_real = targets(5, 1, 4).ne(-100)
+    return torch.randn(3, 5, 100, dtype=dtype, requires_grad=True), is_real, tokens, mask
+
+
+def argmax_labels(logits: Tensor, is_real: Tensor) -> Tensor:
+    """Return the likeliest words, with `</s>` at the end of each text and -100 at padding."""
+    labels = logits[..., :99].argmax(-1).masked_fill(~is_real, -100)
+    for row, length in enumerate(is_real.sum(1).tolist()):
+        labels[row, length - 1] = END
+    return labels
+
+
+def test_recipe_names_the_five_operators() -> None:
+    assert set(typing.get_args(Operator)) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("operator", ONE_HOT)
+def test_energy_of_words_is_the_teachers_loss_of_them(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one-hot operators and without noise, the energy is the negative log-likelihood of the argmax."""
+    monkeypatch.setattr(energy_module, "gumbel_noise", torch.zeros_like)
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    labels = argmax_labels(logits, is_real)
+    expected = teacher(input_ids=tokens, attention_mask=mask, labels=labels).loss * is_real.sum()
+    energy = Energy(teacher, operator, operator)
+    energies = energy(logits, is_real, tokens, mask)
+    torch.testing.assert_close(energies.sum(), expected)
+    torch.testing.assert_close(energy.of_argmax(logits, is_real, tokens, mask), energies.detach())
+    single = [
+        teacher(input_ids=tokens[r : r + 1], attention_mask=mask[r : r + 1], labels=labels[r : r + 1]) for r in (0, 1)
+    ]
+    torch.testing.assert_close(energies[:2], torch.stack([single[0].loss * 5, single[1].loss * 1]))
+
+
+@pytest.mark.parametrize("inputs", ["softmax", "gumbel_softmax"])
+@pytest.mark.parametrize("outputs", ["softmax", "straight_through_softmax"])
+def test_energy_equals_loops(inputs: str, outputs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops go over the words of every position: they mix embeddings, and weigh the teacher's log-probabilities."""
+    noise = torch.randn(10, 99).double()
+    monkeypatch.setattr(energy_module, "gumbel_noise", lambda _: noise)
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    energies, row_noise = Energy(teacher, inputs, outputs)(logits, is_real, tokens, mask), iter(noise)
+    table = teacher.model.decoder.embed_tokens.weight * 32**0.5
+    for row, m in enumerate((5, 1, 4)):
+        log_probs = logits[row, :m, :99].log_softmax(-1)
+        noises = torch.stack([next(row_noise) for _ in range(m)])
+        read = log_probs.exp() if inputs == "softmax" else (log_probs + noises).softmax(-1)
+        words = [table[0], *(sum(read[t, v] * table[v] for v in range(99)) for t in range(m - 1))]
+        scores = (
+            teacher(
+                input_ids=tokens[row : row + 1],
+                attention_mask=mask[row : row + 1],
+                decoder_inputs_embeds=torch.stack(words)[None],
+            )
+            .logits[0]
+            .log_softmax(-1)
+        )
+        scored = log_probs.exp() if outputs == "softmax" else torch.eye(99).double()[log_probs.argmax(-1)]
+        expected = -sum((scored[t] * scores[t]).sum() for t in range(m - 1)) - scores[m - 1, END]
+        torch.testing.assert_close(energies[row], expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_pass_through_the_teacher_and_none_stay_in_it(operator: str) -> None:
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double().train(), student_batch()
+    Energy(teacher, operator, operator)(logits, is_real, tokens, mask).sum().backward()
+    assert not teacher.training
+    assert all(weight.grad is None for weight in teacher.parameters())
+    assert logits.grad is not None
+    reached = logits.grad.abs().sum(-1) > 0
+    ends = is_real.cumsum(1) == is_real.sum(1, keepdim=True)
+    assert torch.equal(reached, is_real & ~ends)  # the teacher's `</s>` counts after any last word
+    assert float(logits.grad[..., 99].abs().sum()) == 0  # the teacher has no `<mask>`
+
+
+def test_gradient_of_the_energy_equals_finite_differences() -> None:
+    teacher, (logits, is_real, tokens, mask) = tiny_model().double(), student_batch()
+    energy = Energy(teacher)
+    energy(logits, is_real, tokens, mask).sum().backward()
+    direction = torch.randn_like(logits)
+    step = 1e-5 * direction
+    with torch.no_grad():
+        slope = (
+            energy(logits + step, is_real, tokens, mask) - energy(logits - step, is_real, tokens, mask)
+        ).sum() / 2e-5
+    assert logits.grad is not None
+    torch.testing.assert_close(slope, (logits.grad * direction).sum(), rtol=1e-6, atol=1e-8)
+
+
+def test_straight_through_operator_has_the_value_of_words_and_the_gradient_of_its_soft_form() -> None:
+    log_probs = torch.randn(4, 9).double().log_softmax(-1).requires_grad_()
+    noise, weights = torch.randn(4, 9).double(), torch.randn(4, 9).double()
+    soft = {
+        "straight_through_softmax": log_probs.exp(),
+        "straight_through_logits": log_probs,
+        "straight_through_gumbel": (log_probs + noise).softmax(-1),
+    }
+    for name, expected in soft.items():
+        value = OPERATORS[name](log_probs, noise)
+        scores = log_probs + noise if "gumbel" in name else log_probs
+        assert torch.equal(value, torch.eye(9).double()[scores.argmax(-1)])
+        gradients = [
+            torch.autograd.grad((operator * weights).sum(), log_probs, retain_graph=True)[0]
+            for operator in (value, expected)
+        ]
+        torch.testing.assert_close(*gradients)
+
+
+def test_half_precision_is_close() -> None:
+    """bfloat16 has 8 bits, and a token's energy here is about 5."""
+    teacher, (logits, is_real, tokens, mask) = tiny_model(), student_batch(torch.float32)
+    expected = Energy(teacher)(logits, is_real, tokens, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        energies = Energy(teacher)(logits, is_real, tokens, mask)
+    assert energies.dtype == torch.float32
+    torch.testing.assert_close(energies, expected, rtol=0.02, atol=0.02)
+
+
+def test_batch_is_the_sum_of_its_halves() -> None:
+    energy, (logits, is_real, tokens, mask) = Energy(tiny_model().double()), student_batch()
+    complete = energy(logits, is_real, tokens, mask)
+    halves = [energy(logits[rows], is_real[rows], tokens[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 3))]
+    torch.testing.assert_close(torch.cat(halves), complete)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
+    folder = tmp_path_factory.mktemp("models")
+    recipe, *more = make_arguments(folder)
+    run(load_recipe(recipe, [*more, "--training.steps=3", f"--output_dir={folder / 'teacher'}"]))
+    run(load_recipe(recipe, [*more, *kind_of(folder), "--training.steps=3", f"--output_dir={folder / 'cmlm'}"]))
+    return folder
+
+
+def kind_of(folder: Path) -> list[str]:
+    return ["--model.kind=cmlm", f"--tokenizer.path={folder / 'teacher'}", "--training.evaluation_iterations=1"]
+
+
+@pytest.fixture
+def trained(models: Path) -> list[str]:
+    """Return the arguments of a run of ENGINE."""
+    both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
+    return [str(models / "own.yaml"), *TINY, *kind_of(models), *both]
+
+
+@pytest.mark.slow
+def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
+    trained: list[str], models: Path, tmp_path: Path
+) -> None:
+    """The run starts from the CMLM's weights, saves no teacher, and chooses its checkpoint by the energy."""
+    more = [
+        "--training.steps=12",
+        "--training.energy_inputs=straight_through_gumbel",
+        "--training.learning_rate_scale=20",
+    ]
+    runs = [tmp_path / "whole", tmp_path / "resumed"]
+    recipes = [load_recipe(trained[0], [*trained[1:], *more, f"--output_dir={folder}"]) for folder in runs]
+    run_results = run(recipes[0])
+    energies = {entry["step"]: entry["eval_energy"] for entry in run_results["curve"] if "eval_energy" in entry}
+    assert energies[12] < energies[3]
+    assert run_results["best_validation_energy"] == min(energies.values())
+    entry = next(entry for entry in run_results["curve"] if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
+    model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
+    start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
+    assert model.state_dict().keys() == start.state_dict().keys()
+    assert run_results["recipe"]["training"]["energy_from"] == "teacher"
+    assert run_results["models"] == {
+        "training.start_from": digest_model(str(models / "cmlm")),
+        "training.energy_from": digest_model(str(models / "teacher")),
+    }
+    run(recipes[1])
+    rewind(runs[1], 3)
+    assert run(recipes[1])["steps"] == 12
+    assert_same_checkpoints(*runs)
+
+
+@pytest.mark.slow
+def test_micro_batches_have_the_gradient_of_the_whole(
+    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients are those of a first step without dropout, in one micro-batch and in two."""
+    monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
+    quiet, of_runs = ["--training.steps=1", "--model.dropout=0.0"], []
+    for tokens in (60, 30):
+        folder = tmp_path / f"of-{tokens}"
+        more = [f"--training.device_tokens={tokens}", f"--output_dir={folder}"]
+        run(load_recipe(trained[0], [*trained[1:], *quiet, *more]))
+        of_runs.append(load_file(folder / "gradient.safetensors"))
+    assert of_runs[0].keys() == of_runs[1].keys()
+    for name, gradient in of_runs[0].items():
+        torch.testing.assert_close(of_runs[1][name], gradient, **FLOAT32)
+
+
+@pytest.mark.slow
+def test_precision_of_a_run_is_that_of_its_teacher_too(
+    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This holds in training and in evaluations."""
+    dtypes, energies = [], Energy.energies
+
+    def watched(self: Energy, *inputs: Any) -> Any:
+        dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return energies(self, *inputs)
+
+    monkeypatch.setattr(Energy, "energies", watched)
+    more = ["--training.steps=1", "--training.precision=bf16", f"--output_dir={tmp_path / 'run'}"]
+    run(load_recipe(trained[0], [*trained[1:], *more]))
+    assert set(dtypes) == {(True, True), (False, True)}
+
+
+@pytest.mark.slow
+def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
+    trained: list[str], models: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(models / "teacher")
+    tiny_cmlm(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    teacher = tmp_path / "stranger"
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(teacher)
+    tokens = json.loads((models / "teacher" / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    tokenizer.save_pretrained(teacher)
+    (teacher / "tokenizer.json").write_text(json.dumps(tokens))
+    broken = {name: break_model(models / name, tmp_path / f"broken-{name}", "nan") for name in ("teacher", "cmlm")}
+    cases = {
+        f"--training.energy_from={models / 'cmlm'}": r"^training\.energy_from: .* got 'vaswani_cmlm', expected",
+        f"--training.energy_from={tmp_path / 'nowhere'}": r"nowhere",
+        f"--training.energy_from={teacher}": r"^training\.energy_from: the vocabulary of .* is not the run's",
+        f"--training.start_from={models / 'teacher'}": r"^training\.start_from: .* got 'vaswani_transformer', expected",
+        f"--training.start_from={tmp_path / 'other'}": r"^training\.start_from: .* has d_model 32, and the recipe 16",
+        f"--training.energy_from={broken['teacher']}": r"NaN or infinite numbers in model\.encoder",
+        f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
+    }
+    for number, (argument, message) in enumerate(cases.items()):
+        recipe = load_recipe(trained[0], [*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"])
+        with pytest.raises(UserError, match=message) as refusal:
+            run(recipe)
+        assert "\n" not in str(refusal.value)
+        assert not (tmp_path / str(number)).exists()
+
+
+def test_run_that_resumes_needs_no_start(arguments: list[str], tmp_path: Path) -> None:
+    recipe = load_recipe(
+        arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
+    )
+    with pytest.raises(UserError, match="gone"):
+        check_start(recipe, prepare_folder(recipe))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trainer_state.json").write_text("{}")
+    check_start(recipe, tmp_path / "run")
+
+
+def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments: list[str], tmp_path: Path) -> None:
+    """Until its first checkpoint a run takes the present models. Afterwards the record does not change."""
+    digests = {}
+    for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
+        tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)
+        digests[name] = digest_model(str(tmp_path / name))
+
+    def recipe_of(teacher: str, student: str) -> Recipe:
+        models = [f"--training.energy_from={tmp_path / teacher}", f"--training.start_from={tmp_path / student}"]
+        return load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", *models])
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    record_models(recipe_of("other", "other"), folder)
+    check_same_energy(recipe_of("teacher", "cmlm"), folder)
+    record_models(recipe_of("teacher", "cmlm"), folder)
+    (folder / "trainer_state.json").write_text("{}")
+    check_same_energy(recipe_of("teacher", "other"), folder)
+    message = rf"^training\.energy_from: .*other is not the teacher .*, expected {digests['teacher'][:12]}\. Restore it"
+    with pytest.raises(UserError, match=message) as refusal:
+        check_same_energy(recipe_of("other", "cmlm"), folder)
+    assert "\n" not in str(refusal.value)
+    record_models(recipe_of("other", "other"), folder)
+    expected = {"training.start_from": digests["cmlm"], "training.energy_from": digests["teacher"]}
+    assert recorded_models(folder) == expected
+
+
+def test_engine_fields_are_an_error_for_models_other_than_cmlm(arguments: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^training\.energy_from: a model of kind autoregressive has no such field"):
+        load_recipe(arguments[0], [*arguments[1:], "--training.energy_from=teacher"])
+    with pytest.raises(
+        UserError, match=r"^training\.start_from: the model has an encoder; leave training\.encoder_from"
+    ):
+        load_recipe(arguments[0], [*arguments[1:], "--training.start_from=a", "--training.encoder_from=b"])
+    with pytest.raises(UserError, match=r"^training\.energy_inputs: 'hard' is not one of softmax, straight"):
+        load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", "--training.energy_inputs=hard"])

@@ -1,0 +1,43 @@
+"""A saved model, and the command that runs it in this process."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import Run, model_of_pairs
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.translation import command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Save the model of pairs with the paper's search."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config)
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    saved = tmp_path_factory.mktemp("model")
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    return str(saved)
+
+
+@pytest.fixture
+def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Return a function that runs the command in this process and returns its output, errors and status."""
+
+    def run(
+        *arguments: str | int | Path, stdin: bytes = b"", model: str | Path = folder
+    ) -> tuple[str, str, str | int | None]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([str(model), *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run

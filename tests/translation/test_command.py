@@ -1,0 +1,373 @@
+"""The command writes a line per line, in order, with the search of the model or of its options, and checks these."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BatchEncoding, MarianConfig
+
+from tests.helpers import ROOT, Run, load_tokenizer, tiny_model
+from tests.translation.commands import SOURCES, TARGETS, lines
+from vaswani_transformer import (
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
+from vaswani_transformer.translation import command, loading
+from vaswani_transformer.translation.translator import Hypothesis, translate
+
+
+def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run: Run) -> None:
+    source = [SOURCES[0], "", *SOURCES[1:4], " \t", *SOURCES[4:]]
+    expected = [TARGETS[0], "", *TARGETS[1:4], "", *TARGETS[4:]]
+    assert run(stdin=lines(source).encode()) == (lines(expected), "", 0)
+    assert run("--window=3", "--batch_tokens=20", stdin=lines(source).encode()[:-1]) == (lines(expected), "", 0)
+
+
+def test_empty_input_has_empty_output(run: Run) -> None:
+    assert run(stdin=b"") == ("", "", 0)
+
+
+def test_files_are_read_and_written(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text(lines(SOURCES))
+    assert run("--input", source, "--output", target) == ("", "", 0)
+    assert target.read_text() == lines(TARGETS)
+    assert {path.name for path in tmp_path.iterdir()} == {"source.txt", "target.txt", "target.txt.record"}
+
+
+def n_best(folder: str, **settings: Any) -> list[list[Hypothesis]]:
+    """Return what the command prints: its model is prepared, and another one rounds the last digit differently."""
+    model, tokenizer = prepare_for_inference(AutoModelForSeq2SeqLM.from_pretrained(folder)), load_tokenizer(folder)
+    return [translation.hypotheses for translation in translate(model, tokenizer, SOURCES, scores=True, **settings)]
+
+
+def test_n_best_lines_have_their_lines_number_and_their_score(run: Run, folder: str) -> None:
+    output, _, status = run("--nbest=3", "--scores", stdin=lines(SOURCES).encode())
+    expected = [
+        f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
+        for number, best in enumerate(n_best(folder, num_return_sequences=3), start=1)
+        for hypothesis in best
+    ]
+    assert (output, status) == (lines(expected), 0)
+
+
+def test_scores_stand_before_their_translations(run: Run, folder: str) -> None:
+    output, _, _ = run("--scores", stdin=lines(SOURCES).encode())
+    assert output == lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
+
+
+def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
+    rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SOURCES)]
+    output, _, _ = run("--format=jsonl", stdin=lines([*rows, '{"text": ""}', ""]).encode())
+    assert [json.loads(line) for line in output.splitlines()] == [{"translation": text} for text in [*TARGETS, "", ""]]
+    output, _, _ = run("--format=jsonl", "--nbest=2", "--scores", stdin=lines(rows).encode())
+    for line, best in zip(output.splitlines(), n_best(folder, num_return_sequences=2), strict=True):
+        expected = [{"translation": each.text, "score": round(cast(float, each.score), 4)} for each in best]
+        assert json.loads(line) == expected[0] | {"nbest": expected}
+
+
+@pytest.mark.parametrize(
+    ("option", "row"),
+    [
+        ("--field=sentence", {"sentence": SOURCES[0], "text": "cat"}),
+        ("--source=en", {"translation": {"en": SOURCES[0], "es": "gato"}}),
+    ],
+)
+def test_text_is_read_from_the_field_of_the_option(run: Run, option: str, row: dict[str, Any]) -> None:
+    output, _, _ = run("--format=jsonl", option, stdin=json.dumps(row).encode())
+    assert json.loads(output) == {"translation": TARGETS[0]}
+
+
+def test_search_is_the_models_unless_options_set_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, generate = [], VaswaniTransformerForConditionalGeneration.generate
+
+    def watched(self: VaswaniTransformerForConditionalGeneration, **arguments: Any) -> Any:
+        calls.append({name: value for name, value in arguments.items() if name not in ("input_ids", "attention_mask")})
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", watched)
+    run(stdin=b"hello world")
+    run("--beams=2", "--length_penalty=1.5", "--max_length=3", "--nbest=2", stdin=b"hello world")
+    saved = {"num_beams": 2, "length_penalty": 1.5, "max_new_tokens": 3, "num_return_sequences": 2}
+    assert calls == [{"num_return_sequences": 1}, saved]
+
+
+def test_translation_of_two_lines_is_written_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: TwoLines())
+    output, _, _ = run(stdin=b"a\nb\n")
+    assert output == "one two\none two\n"
+
+
+@pytest.fixture(scope="module")
+def folder_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model whose vocabulary holds every word of its texts, "hello" and "world" among them."""
+    saved = tmp_path_factory.mktemp("words")
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(SOURCES + TARGETS, 2000, "wordpiece")
+    tokenizer.save_pretrained(saved)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(saved)
+    return saved
+
+
+def test_unknown_words_are_named_in_one_warning_or_end_a_strict_command(
+    run: Run, folder_of_words: Path, tmp_path: Path
+) -> None:
+    """A strict command keeps the lines before, and without --strict it resumes to the same file."""
+    source, output = tmp_path / "source.txt", tmp_path / "target.txt"
+    texts = [SOURCES[0], f"{SOURCES[0]} warld", SOURCES[1], "§ \x1b"]
+    source.write_text(lines(texts), encoding="utf-8")
+    files = ("--max_length=5", f"--input={source}", f"--output={output}")
+    _, errors, status = run(*files, "--strict", model=folder_of_words)
+    message = "line 2: 'warld': the vocabulary lacks them; change the line, or leave out --strict.\n"
+    assert (errors, status) == (f"{source}, {message}", 2)
+    assert output.read_bytes().count(b"\n") == 1
+    _, errors, status = run(*files, model=folder_of_words)
+    assert status == 0
+    warning = "2 lines have words that the vocabulary lacks, whose results are guesses (line 2: 'warld'); --strict ends"
+    assert f"{source}: {warning} at such a line.\n" in errors
+    text, errors, _ = run("--max_length=5", stdin=lines(texts).encode(), model=folder_of_words)
+    assert text == output.read_text(encoding="utf-8")
+    assert f"standard input: {warning}" in errors
+    assert run("--strict", "--max_length=5", stdin=lines(SOURCES).encode(), model=folder_of_words)[1:] == ("", 0)
+
+
+def test_interactive_session_names_the_unknown_words_of_a_line(run: Run, folder_of_words: Path) -> None:
+    typed = f"{SOURCES[0]} warld\n{SOURCES[0]}\n".encode()
+    output, errors, status = run("--interactive", "--max_length=5", stdin=typed, model=folder_of_words)
+    assert (output.count("\n"), status) == (2, 0)
+    assert errors == "Unknown words, whose results are guesses: 'warld'.\n"
+
+
+class TwoLines:
+    """A tokenizer that decodes every translation as two lines."""
+
+    pad_token_id, unk_token_id, init_kwargs = 1, None, {}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"one": 5}
+
+    def __call__(self, texts: list[str], **_: Any) -> BatchEncoding:
+        return BatchEncoding({"input_ids": [[5, 2] for _ in texts]})
+
+    def batch_decode(self, targets: list[list[int]], **_: Any) -> list[str]:
+        return ["one\ntwo" for _ in targets]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--dtype=auto", ["float32"]),
+        ("--dtype=float32", ["float32"]),
+        ("--dtype=bfloat16", ["bfloat16"]),
+        ("--dtype=int8", ["int8"]),
+        ("--dtype=float16", []),
+    ],
+)
+def test_model_on_a_cpu_is_prepared_in_the_requested_dtype(
+    run: Run, monkeypatch: pytest.MonkeyPatch, option: str, expected: list[str]
+) -> None:
+    dtypes = []
+    monkeypatch.setattr(
+        loading, "prepare_for_inference", lambda *given: dtypes.append(given[1]) or prepare_for_inference(*given)
+    )
+    assert run("--device=cpu", option, stdin=lines(SOURCES).encode()) == (lines(TARGETS), "", 0)
+    assert dtypes == expected
+
+
+def test_prepared_model_finds_what_the_plain_one_finds(run: Run, folder: str) -> None:
+    """The lines have the learned words in orders that the model has never seen; equal scores allow for a tie."""
+    words = " ".join(SOURCES).split()
+    texts = [" ".join(words[start::step]) for step in (3, 5, 7) for start in range(step)]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
+    expected = [translation.hypotheses[0].score for translation in translate(model, tokenizer, texts, scores=True)]
+    output, errors, status = run("--device=cpu", "--scores", stdin=lines(texts).encode())
+    assert (errors, status) == ("", 0)
+    assert [float(line.split("\t")[0]) for line in output.splitlines()] == pytest.approx(expected, abs=2e-4)
+
+
+def test_int8_is_an_error_on_other_devices_and_for_other_models(run: Run, folder: str, tmp_path: Path) -> None:
+    _, errors, status = run("--dtype=int8", "--device=meta", stdin=b"cat\n")
+    assert (status, errors) == (
+        2,
+        f"--dtype=int8: is for models of this package on a CPU; got {folder} of type 'vaswani_transformer' on meta. "
+        "Give --device=cpu, or another --dtype.\n",
+    )
+    MarianConfig(vocab_size=9, pad_token_id=1, decoder_start_token_id=1).save_pretrained(tmp_path)
+    _, errors, status = run("--dtype=int8", "--device=cpu", stdin=b"cat\n", model=tmp_path)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.endswith("of type 'marian' on cpu. Give another --dtype.\n")
+
+
+def test_tokenizer_of_another_model_ends_the_command_with_one_line(run: Run, folder: str, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    _, errors, status = run(stdin=b"cat\n", model=tmp_path)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"{tmp_path}: has no tokenizer; save the model's tokenizer there with save_pretrained.")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.save_pretrained(tmp_path)
+    expected = f"{tmp_path}: its tokenizer has {len(tokenizer)} entries and the model 99; give a model with its own.\n"
+    assert run(stdin=b"cat\n", model=tmp_path) == ("", expected, 2)
+
+
+def test_line_that_is_too_long_is_truncated_with_a_warning_or_kept_or_an_error(run: Run) -> None:
+    source = lines([SOURCES[0], "", "is a book this good morning", SOURCES[1]]).encode()
+    output, errors, status = run("--max_source_tokens=9", stdin=source)
+    kept, no_errors, _ = run("--max_source_tokens=9", "--too_long=keep", stdin=source)
+    assert (status, no_errors) == (0, "")
+    assert [output.splitlines()[index] for index in (0, 1, 3)] == [kept.splitlines()[index] for index in (0, 1, 3)]
+    scored, kept_scored = (
+        run("--max_source_tokens=9", "--scores", *more, stdin=source)[0].splitlines()[2]
+        for more in ((), ("--too_long=keep",))
+    )
+    assert scored != kept_scored
+    assert errors.startswith("standard input, line 3: 19 tokens, more than 9, so it was truncated; --too_long=keep")
+    output, errors, status = run("--max_source_tokens=9", "--too_long=error", "--window=1", stdin=source)
+    assert (output, status) == (lines([TARGETS[0], ""]), 2)
+    assert errors.startswith("standard input, line 3: 19 tokens, more than 9; shorten it, or give --too_long=truncate")
+
+
+def test_line_beyond_the_learned_positions_ends_the_command_with_one_line(
+    run: Run, folder: str, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(folder)
+    tokenizer.save_pretrained(tmp_path)
+    tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30).save_pretrained(
+        tmp_path
+    )
+    source = lines(["cat", "cat " * 30]).encode()
+    output, errors, status = run("--too_long=keep", "--max_length=5", "--window=1", stdin=source, model=tmp_path)
+    assert (output.count("\n"), errors.count("\n"), status) == (1, 1, 2)
+    assert errors.startswith("standard input, line 2: ")
+    assert "tokens, more than 30; shorten it, or give --too_long=truncate: the model has positions for no" in errors
+    output, errors, status = run("--max_source_tokens=31", stdin=source, model=tmp_path)
+    assert (output, errors.count("\n"), status) == ("", 1, 2)
+    assert errors.startswith("max_source_tokens (31) is more than the model's table of positions")
+
+
+def test_progress_bar_is_shown_on_request(run: Run) -> None:
+    assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
+    assert run(stdin=b"cat\ncat\n")[1] == ""
+
+
+def test_progress_bar_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text(lines(SOURCES))
+    assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
+
+
+def test_join_lines_replaces_every_line_break() -> None:
+    assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
+
+
+def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(stdin=b"cat\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); correct the line"),
+        (["--format=jsonl"], b"cat\n", "standard input, line 1: not valid JSON"),
+        (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
+        (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot run there: "),
+        (["--device=meta"], b"cat\n", "--device=meta: weights have no values there; give a device that computes."),
+        (
+            ["--output=/proc/x"],
+            b"cat\n",
+            "/proc/x: cannot be written: No such file or directory; name another --output",
+        ),
+        (
+            ["--input=/proc/self/mem"],
+            b"",
+            "/proc/self/mem: cannot be read: Input/output error; name a file that can be",
+        ),
+    ],
+)
+def test_invalid_option_or_input_ends_the_command_with_one_line(
+    run: Run, arguments: list[str], stdin: bytes, message: str
+) -> None:
+    output, errors, status = run(*arguments, stdin=stdin)
+    assert (output, status) == ("", 2)
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate 9 GiB\nand more"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def generate(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
+    message = "The device has too little memory for a batch; give a smaller --batch_tokens.\n"
+    assert run(stdin=b"cat\n") == ("", message, 1)
+    with_beams = message.replace("give", "give a smaller --beams, or")
+    assert run("--beams=100000", stdin=b"cat\n") == ("", with_beams, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nothing", "./nothing: there is no such folder; name one with a model, or a model on the Hub."),
+        ("nobody/nothing", "nobody/nothing: cannot be loaded: "),
+    ],
+)
+def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, message: str) -> None:
+    output, errors, status = run(model=name)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert errors.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--interactive", "--output=x"], "--interactive reads and writes lines of text; leave out --input"),
+        (["--interactive", "--strict"], "--interactive names each line's unknown words and continues; leave out --str"),
+        (["--field=x"], "--field and --source are of JSON Lines; give --format=jsonl as well."),
+        (["--format=jsonl", "--field=x", "--source=en"], "--field and --source both say where the text is"),
+        (
+            ["--beams=0"],
+            "argument --beams: got '0', expected an integer of at least 1. See vaswani-translate --help.",
+        ),
+        (["--batch_tokens=-1"], "argument --batch_tokens: got '-1', expected an integer of at least 1"),
+        (["--beams=nan"], "argument --beams: got 'nan', expected an integer"),
+        (["--length_penalty=nan"], "argument --length_penalty: got 'nan', expected a finite number such as 0.6"),
+        (["--length_penalty=-inf"], "argument --length_penalty: got '-inf', expected a finite number"),
+        (["--length_penalty=x"], "argument --length_penalty: got 'x', expected a finite number"),
+        (["--length_penalty=1e308"], "--length_penalty=1e+308: lengths to this power overflow; give a number from -50"),
+        (["--max_length=99999999999999999999"], "got '99999999999999999999', expected an integer below 2^31"),
+        ([f"--input={ROOT}"], f"--input={ROOT}: is a folder; name a file."),
+        (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
+        (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),
+        ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
+        (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
+        (["--beam=1"], "--beam: no such option; there are --input, "),
+        (["--beams=1", "--beams", "4"], "--beams: is given twice, and only the last would count; give it once. See"),
+        (["--progress", "--no-progress"], "--no-progress: is given twice, and only the last"),
+        (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
+        ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
+    ],
+)
+def test_conflicting_arguments_are_an_error(run: Run, arguments: list[str], message: str) -> None:
+    _, errors, status = run(*arguments)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert message in errors
+
+
+def test_command_is_installed_under_its_name() -> None:
+    project = Path(ROOT, "pyproject.toml").read_text()
+    assert 'vaswani-translate = "vaswani_transformer.translation.command:main"' in project

@@ -1,0 +1,246 @@
+"""The command's output file resumes after any interruption, and no other command changes it."""
+
+import argparse
+import functools
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from signal import Signals
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+from tests.helpers import Run, load_tokenizer
+from tests.translation.commands import SOURCES, TARGETS, lines, start
+from vaswani_transformer.translation import command, loading
+from vaswani_transformer.translation.translator import Translation
+
+
+def test_model_is_digested_only_for_an_output_that_can_resume(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    digested = []
+    monkeypatch.setattr(loading, "digest_of_model", lambda folder: digested.append(folder) or "abc")
+    run(stdin=b"cat\n")
+    run("--interactive", stdin=b"cat\n")
+    assert digested == []
+    run("--output", tmp_path / "path", stdin=b"cat\n")
+    assert len(digested) == 1
+
+
+class Interrupted:
+    """Ends the command, like a signal, before it writes result number `stop_at`."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at, self.format_lines = stop_at, command.format_lines
+
+    def __call__(self, translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
+        if number == self.stop_at:
+            raise KeyboardInterrupt
+        return self.format_lines(translation, number, options)
+
+
+@pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
+@pytest.mark.parametrize(("stop_at", "cut_off"), [(1, 0), (2, 0), (4, 3), (6, 9)])
+def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], stop_at: int, cut_off: int
+) -> None:
+    source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
+    rows = SOURCES if "--format=jsonl" not in options else [json.dumps({"text": text}) for text in SOURCES]
+    source.write_text(lines(rows))
+    arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
+    run(*arguments, "--output", uninterrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "format_lines", Interrupted(stop_at))
+        _, errors, status = run(*arguments, "--output", path)
+    assert (errors, status) == ("Interrupted; the same command resumes it.\n", 130)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut_off])
+    _, errors, status = run(*arguments, "--output", path)
+    assert status == 0
+    assert ("resumes after line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
+    assert path.read_bytes() == uninterrupted.read_bytes()
+    assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
+
+
+@pytest.fixture
+def unfinished(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Return an input, and the output of a command that was interrupted before line 5 of 6."""
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "format_lines", Interrupted(5))
+        run("--input", source, "--output", path, "--window=4")
+    assert path.read_text() == lines(TARGETS[:4])
+    return source, path
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--beams=2", "without --beams, not with --beams=2"),
+        ("--scores", "without --scores, not with --scores"),
+        ("--too_long=keep", "with --too_long=truncate, not with --too_long=keep"),
+    ],
+)
+def test_unfinished_output_with_other_settings_is_an_error(
+    run: Run, unfinished: tuple[Path, Path], option: str, message: str
+) -> None:
+    source, path = unfinished
+    _, errors, status = run("--input", source, "--output", path, option)
+    assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
+    assert errors.startswith(f"{path}: was made {message}; it stays unchanged: give the same command as then, an")
+
+
+def test_unfinished_output_of_another_model_is_an_error(
+    run: Run, unfinished: tuple[Path, Path], folder: str, tmp_path: Path
+) -> None:
+    source, path = unfinished
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.generation_config = GenerationConfig(num_beams=1, bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    model.save_pretrained(tmp_path / "model")
+    load_tokenizer(folder).save_pretrained(tmp_path / "model")
+    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
+    assert status == 2
+    assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
+
+
+def test_unfinished_output_of_another_text_is_an_error(run: Run, unfinished: tuple[Path, Path]) -> None:
+    source, path = unfinished
+    source.write_text(lines(["cat", *SOURCES[1:]]))
+    _, errors, status = run("--input", source, "--output", path, "--window=4")
+    assert (status, path.read_text()) == (2, lines(TARGETS[:4]))
+    assert errors.splitlines()[-1].startswith(f"{source}: is not the text of the unfinished output, whose first 4")
+
+
+def test_unfinished_output_resumes_with_other_batches_and_says_so(run: Run, unfinished: tuple[Path, Path]) -> None:
+    source, path = unfinished
+    _, errors, status = run("--input", source, "--output", path, "--batch_tokens=10")
+    assert (status, path.read_text()) == (0, lines(TARGETS))
+    assert "was started with other batches" in errors
+
+
+@pytest.fixture
+def finished(run: Run, tmp_path: Path) -> tuple[Path, Path]:
+    """Return an input, and its finished output."""
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    assert run("--input", source, "--output", path) == ("", "", 0)
+    return source, path
+
+
+def test_finished_output_is_not_translated_again(
+    run: Run, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, path = finished
+    monkeypatch.setattr(command, "make_translator", lambda options: pytest.fail("the model is loaded"))
+    expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
+    assert run("--input", source, "--output", path) == expected
+    assert run("--output", path, stdin=source.read_bytes()) == expected
+    assert path.read_text() == lines(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beams=1"], "was made without --beams, not with --beams=1; it stays unchanged"),
+        (["--nbest=1"], "was made without --nbest, not with --nbest=1; it stays unchanged"),
+        (["--dtype=bfloat16"], "was made with --dtype=auto, not with --dtype=bfloat16; it stays unchanged"),
+    ],
+)
+def test_finished_output_with_other_settings_is_an_error(
+    run: Run, finished: tuple[Path, Path], options: list[str], message: str
+) -> None:
+    source, path = finished
+    _, errors, status = run("--input", source, "--output", path, *options)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{path}: {message}")
+
+
+def test_finished_output_of_another_model_is_an_error(
+    run: Run, finished: tuple[Path, Path], folder: str, tmp_path: Path
+) -> None:
+    source, path = finished
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.model.shared.weight.data[0] += 1
+    model.save_pretrained(tmp_path / "model")
+    load_tokenizer(folder).save_pretrained(tmp_path / "model")
+    _, errors, status = run("--input", source, "--output", path, model=tmp_path / "model")
+    assert (status, path.read_text()) == (2, lines(TARGETS))
+    assert errors.startswith(f"{path}: was made by another model; it stays unchanged")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["cat", *SOURCES[1:]], "is another text than that of the finished"),
+        ([*SOURCES, "cat"], "has more lines than the 6 of the finished"),
+        (SOURCES[:-1], "is another text than that of the finished"),
+    ],
+)
+def test_finished_output_of_another_text_is_an_error(
+    run: Run, finished: tuple[Path, Path], texts: list[str], message: str
+) -> None:
+    source, path = finished
+    source.write_text(lines(texts))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, errors.count("\n"), path.read_text()) == (2, 1, lines(TARGETS))
+    assert errors.startswith(f"{source}: {message}")
+
+
+def test_finished_output_that_was_edited_is_an_error_and_unchanged(run: Run, finished: tuple[Path, Path]) -> None:
+    source, path = finished
+    path.write_text(lines("abcdef"))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, path.read_text()) == (2, lines("abcdef"))
+    assert errors.startswith(f"{path}: was changed after it was finished; it stays unchanged")
+
+
+@pytest.mark.parametrize("text", ["abcde", "abcdef", "abcdefg"])
+def test_file_that_is_no_output_of_the_command_is_unchanged(run: Run, tmp_path: Path, text: str) -> None:
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_text(lines(SOURCES))
+    path.write_text(lines(text))
+    _, errors, status = run("--input", source, "--output", path)
+    assert (status, path.read_text()) == (2, lines(text))
+    assert errors.startswith(f"{path}: exists already, without its record path.record; it stays")
+
+
+def test_finished_output_that_was_removed_is_written_again(run: Run, finished: tuple[Path, Path]) -> None:
+    source, path = finished
+    path.unlink()
+    assert run("--input", source, "--output", path, "--beams=1") == ("", "", 0)
+    assert path.read_text() == lines(TARGETS)
+
+
+def test_output_can_be_a_device(run: Run) -> None:
+    assert run("--output", "/dev/null", stdin=b"cat\n") == ("", "", 0)
+
+
+def test_empty_output_file_is_filled_like_a_new_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "path").touch()
+    assert run("--output", tmp_path / "path", stdin=lines(SOURCES).encode())[2] == 0
+    assert (tmp_path / "path").read_text() == lines(TARGETS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_signal_leaves_an_output_that_can_resume(
+    run: Run, folder: str, tmp_path: Path, sent: Signals, status: int
+) -> None:
+    source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
+    source.write_text(lines(SOURCES * 20))
+    arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also if these tests run in the background
+    process = start(folder, *arguments, "--output", path, stderr=subprocess.PIPE, preexec_fn=heeds)
+    while not path.exists() or path.stat().st_size < 300:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(sent)
+    process.communicate()
+    assert process.returncode == status
+    assert 0 < path.read_text().count("\n") < 240
+    assert run(*arguments, "--output", path)[2] == 0
+    run(*arguments, "--output", uninterrupted)
+    assert path.read_bytes() == uninterrupted.read_bytes()

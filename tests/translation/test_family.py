@@ -1,0 +1,138 @@
+"""vaswani-translate with NAT and CMLM: their options, their scores, and one line for the options of another family."""
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from tests.helpers import PAIRS, Run, model_of_pairs
+from tests.nar_models import FAMILY
+from vaswani_transformer import VaswaniTransformerTokenizer
+from vaswani_transformer.cpu.model import Prepared
+from vaswani_transformer.translation import command, loading
+
+Models = tuple[Path, dict[str, Any], VaswaniTransformerTokenizer]
+
+SOURCES = list(PAIRS)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Save a NAT, a CMLM and an autoregressive model; return folders, the first two models, and their tokenizer."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    root, folders = tmp_path_factory.mktemp("models"), {}
+    for family, make in FAMILY.items():
+        mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+        folders[family] = make(vocab_size=len(tokenizer), **mask_field)
+        for part in (folders[family], tokenizer):
+            part.save_pretrained(root / family)
+    for part in model_of_pairs():
+        part.save_pretrained(root / "transformer")
+    return root, folders, tokenizer
+
+
+@pytest.fixture
+def run(models: Models, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Return a function that runs the command with a model of a family and returns output, errors and status."""
+
+    def run(family: str, *arguments: str, texts: Iterable[str] = SOURCES) -> tuple[str, str, str | int | None]:
+        stdin = "".join(f"{text}\n" for text in texts).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            command.main([str(models[0] / family), *arguments])
+        except SystemExit as end:
+            status = end.code
+        output, errors = capsysbinary.readouterr()
+        return output.decode(), errors.decode(), status
+
+    return run
+
+
+def generated(models: Models, family: str, **settings: Any) -> list[tuple[str, float]]:
+    """Return texts and scores of `generate()`, sentence by sentence."""
+    _, folders, tokenizer = models
+    lines = []
+    for source in SOURCES:
+        batch = tokenizer([source], return_tensors="pt")
+        output = folders[family].generate(**batch, return_dict_in_generate=True, **settings)
+        texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+        lines += list(zip(texts, output.sequences_scores.tolist(), strict=True))
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "settings"),
+    [
+        ("nat", [], {}),
+        ("nat", ["--length_beam=3", "--iterations=1"], {"length_beam_size": 3}),
+        ("cmlm", ["--iterations=4", "--length_beam=2"], {"num_iterations": 4, "length_beam_size": 2}),
+        ("cmlm", ["--length_beam=3", "--nbest=2"], {"length_beam_size": 3, "num_return_sequences": 2}),
+        ("cmlm", ["--max_length=5"], {"max_new_tokens": 5}),
+    ],
+    ids=str,
+)
+def test_family_translates_by_its_options_and_scores_by_its_own_scores(
+    run: Run, models: Models, family: str, options: list[str], settings: dict[str, int]
+) -> None:
+    output, errors, status = run(family, *options, "--scores", "--format=jsonl", texts=map(as_json, SOURCES))
+    assert (errors, status) == ("", 0)
+    rows = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
+    expected = generated(models, family, **settings)
+    assert [row["translation"] for row in rows] == [text for text, _ in expected]
+    assert [row["score"] for row in rows] == pytest.approx([score for _, score in expected], abs=2e-3)
+
+
+def as_json(text: str) -> str:
+    return json.dumps({"text": text})
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, load = [], loading.load
+
+    def watched(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        prepared.append(load(options))
+        return prepared[-1]
+
+    monkeypatch.setattr(loading, "load", watched)
+    assert run(family, "--dtype=int8")[2] == 0
+    assert isinstance(prepared[0][0], Prepared)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("nat", ["--iterations=2"], "--iterations=2: {} has one pass. Leave it out, or give a CMLM."),
+        ("nat", ["--beams=4"], "--beams: {} predicts all words at once and has no beams. Leave it out, or give --"),
+        ("cmlm", ["--length_penalty=1"], "--length_penalty: {} predicts all words at once and has no beams."),
+        ("cmlm", ["--length_beam=21"], "--length_beam=21: {} has 20 length classes. Give at most as many."),
+        ("cmlm", ["--nbest=2"], "--nbest=2: more than the 1 lengths of the length beam; give --length_beam=2 as well."),
+        ("transformer", ["--iterations=2"], "--iterations: {} writes one token after the other; it is an option of"),
+        ("transformer", ["--length_beam=2"], "--length_beam: {} writes one token after the other; it is an option of"),
+    ],
+    ids=str,
+)
+def test_option_of_another_family_ends_the_command_with_one_line(
+    run: Run, models: Models, family: str, options: list[str], message: str
+) -> None:
+    output, errors, status = run(family, *options)
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert errors.startswith(message.format(models[0] / family))
+
+
+def test_saved_beams_of_a_family_end_the_command_with_one_line(run: Run, models: Models, tmp_path: Path) -> None:
+    model = FAMILY["nat"](vocab_size=len(models[2]))
+    model.generation_config = GenerationConfig(num_beams=4)
+    for part in (model, models[2]):
+        part.save_pretrained(tmp_path)
+    output, errors, status = run(str(tmp_path))
+    assert (output, status, errors.count("\n")) == ("", 2, 1)
+    assert errors.startswith("num_beams: ")

@@ -1,0 +1,345 @@
+"""Many texts at once: in order, each translated as by itself, in batches within their budget."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, tiny_model
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from vaswani_transformer.translation.engine import ScoredTokens, TransformersEngine, log_probabilities
+from vaswani_transformer.translation.translator import (
+    Hypothesis,
+    TooLongError,
+    Translator,
+    batches_by_length,
+    translate,
+)
+
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
+
+
+@pytest.fixture(scope="module")
+def model_and_tokenizer() -> ModelAndTokenizer:
+    """Return a model with the paper's search, and its tokenizer."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    return model, tokenizer
+
+
+def generate_single(model_and_tokenizer: ModelAndTokenizer, text: str, **settings: Any) -> list[str]:
+    """Return the translations of a single text by `generate()`, without special tokens, or empty texts."""
+    model, tokenizer = model_and_tokenizer
+    if not text.strip():
+        return [""] * settings.get("num_return_sequences", 1)
+    generated = model.generate(**tokenizer([text], return_tensors="pt"), **settings)
+    return tokenizer.batch_decode(generated, skip_special_tokens=True)
+
+
+def tagged(tokenizer: VaswaniTransformerTokenizer) -> VaswaniTransformerTokenizer:
+    """Return a copy with a language tag as a special token."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    return tokenizer
+
+
+class Echo:
+    """A search that returns each text, and records its batches."""
+
+    num_translations: int = 1
+    scores: bool = False
+
+    def __init__(self) -> None:
+        self.batches: list[list[list[int]]] = []
+
+    def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
+        self.batches.append(sources)
+        return [[(source, None)] for source in sources]
+
+
+@pytest.fixture(scope="module")
+def bytes_tokenizer() -> VaswaniTransformerTokenizer:
+    """Return a tokenizer of one token a byte and one for the end."""
+    return VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
+
+
+lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
+
+
+@given(lengths=lengths_of_texts, budget=st.integers(1, 300))
+def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
+    batches = batches_by_length(dict(enumerate(lengths)), budget)
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+texts_of_letters = st.lists(st.text("ab ", max_size=12), max_size=30)
+
+
+@given(texts=texts_of_letters, budget=st.integers(1, 200), window=st.integers(1, 12), skip=st.integers(0, 30))
+def test_texts_come_back_in_order_and_skipping_changes_no_batch(
+    bytes_tokenizer: VaswaniTransformerTokenizer, texts: list[str], budget: int, window: int, skip: int
+) -> None:
+    complete, remainder = Echo(), Echo()
+    settings: dict[str, Any] = {
+        "tokenizer": bytes_tokenizer,
+        "max_source_tokens": 100,
+        "batch_tokens": budget,
+        "window": window,
+    }
+    translations = list(Translator(complete, **settings)(iter(texts)))
+    assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
+    assert [translation.source_tokens for translation in translations] == [
+        len(text) + 1 if text.strip() else 0 for text in texts
+    ]
+    counted = []
+    assert list(Translator(remainder, **settings)(texts, skip, counted.append)) == translations[skip:]
+    assert all(batch in complete.batches for batch in remainder.batches)
+    assert sum(counted) == len(translations[skip:])
+
+
+def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
+    expected = [generate_single(model_and_tokenizer, text)[0] for text in TEXTS]
+    assert expected[:6] == TARGETS
+    for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
+        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, window=window)
+        assert [translation.text for translation in translations] == expected
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_return_sequences": 3}, {"max_new_tokens": 3}])
+def test_arguments_of_generate_are_passed_on(model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any]) -> None:
+    translations = translate(*model_and_tokenizer, TEXTS[4:9], **settings)
+    expected = [generate_single(model_and_tokenizer, text, **settings) for text in TEXTS[4:9]]
+    assert [[hypothesis.text for hypothesis in translation.hypotheses] for translation in translations] == expected
+
+
+def test_generation_config_is_accepted_as_an_argument(model_and_tokenizer: ModelAndTokenizer) -> None:
+    config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=4, eos_token_id=2, pad_token_id=1)
+    config.decoder_start_token_id = 0
+    (translation,) = translate(*model_and_tokenizer, ["the cat"], generation_config=config)
+    assert [hypothesis.text for hypothesis in translation.hypotheses] == generate_single(
+        model_and_tokenizer, "the cat", generation_config=config
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"length_penalty": 1.5},
+        {"length_penalty": 0.0},
+        {"length_penalty_type": "power"},
+        {"max_source_relative_length": 0},
+        {"max_new_tokens": 3},
+    ],
+)
+def test_scores_are_those_that_beam_search_ranks_by(
+    model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any]
+) -> None:
+    model, tokenizer = model_and_tokenizer
+    every = list(translate(*model_and_tokenizer, TEXTS[:6], scores=True, num_return_sequences=4, **settings))
+    for text, translation in zip(TEXTS[:6], every, strict=True):
+        batch = tokenizer([text], return_tensors="pt")
+        asked = {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 4}
+        expected = model.generate(**batch, **asked, **settings).sequences_scores
+        scores = torch.tensor([hypothesis.score for hypothesis in translation.hypotheses])
+        torch.testing.assert_close(scores, expected, **FLOAT32)
+
+
+def test_greedy_score_is_the_sum_of_its_tokens_log_probabilities(model_and_tokenizer: ModelAndTokenizer) -> None:
+    model, tokenizer = model_and_tokenizer
+    (actual,) = translate(*model_and_tokenizer, ["the cat is"], scores=True, num_beams=1, length_penalty=0.0)
+    batch = tokenizer(["the cat is"], return_tensors="pt")
+    tokens = model.generate(**batch, num_beams=1)
+    steps = model(**batch, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(-1)
+    expected = steps.gather(-1, tokens[:, 1:, None]).sum().item()
+    assert actual.hypotheses[0].score == pytest.approx(expected, rel=1e-4)
+    assert actual.hypotheses[0].tokens == tokens.shape[1] - 1
+
+
+def test_scores_are_none_unless_requested(model_and_tokenizer: ModelAndTokenizer) -> None:
+    translations = list(translate(*model_and_tokenizer, ["", "hello world"]))
+    assert [translation.hypotheses[0].score for translation in translations] == [None, None]
+
+
+def test_empty_text_has_n_empty_translations(model_and_tokenizer: ModelAndTokenizer) -> None:
+    (translation,) = translate(*model_and_tokenizer, ["\t "], scores=True, num_return_sequences=2)
+    assert translation.hypotheses == [Hypothesis("", 0, 0.0)] * 2
+    assert translation.source_tokens == 0
+
+
+def test_texts_may_be_endless(model_and_tokenizer: ModelAndTokenizer) -> None:
+    taken = []
+    texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
+    translations = translate(*model_and_tokenizer, texts, window=6)
+    assert [translation.text for translation in itertools.islice(translations, 8)] == [*TARGETS, *TARGETS[:2]]
+    assert len(taken) == 12
+
+
+LONG = "the cat is black i love you this is a book"
+
+
+def test_text_that_is_too_long_is_truncated_at_the_limit_and_says_so(model_and_tokenizer: ModelAndTokenizer) -> None:
+    model, tokenizer = model_and_tokenizer
+    tokens = tokenizer(LONG)["input_ids"]
+    short, long = translate(*model_and_tokenizer, ["cat", LONG], max_source_tokens=8)
+    assert (long.source_tokens, long.is_truncated, short.is_truncated) == (len(tokens), True, False)
+    batch = torch.tensor([[*tokens[:7], tokenizer.eos_token_id]])
+    assert long.text == tokenizer.decode(model.generate(batch)[0], skip_special_tokens=True)
+
+
+def test_text_that_is_too_long_is_kept_on_request(model_and_tokenizer: ModelAndTokenizer) -> None:
+    (translation,) = translate(*model_and_tokenizer, [LONG], max_source_tokens=8, too_long="keep")
+    assert (translation.text, translation.is_truncated) == (generate_single(model_and_tokenizer, LONG)[0], False)
+
+
+def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated(
+    bytes_tokenizer: VaswaniTransformerTokenizer,
+) -> None:
+    search = Echo()
+    translations = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
+    assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
+    with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
+        next(translations)
+    assert (refusal.value.index, len(search.batches)) == (3, 1)
+    expected = (
+        "in.txt, line 4: 6 tokens, more than 5; shorten it, or give --too_long=truncate, --too_long=keep or another"
+    )
+    assert str(refusal.value.in_command("in.txt")).startswith(expected)
+
+
+def test_learned_positions_bound_the_source_and_its_translation() -> None:
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    assert TransformersEngine(model, 1).max_source_tokens() == 30
+    model.use_paper_decoding()
+    model.generation_config.update(max_source_relative_length=10)
+    assert TransformersEngine(model, 1).max_source_tokens() == 20
+    assert TransformersEngine(model, 1, max_new_tokens=5).max_source_tokens() == 30
+    (translation,) = translate(model, tokenizer, [LONG * 3])
+    assert translation.is_truncated
+    assert TransformersEngine(tiny_model(), 1).max_source_tokens() == 1024
+
+
+@pytest.mark.parametrize("pad", [1, 2, 0])
+def test_target_ends_with_its_end_token_or_where_its_padding_begins(pad: int) -> None:
+    model = tiny_model(pad_token_id=pad)
+    model.generation_config.eos_token_id = [2, 7]
+    targets = torch.tensor([[5, 2, pad, pad], [5, 6, 7, pad], [5, 6, 8, 9], [2, pad, pad, pad]])
+    assert TransformersEngine(model, pad).lengths(targets).tolist() == [2, 3, 4, 1]
+    cut_off = torch.tensor([[5, 6, 8, pad]])
+    assert TransformersEngine(model, pad).lengths(cut_off).tolist() == [4 if pad == 2 else 3]
+
+
+def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer: ModelAndTokenizer) -> None:
+    model, tokenizer = model_and_tokenizer
+    batch = tokenizer(SOURCES, text_target=TARGETS, padding=True, return_tensors="pt")
+    labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+    actual = log_probabilities(model, batch["input_ids"], batch["attention_mask"], labels)
+    for source, target, value in zip(SOURCES, TARGETS, actual, strict=True):
+        pair = tokenizer([source], text_target=[target], return_tensors="pt")
+        torch.testing.assert_close(value, -model(**pair).loss * pair["labels"].shape[1], **FLOAT32)
+
+
+def test_model_of_another_architecture_translates_too() -> None:
+    _, tokenizer = model_of_pairs()
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
+        pad_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = MarianMTModel(config).eval()
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6}
+    translations = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
+    assert [translation.text for translation in translations] == [
+        generate_single((model, tokenizer), text, **settings)[0] for text in TEXTS
+    ]
+    batch = tokenizer(["cat"], return_tensors="pt")
+    expected = model.generate(**batch, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
+    assert translations[7].hypotheses[0].score == pytest.approx(expected.item(), rel=1e-4)
+    assert TransformersEngine(model, 1).max_source_tokens() == 40
+
+
+def test_model_in_training_translates_without_dropout_and_stays_in_training(
+    model_and_tokenizer: ModelAndTokenizer,
+) -> None:
+    model, tokenizer = model_and_tokenizer
+    model.train()
+    try:
+        assert [translation.text for translation in translate(model, tokenizer, SOURCES)] == TARGETS
+        assert model.training
+    finally:
+        model.eval()
+
+
+def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_translated() -> None:
+    """A table of 30 has room for a text of 20 tokens and its translation, which may be ten tokens longer."""
+    _, tokenizer = model_of_pairs()
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
+    settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": "keep"}
+    longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 20)
+    assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
+    translations = translate(model, tokenizer, ["a", longest, longest + "a"], window=2, **settings)
+    assert len(list(itertools.islice(translations, 2))) == 2
+    with pytest.raises(
+        TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"
+    ) as refusal:
+        next(translations)
+    assert str(refusal.value.in_command("in.txt")).endswith(
+        "give --too_long=truncate: the model has positions for no more."
+    )
+    with pytest.raises(ValueError, match=r"max_source_tokens \(21\) is more than .* give at most 20\."):
+        translate(model, tokenizer, [], max_source_tokens=21, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_tokens": 0}, r"batch_tokens \(0\) is not positive"),
+        ({"window": 0}, r"window \(0\) is not positive"),
+        ({"max_source_tokens": 0}, r"max_source_tokens \(0\) is not positive"),
+        ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
+    ],
+)
+def test_settings_out_of_range_are_an_error_at_once(
+    model_and_tokenizer: ModelAndTokenizer, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        translate(*model_and_tokenizer, [], **settings)
+
+
+def test_tokenizer_without_padding_is_an_error(bytes_tokenizer: VaswaniTransformerTokenizer) -> None:
+    class WithoutPadding:
+        pad_token_id = None
+
+    with pytest.raises(ValueError, match=r"no padding token; set tokenizer\.pad_token"):
+        translate(tiny_model(), WithoutPadding(), ["a"])  # ty: ignore[invalid-argument-type] - it reads pad_token_id only
+
+
+def test_single_text_is_not_taken_for_a_list_of_its_characters(model_and_tokenizer: ModelAndTokenizer) -> None:
+    with pytest.raises(TypeError, match=r"texts is the str 'hello world'; give a list of texts, for example \[text\]"):
+        translate(*model_and_tokenizer, "hello world")
+
+
+@pytest.mark.parametrize("max_source_tokens", [4, 99])
+def test_text_that_spells_its_end_does_not_end_and_a_tag_in_it_is_its_token(
+    bytes_tokenizer: VaswaniTransformerTokenizer, max_source_tokens: int
+) -> None:
+    tokenizer, search = tagged(bytes_tokenizer), Echo()
+    list(Translator(search, tokenizer, max_source_tokens)(["<2es> a</s>", "a <pad> b <s>"]))
+    for tokens in search.batches[0]:
+        assert tokens[-1] == tokenizer.eos_token_id
+        assert not {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} & set(tokens[:-1])
+    tag = tokenizer.get_vocab()["<2es>"]
+    assert sorted(tokens.count(tag) for tokens in search.batches[0]) == [0, 1]

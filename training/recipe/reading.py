@@ -1,0 +1,267 @@
+"""Nested dataclasses from YAML and from `--any.field=value` arguments, with every key, type and range checked."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Hashable
+from operator import attrgetter
+from typing import Any, Literal
+
+import yaml
+
+from vaswani_transformer.support.command_line import did_you_mean, not_one_of
+from vaswani_transformer.support.errors import UserError, one_line
+
+LARGEST = 2**63 - 1  # as torch counts
+
+
+def setting(
+    default: Any,
+    above: int | None = None,
+    at_least: int | None = None,
+    is_path: bool = False,
+    is_needed: bool = False,
+    needs: tuple[Any, ...] = (),
+) -> Any:
+    """Return a field of a recipe, with its default and what is known of its values.
+
+    Args:
+        default: the value of a field that is left out.
+        above, at_least: limits of a number.
+        is_path: whether it names a file, folder or repository; `~` in it is expanded.
+        is_needed: whether null is refused, rather than the default.
+        needs: the field that is its switch, and the values of that which switch it on; without any, every value but
+            null and false does.
+    """
+    metadata = {"above": above, "at_least": at_least, "is_path": is_path, "is_needed": is_needed, "needs": needs}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A field of a recipe: its name with the group, such as training.steps, its type, and its dataclass's field."""
+
+    name: str
+    hint: Any
+    field: dataclasses.Field
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """The types of its values, those of a union one by one."""
+        is_union = typing.get_origin(self.hint) in (types.UnionType, typing.Union)
+        return typing.get_args(self.hint) if is_union else (self.hint,)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts among which its value is, if it may not be any text."""
+        return tuple(text for one in self.members if typing.get_origin(one) is Literal for text in typing.get_args(one))
+
+    @property
+    def allowed(self) -> tuple[type, ...]:
+        """The classes of its values; those of choices are left out."""
+        return tuple(typing.get_origin(one) or one for one in self.members if typing.get_origin(one) is not Literal)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether any text is a value."""
+        return str in self.allowed
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether null is a value."""
+        return types.NoneType in self.allowed
+
+
+def settings(cls: Any, prefix: str = "") -> dict[str, Setting]:
+    """Return the fields of a dataclass and of the groups in it, by their names."""
+    found: dict[str, Setting] = {}
+    hints = typing.get_type_hints(cls)
+    for each in dataclasses.fields(cls):
+        name, hint = f"{prefix}{each.name}", hints[each.name]
+        found |= settings(hint, f"{name}.") if dataclasses.is_dataclass(hint) else {name: Setting(name, hint, each)}
+    return found
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """YAML's safe loader, which also rejects a repeated key, as YAML specifies."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                continue  # the safe loader raises its own error
+            if key in lines:
+                raise UserError(f"line {line}: {key!r} is already in line {lines[key]}; keep one of the two.")
+            lines[key] = line
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        UserError: a key occurs twice in a mapping; the message begins with its line.
+        ValueError: the text is not YAML, or has a number or a date that Python cannot hold, or too many levels.
+    """
+    try:
+        value = yaml.load(text, RecipeLoader)
+        json.dumps(value, default=str, skipkeys=True)  # an alias within its own anchor is a value without end
+        return value
+    except yaml.YAMLError as error:
+        raise ValueError(one_line(error, is_complete=True)) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def apply_override(cls: type, tree: dict[str, Any], argument: str) -> None:
+    """Set the value of one `--any.field=value` in the `tree` of a dataclass; the value of a text field is no YAML."""
+    name, equals, text = argument.removeprefix("--").partition("=")
+    if not argument.startswith("--") or not equals:
+        raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
+    *path, last = name.split(".")
+    for key in path:
+        if tree.get(key) is None:
+            tree[key] = {}
+        tree = tree[key]
+        if not isinstance(tree, dict):
+            raise UserError(f"{argument}: {key} is a value, not a group of fields.")
+    known = settings(cls).get(name)
+    is_text = known is not None and known.is_text
+    if not (text or is_text):
+        raise UserError(f"{argument}: the value is empty; give one, or null for the default.")
+    try:
+        tree[last] = text if is_text and text != "null" else read_yaml(text)
+    except UserError as error:
+        raise UserError(f"{argument}: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{argument[:60]}: {text[:40]!r} is not a value ({one_line(error)}); quote it.") from error
+
+
+def build(cls: type, tree: Any, prefix: str = "") -> Any:
+    """Return an instance of the dataclass `cls` from a mapping, with every key and type checked.
+
+    Null is the value of a field that may have none, and leaves any other field or group at its default.
+    """
+    if not isinstance(tree, dict):
+        raise UserError(f"{prefix.rstrip('.')}: expected a group of fields, got {tree!r}.")
+    hints, fields = typing.get_type_hints(cls), settings(cls, prefix)
+    values = {}
+    for key, value in tree.items():
+        if key not in hints:
+            group = prefix.rstrip(".") or "a recipe"
+            raise UserError(
+                f"{prefix}{key}: no such key; {group} has {', '.join(hints)}."
+                f"{did_you_mean(f'{prefix}{key}', [*fields, *(f'{prefix}{name}' for name in hints)])}"
+            )
+        if dataclasses.is_dataclass(hints[key]):
+            if value is not None:
+                values[key] = build(hints[key], value, f"{prefix}{key}.")
+        elif value is not None or fields[f"{prefix}{key}"].is_optional:
+            values[key] = coerce(fields[f"{prefix}{key}"], value)
+        elif fields[f"{prefix}{key}"].field.metadata.get("is_needed"):
+            raise UserError(f"{prefix}{key}: every run needs one; got null, expected a text. Name it, or leave it out.")
+    return cls(**values)
+
+
+def coerce(known: Setting, value: Any) -> Any:
+    """Return a value of a field, the `~` of a path expanded, or raise a UserError."""
+    name = known.name
+    if choices := known.choices:
+        if value is not None and value not in choices:
+            raise UserError(f"{name}: {not_one_of(value, choices)}")
+        return value
+    allowed = known.allowed
+    if float in allowed or isinstance(value, (dict, list)):
+        value = read_exponents(value)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
+        quoting = "; quote a text that YAML takes for something else" if known.is_text else ""
+        raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
+    check_numbers(value, name)
+    check_limits(known, value)
+    is_path = known.field.metadata.get("is_path") and value is not None
+    return os.path.expanduser(value) if is_path else value
+
+
+def read_exponents(value: Any) -> Any:
+    """Return a value, or the members of a group or a list, with a number such as 1e-4, which YAML reads as a word."""
+    if isinstance(value, dict):
+        return {key: read_exponents(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [read_exponents(member) for member in value]
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def check_numbers(value: Any, name: str) -> None:
+    """Check that a number, or each number of a group or a list, is finite and fits into 64 bits."""
+    if isinstance(value, list):
+        for member in value:
+            check_numbers(member, name)
+    if isinstance(value, dict):
+        for key, member in value.items():
+            check_numbers(member, f"{name}.{key}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name}: expected a finite number, got {value}; give one.")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UserError(f"{name}: a number of {len(str(abs(value)))} digits is too large; give a smaller one.")
+
+
+def check_limits(known: Setting, value: Any) -> None:
+    """Check that a number is within its field's limits, and that a text whose default is not empty is not either."""
+    name = known.name
+    above, at_least = (known.field.metadata.get(limit) for limit in ("above", "at_least"))
+    if above is not None and value is not None and value <= above:
+        raise UserError(f"{name}: {value} is not positive; give a number above {above}.")
+    if at_least is not None and value < at_least:
+        raise UserError(f"{name}: {value} is negative; give {at_least} or more.")
+    if value == "" != known.field.default:
+        otherwise = "give null for none" if known.is_optional else "leave it out"
+        raise UserError(f"{name}: the text is empty; name something, or {otherwise}.")
+
+
+def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
+    """Check that every field that is not at its default has an effect: that the field which it needs is so set.
+
+    Args:
+        recipe: the recipe.
+        ignored: groups of fields that need none.
+
+    Raises:
+        UserError: naming all fields that lack the same one.
+    """
+    known = settings(type(recipe))
+    values = {name: attrgetter(name)(recipe) for name in known}
+    idle: dict[tuple[Any, ...], list[str]] = {}
+    for name, one in known.items():
+        switch, *on = needs = one.field.metadata.get("needs") or (None,)
+        if switch is None or name.partition(".")[0] in ignored or values[name] in (None, one.field.default):
+            continue
+        if (values[switch] not in on) if on else (values[switch] in (None, False)):
+            idle.setdefault(needs, []).append(name)
+    for (switch, *on), names in idle.items():
+        state = "null" if values[switch] is None else str(values[switch]).lower()
+        raise UserError(
+            f"{', '.join(names)}: without effect, since {switch} is {state}{f', not {any_of(on)}' if on else ''}; "
+            f"{leave_out(names)}, or set {switch}."
+        )
+
+
+def any_of(values: list[Any]) -> str:
+    """Return values as a choice."""
+    *others, last = (str(value) for value in values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def leave_out(names: list[str]) -> str:
+    """Return the advice to leave fields out, with the arguments that do so where a file has them."""
+    return f"leave {'it' if len(names) == 1 else 'them'} out ({' '.join(f'--{name}=null' for name in names)})"

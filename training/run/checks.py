@@ -1,0 +1,213 @@
+"""Checks of a recipe against its data, its model and the machine, before any training."""
+
+import dataclasses
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from training.data.tokenizing import lengths
+from training.recipe.fields import Recipe
+from training.run.distributed import RunError, is_set, uses_cpu
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.batching.steps import Steps
+from vaswani_transformer.body import ProjectedModel
+from vaswani_transformer.support.errors import UserError, one_line
+
+logger = logging.getLogger(__name__)
+COLUMNS = ("input_ids", "labels")
+
+
+def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
+    """Check that every pair fits into the model and into a batch.
+
+    Raises:
+        UserError: one training pair exceeds a step's tokens, or a source, target or hypothesis can exceed the table
+            of learned positions.
+    """
+    longest = {
+        (split, column): int(lengths(pairs, column).max()) for split, pairs in encoded.items() for column in COLUMNS
+    }
+    if recipe.data.streaming:  # a later pair may have any length that is not dropped
+        longest |= {("train", column): recipe.data.max_length for column in COLUMNS}
+    for column, name in zip(COLUMNS, ("source_tokens", "target_tokens"), strict=True):
+        if longest["train", column] > getattr(recipe.training, name):
+            raise UserError(
+                f"training.{name}: a pair {'may have' if recipe.data.streaming else 'has'} "
+                f"{longest['train', column]} tokens on that side, more than the "
+                f"{getattr(recipe.training, name)} of a step; raise it or lower data.max_length."
+            )
+    micro_batches = PartialState().num_processes * accumulation(recipe, PartialState().num_processes)
+    if len(encoded["train"]) < micro_batches:
+        raise UserError(
+            f"training.device_tokens: {len(encoded['train'])} training pairs cannot be split into {micro_batches} "
+            "micro-batches of a step; raise it, or use fewer processes."
+        )
+    if recipe.data.streaming and recipe.data.buffer < 10 * micro_batches:
+        raise UserError(
+            f"data.buffer: {recipe.data.buffer} pairs are too few for {micro_batches} micro-batches of a "
+            f"step; give at least {10 * micro_batches}."
+        )
+    if config.position_embedding != "learned":
+        return
+    for (split, column), length in longest.items():
+        needed = length
+        if split != "train" and column == "input_ids" and not recipe.kind.is_parallel:
+            needed += recipe.decoding.max_source_relative_length
+        if needed > config.max_position_embeddings:
+            raise UserError(
+                f"model.max_position_embeddings: split {split} needs {needed} positions in {column}, translations "
+                f"included, and the table has {config.max_position_embeddings}; raise it, shorten the texts, or use "
+                "sinusoidal positions."
+            )
+
+
+def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, train: Dataset) -> None:
+    """Count the training pairs with a target whose length a parallel model never predicts, and warn of them.
+
+    Raises:
+        UserError: it predicts none of the lengths.
+    """
+    if not (names := recipe.kind.length_limits):
+        return
+    sources, targets = (lengths(train, column) for column in COLUMNS)
+    limits = [getattr(config, name) for name in names]
+    compared = targets if len(limits) == 1 else [t - s for s, t in zip(sources, targets, strict=True)]
+    low, high = (1, *limits) if len(limits) == 1 else limits
+    outside = sum(not low <= length <= high for length in compared)
+    if not outside:
+        return
+    fields = ", ".join(f"model.{name}" for name in names)
+    what = "targets have" if len(limits) == 1 else "targets differ from their sources by"
+    first = "first " if recipe.data.streaming else ""
+    message = (
+        f"{fields}: {outside:,d} of the {first}{len(train):,d} training {what} lengths that the model never predicts; "
+        f"got {min(compared)} to {max(compared)} tokens, expected {low} to {high}."
+    )
+    if outside == len(train):
+        raise UserError(f"{message} Set {fields}, or drop such pairs.")
+    if PartialState().is_main_process:
+        logger.warning("%s It learns their words, but the nearest length.", message)
+
+
+def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
+    """Warn of validation and test pairs that are longer than training pairs may be: they are translated whole."""
+    limit = recipe.data.max_length
+    for split in sorted(set(encoded) - {"train"}):
+        longest = list(map(max, *(lengths(encoded[split], column) for column in COLUMNS)))
+        if (count := sum(length > limit for length in longest)) and PartialState().is_main_process:
+            logger.warning(
+                "data.%s: %d of %d pairs are longer than data.max_length (%d), the longest has %d tokens; each "
+                "evaluation translates them whole, which may take minutes.",
+                *(split, count, len(longest), limit, max(longest)),
+            )
+
+
+def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
+    """Check that the resumed run's steps have the same pairs as before; very small micro-batches can change them.
+
+    Args:
+        before: the recipe, as a dictionary, that the run started with.
+        recipe: the recipe to resume with.
+        pairs: the training pairs.
+
+    Raises:
+        RunError: under one of the two recipes a step has fewer pairs than micro-batches.
+    """
+    training, processes = recipe.training, PartialState().num_processes
+    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    micro_batches = [
+        processes * accumulation(dataclasses.replace(recipe, training=either), processes)
+        for either in (other, training)
+    ]
+    if micro_batches[0] == micro_batches[1] or recipe.data.streaming:
+        return
+    sizes, budgets = [lengths(pairs, column) for column in COLUMNS], (training.source_tokens, training.target_tokens)
+    before_steps, steps = (Steps.of(*sizes, budgets, number).bounds for number in micro_batches)
+    if not np.array_equal(before_steps, steps):
+        raise RunError(
+            f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
+            f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
+        )
+
+
+def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
+    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens.
+
+    Raises:
+        UserError: the tokenizer lacks a token that this kind of model needs.
+    """
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if recipe.kind.needs_mask:
+        if tokenizer.mask_token_id is None:
+            raise UserError(
+                "tokenizer: has no <mask>, expected one for model.kind cmlm; add it by "
+                'tokenizer.add_special_tokens({"mask_token": "<mask>"}) and save the tokenizer again.'
+            )
+        ids["mask_token_id"] = tokenizer.mask_token_id
+    return recipe.model_config(vocab_size=len(tokenizer), **ids)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe.
+
+    Raises:
+        UserError: its attention implementation does not train here, it cannot be sharded, or it has too few lengths to
+            try.
+    """
+    name = attention(recipe)
+    if uses_cpu() and name not in ("eager", "sdpa"):
+        raise UserError(
+            f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
+            "accelerator."
+        )
+    if "decoder_steps" in recipe.kind.training and is_set("ACCELERATE_USE_FSDP"):
+        raise UserError(
+            "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "
+            "file of training/accelerate that does not shard."
+        )
+    ids, vocab_size = {}, recipe.tokenizer.vocab_size
+    if recipe.kind.needs_mask:
+        ids, vocab_size = {"mask_token_id": vocab_size}, vocab_size + 1
+    with torch.device("meta"):
+        model = recipe.kind.model_class(recipe.model_config(vocab_size=vocab_size, **ids))
+    set_attention(model, name)
+    if recipe.kind.is_parallel and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
+        raise UserError(
+            f"decoding.length_beam_size: got {size}, and the model has {model.num_length_classes} length classes; "
+            "give at most as many."
+        )
+
+
+def set_attention(model: ProjectedModel, name: str) -> None:
+    """Set a model's attention implementation by its name in Transformers.
+
+    Raises:
+        UserError: it is not installed, or does not support this model.
+    """
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"training.attention: {one_line(error)}") from error
+
+
+def attention(recipe: Recipe) -> str:
+    """Return the name of the attention implementation on this machine."""
+    if recipe.training.attention != "auto":
+        return recipe.training.attention
+    return "eager" if uses_cpu() else "sdpa"
+
+
+def accumulation(recipe: Recipe, num_processes: int) -> int:
+    """Return the micro-batches of a rank in a step, so that each has at most `device_tokens` tokens."""
+    tokens = max(recipe.training.source_tokens, recipe.training.target_tokens)
+    return math.ceil(tokens / (num_processes * recipe.training.device_tokens))

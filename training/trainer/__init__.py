@@ -1,0 +1,1 @@
+"""The trainer, its callbacks and evaluation, the reaction to divergence, and ENGINE's energy."""

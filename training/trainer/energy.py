@@ -1,0 +1,154 @@
+"""The energy of a parallel model's output under an autoregressive teacher: ENGINE (Tu et al. 2020).
+
+B batch, S source, T target, N target tokens, V words of the teacher. The energy of a target is the teacher's negative
+log-likelihood of it, made differentiable: the teacher reads and scores what an operator makes of the student's
+log-probabilities, such as a mixture of embeddings, in place of words.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
+
+from training.recipe.fields import Recipe
+from training.run.encoder import check_same_vocabulary
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.latent import gumbel_noise
+from vaswani_transformer.loss import accumulation_dtype
+from vaswani_transformer.support.checked_loading import load_config, load_model
+
+
+def one_hot(scores: Tensor) -> Tensor:
+    """Return 1 at the largest of `scores` (N, V) in each row and 0 elsewhere."""
+    return functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+
+
+def straight_through(scores: Tensor, soft: Tensor) -> Tensor:
+    """Return the one-hot of the largest of `scores` (N, V), whose gradient is that of `soft` (N, V)."""
+    return one_hot(scores) + (soft - soft.detach())
+
+
+# Functions of log-probabilities (N, V) and noise of the same shape, which give what the teacher reads or scores.
+OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "softmax": lambda log_probs, _: log_probs.exp(),
+    "straight_through_softmax": lambda log_probs, _: straight_through(log_probs, log_probs.exp()),
+    "straight_through_logits": lambda log_probs, _: straight_through(log_probs, log_probs),
+    "gumbel_softmax": lambda log_probs, noise: (log_probs + noise).softmax(-1),
+    "straight_through_gumbel": lambda log_probs, noise: straight_through(
+        log_probs + noise, (log_probs + noise).softmax(-1)
+    ),
+}
+DISCRETE = "straight_through_softmax"  # whose value is the one-hot of the likeliest word
+
+
+class Energy:
+    """The energy of targets under a frozen teacher; gradients pass through the teacher and none stay in it.
+
+    It is not a module, so that the teacher is neither saved nor sharded with the student.
+
+    Args:
+        teacher: an autoregressive model, which is switched to evaluation mode.
+        inputs: the operator that makes what the teacher reads.
+        outputs: the operator that makes what it scores; the same sample as `inputs` if both are samples.
+    """
+
+    def __init__(
+        self, teacher: VaswaniTransformerForConditionalGeneration, inputs: str = "softmax", outputs: str = "softmax"
+    ) -> None:
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.inputs, self.outputs = inputs, outputs
+
+    def __call__(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the energy (B,) of each target, in nats.
+
+        Args:
+            logits: (B, T, V or more), the student's; the teacher has no words beyond V, such as `<mask>`.
+            is_real: (B, T), True at the tokens of each target, of which the last is `</s>`.
+            input_ids, attention_mask: (B, S), the source.
+        """
+        return self.energies(logits, is_real, input_ids, attention_mask, self.inputs, self.outputs)
+
+    @torch.no_grad()
+    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the teacher's negative log-likelihood (B,) of the likeliest words and their end."""
+        return self.energies(logits, is_real, input_ids, attention_mask, DISCRETE, DISCRETE)
+
+    def energies(
+        self,
+        logits: Tensor,
+        is_real: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        inputs: str,
+        outputs: str,
+    ) -> Tensor:
+        """Return the energies (B,) by two operators; the other arguments are those of `__call__`."""
+        student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
+        log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
+        is_random = any("gumbel" in name for name in (inputs, outputs))
+        noise = gumbel_noise(log_probs) if is_random else log_probs.new_zeros(())
+        read = OPERATORS[inputs](log_probs, noise)  # (N, V)
+        scored = read if inputs == outputs else OPERATORS[outputs](log_probs, noise)  # (N, V)
+        teacher = self.teacher_log_probs(read, is_real, input_ids, attention_mask)  # (N, V)
+        is_last = (is_real.sum(1, keepdim=True) == is_real.cumsum(1))[is_real]  # (N,)
+        ends = teacher[:, self.teacher.config.end_token_id]
+        losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
+        rows = is_real.nonzero()[:, 0]
+        return losses.new_zeros(len(is_real)).index_add(0, rows, losses)
+
+    def teacher_log_probs(
+        self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
+        """Return the teacher's log-probabilities (N, V) of each token, given its inputs (N, V) before that."""
+        body = self.teacher.model
+        with torch.no_grad():  # the source does not depend on the student
+            memory = body.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        embed = body.decoder.embed_tokens
+        words = (read.to(embed.weight.dtype) @ embed.weight) * embed.embed_scale  # (N, d_model)
+        embeds = words.new_zeros(*is_real.shape, words.shape[-1])  # (B, T, d_model)
+        embeds = embeds.masked_scatter(is_real.unsqueeze(-1), words)
+        start = torch.tensor(self.teacher.config.target_start_token_id, device=read.device)
+        start = embed(start).to(words.dtype).expand(len(is_real), 1, -1)
+        states = body.decoder(
+            inputs_embeds=torch.cat([start, embeds[:, :-1]], dim=1),
+            attention_mask=is_real.long(),
+            encoder_hidden_states=memory,
+            encoder_attention_mask=attention_mask,
+            use_cache=False,
+        ).last_hidden_state
+        logits = self.teacher.lm_head(states[is_real])  # (N, V)
+        return logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+
+
+def check_energy(recipe: Recipe) -> None:
+    """Check, before the data is read, that the teacher of the energy is autoregressive.
+
+    Raises:
+        UserError: the teacher is another kind of model, or missing, or its weights cannot be loaded.
+    """
+    if (name := recipe.training.energy_from) is not None:
+        load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
+        load_model(name, VaswaniTransformerForConditionalGeneration)  # only to check its weights
+
+
+def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the teacher's vocabulary is the run's, `<mask>` aside.
+
+    Raises:
+        UserError: the vocabularies differ.
+    """
+    if recipe.training.energy_from is not None:
+        check_same_vocabulary("training.energy_from", recipe.training.energy_from, tokenizer)
+
+
+def load_energy(recipe: Recipe, teacher: str, device: torch.device) -> Energy:
+    """Return the energy under a teacher, the model's folder or its name on the Hub, that a recipe trains by.
+
+    Raises:
+        UserError: the teacher's weights cannot be loaded.
+    """
+    model = load_model(teacher, VaswaniTransformerForConditionalGeneration)
+    operators = (recipe.training.energy_inputs or "softmax", recipe.training.energy_outputs or "softmax")
+    return Energy(model.to(device), *operators)

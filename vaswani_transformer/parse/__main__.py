@@ -1,6 +1,0 @@
-"""Run `vaswani-parse` as `python -m vaswani_transformer.parse`."""
-
-from .command import main
-
-if __name__ == "__main__":
-    main()

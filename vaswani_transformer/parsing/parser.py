@@ -1,0 +1,100 @@
+"""Sentences in, trees out: a model's linear trees over the sentences' own words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..support.errors import UserError
+from ..translation.translator import translate
+from .constraint import tree_constraint
+from .linear import ParsedSentence, delinearize, has_places
+from .words import escape_brackets, split_plain, split_tokenized
+
+
+class SourceTexts:
+    """The source texts of sentences, which remembers each sentence's words until its tree is made.
+
+    Args:
+        sentences: the words of each.
+
+    Attributes:
+        first: the number of the first sentence whose tree is made; the words of earlier ones are not kept.
+    """
+
+    def __init__(self, sentences: Iterable[list[str]]) -> None:
+        self.sentences, self.first = sentences, 0
+        self.words: dict[int, list[str]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        for number, words in enumerate(self.sentences):
+            if number >= self.first:
+                self.words[number] = words
+            yield " ".join(words)
+
+    def tree(self, number: int, text: str) -> ParsedSentence:
+        """Return the tree of the sentence of that number, from 0, and forget its words."""
+        return delinearize(text, self.words.pop(number))
+
+
+def words_of(sentence: str | Sequence[str]) -> list[str]:
+    """Return the words of a plain text, or those given, with round brackets as treebanks write them.
+
+    Raises:
+        ValueError: a given word is empty or has white space in it, so that its tree could not be read again.
+    """
+    if isinstance(sentence, str):
+        return split_plain(sentence)
+    for word in sentence:
+        if split_tokenized(word) != [escape_brackets(word)]:
+            raise ValueError(
+                f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or give "
+                "the sentence as one text."
+            )
+    return [escape_brackets(word) for word in sentence]
+
+
+def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that a model writes trees, which its vocabulary shows.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not has_places(tokenizer.get_vocab()):
+        raise UserError(
+            f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
+            "(data.kind: trees), or translate by vaswani-translate."
+        )
+
+
+def parse(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[str | Sequence[str]],
+    **settings: Any,
+) -> Iterator[ParsedSentence]:
+    """Yield the tree of each sentence, in order, by the model's own generation config.
+
+    The leaves of a tree are always the sentence's words; `is_repaired` is true if the output was malformed. The
+    tree of a sentence without words has no leaves.
+
+    Args:
+        model: a model that was trained for parsing.
+        tokenizer: its tokenizer.
+        sentences: each as plain text, which is split into words close to the Penn Treebank's rules, or as its words.
+        **settings: those of `translate`, such as `batch_tokens`, and arguments of `generate()`, such as `num_beams`.
+
+    Raises:
+        TypeError: `sentences` is a single text.
+        ValueError: the model is no parser; as `translate`; a word is empty or has white space in it.
+    """
+    if isinstance(sentences, str):
+        raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
+    check_parser(tokenizer, "tokenizer")
+    texts = SourceTexts(map(words_of, sentences))
+    settings = {"constraint": tree_constraint(model, tokenizer)} | settings
+    for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
+        yield texts.tree(number, translation.text)
+
+
+__all__ = ["SourceTexts", "check_parser", "parse"]

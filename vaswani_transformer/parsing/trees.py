@@ -1,0 +1,188 @@
+"""Constituency trees in Penn Treebank brackets: read, written, and prepared for evaluation."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..support.errors import UserError
+
+ROOT = "TOP"
+"""The label of every tree's root, which evaluation ignores."""
+ROOTS = frozenset({"", "ROOT", "S1", ROOT})
+"""The roots of treebanks; a file without one gets it."""
+EMPTY_TAG = "-NONE-"
+"""The tag of traces and other empty elements."""
+BRACKET_TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A word with its part-of-speech tag; round brackets in a word are `-LRB-` and `-RRB-`, as in treebanks."""
+
+    tag: str
+    word: str
+
+    def __str__(self) -> str:
+        return f"({self.tag} {self.word})"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A constituent: its label and its parts from left to right; a sentence's root is `TOP`.
+
+    `str(tree)` is the tree in brackets on one line. No method recurses, so a tree may have any depth.
+    """
+
+    label: str
+    children: tuple["Tree | Leaf", ...]
+
+    def events(self) -> Iterator[tuple[Literal["open", "word", "close"], "Tree | Leaf"]]:
+        """Yield the tree from left to right: the beginning and the end of each constituent, and each word."""
+        stack: list[tuple[Literal["open", "word", "close"], Tree | Leaf]] = [("open", self)]
+        while stack:
+            event, node = stack.pop()
+            yield event, node
+            if event == "open" and isinstance(node, Tree):
+                stack.append(("close", node))
+                stack.extend(("word" if isinstance(child, Leaf) else "open", child) for child in node.children[::-1])
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """The words in their order, with tags."""
+        return [node for _, node in self.events() if isinstance(node, Leaf)]
+
+    @property
+    def words(self) -> list[str]:
+        """The words in their order."""
+        return [leaf.word for leaf in self.leaves]
+
+    def __str__(self) -> str:
+        texts = {"open": lambda node: f"({node.label}", "word": str, "close": lambda _: ")"}
+        return " ".join(texts[event](node) for event, node in self.events()).replace(" )", ")")
+
+
+@dataclass
+class OpenNode:
+    """A bracket that is read: the line of its beginning, and what followed so far."""
+
+    line: int
+    label: str | None = None
+    words: list[str] = field(default_factory=list)
+    children: list[Tree | Leaf] = field(default_factory=list)
+
+
+def close_node(node: OpenNode, where: str) -> Tree | Leaf:
+    """Return the constituent or word of a bracket that is closed.
+
+    Raises:
+        UserError: it holds neither one word nor only brackets.
+    """
+    label = node.label or ""
+    if node.children and not node.words:
+        return Tree(label, tuple(node.children))
+    if len(node.words) == 1 and not node.children:
+        return Leaf(label, node.words[0])
+    got = f"the words {', '.join(node.words[:3])}" if node.words else "nothing"
+    got += " and brackets" if node.children else ""
+    raise UserError(f"{where}: the bracket {label!r} holds {got}, expected one word or brackets. Correct the tree.")
+
+
+def add_text(stack: list[OpenNode], text: str, where: str) -> None:
+    """Add a label or a word to the innermost open bracket.
+
+    Raises:
+        UserError: no bracket is open, or the label is a root's within a tree.
+    """
+    if not stack:
+        raise UserError(f"{where}: {text[:40]!r} stands outside of all brackets. Correct the file.")
+    node = stack[-1]
+    if node.label is not None or node.children:
+        node.words.append(text)
+        return
+    node.label = text
+    if len(stack) > 1:
+        check_inner(stack, text, where)
+
+
+def check_inner(stack: list[OpenNode], label: str, where: str) -> None:
+    """Check that a label within a tree is not that of a root.
+
+    Raises:
+        UserError: it is.
+    """
+    if label in ROOTS:
+        raise UserError(
+            f"{where}: a tree with the root {label!r} starts before the one of line {stack[0].line} is closed. "
+            "Correct the brackets of that tree."
+        )
+
+
+def with_root(node: Tree | Leaf) -> Tree:
+    """Return a tree that was read, with the root `TOP`."""
+    if isinstance(node, Tree) and node.label in ROOTS:
+        return Tree(ROOT, node.children)
+    return Tree(ROOT, (node,))
+
+
+def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
+    """Yield the trees of a bracketed file, each with the number of its first line.
+
+    A tree may have one line or many. `(ROOT`, `(S1`, `(TOP` and a bracket without a label become the root `TOP`; a
+    tree without such a root gets it.
+
+    Args:
+        lines: the lines with their numbers.
+        name: their name in messages.
+
+    Raises:
+        UserError: a tree is broken; the message names the line.
+    """
+    stack: list[OpenNode] = []
+    for number, line in lines:
+        where = f"{name}, line {number}"
+        for token in BRACKET_TOKEN.findall(line):
+            if token == "(":
+                if len(stack) > 1 and stack[-1].label is None:
+                    check_inner(stack, "", where)
+                stack.append(OpenNode(number))
+            elif token != ")":
+                add_text(stack, token, where)
+            elif not stack:
+                raise UserError(f"{where}: a bracket is closed that was not opened. Correct the tree before it.")
+            else:
+                last = stack.pop()
+                node = close_node(last, where)
+                if stack:
+                    stack[-1].children.append(node)
+                else:
+                    yield last.line, with_root(node)
+    if stack:
+        raise UserError(f"{name}, line {stack[0].line}: the tree that starts here is not closed. Correct its brackets.")
+
+
+def evaluation_label(label: str) -> str:
+    """Return a constituent's label without functional tags and indices: NP of NP-SBJ-1 and of NP=2."""
+    return label[:1] + re.split("[-=]", label[1:], maxsplit=1)[0]
+
+
+def evaluation_tree(tree: Tree) -> Tree | None:
+    """Return a tree as parsers learn it and evaluation counts it; None if no word is left.
+
+    Labels lose their functional tags. Traces and other empty elements disappear, and constituents that held nothing
+    else.
+    """
+    stack: list[list[Tree | Leaf]] = [[]]
+    for event, node in tree.events():
+        if isinstance(node, Leaf):
+            if node.tag != EMPTY_TAG:
+                stack[-1].append(node)
+        elif event == "open":
+            stack.append([])
+        elif children := stack.pop():
+            stack[-1].append(Tree(evaluation_label(node.label), tuple(children)))
+    (cleaned,) = stack[0] or [None]
+    return cleaned if isinstance(cleaned, Tree) else None
+
+
+__all__ = ["EMPTY_TAG", "ROOT", "Leaf", "Tree", "evaluation_tree", "read_trees"]

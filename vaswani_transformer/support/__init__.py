@@ -1,0 +1,1 @@
+"""Errors, files, command lines, modes and checked loading, which every command uses."""

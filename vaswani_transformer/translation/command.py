@@ -1,0 +1,314 @@
+"""The command `vaswani-translate MODEL < source.txt > target.txt`, also `python -m vaswani_transformer.translation`."""
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging
+
+from ..support.command_line import silence_stdout
+from ..support.errors import OutputError, UserError, one_line
+from ..support.files import lines_of, read_errors
+from ..support.interrupts import INTERRUPTED, raise_interrupts
+from .loading import make_translator, model_digest
+from .options import parse
+from .output import ResumableFile, StreamOutput, is_finished
+from .readers import DigestedInput, json_texts, text_lines
+from .translator import TooLongError, Translation
+
+RESUME_KEYS = (
+    "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "iterations", "length_beam",
+    "max_length", "max_source_tokens", "too_long", "dtype", "engine",
+)  # fmt: skip
+"""The options, besides the model, that results depend on."""
+NAMED_WORDS = 10  # of a line, in a message about a file
+
+
+def log(message: str) -> None:
+    """Write a line to standard error, above the progress bar."""
+    tqdm.write(message, file=sys.stderr)
+
+
+def read_texts(options: argparse.Namespace, source: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the texts in the input's lines."""
+    if options.format == "text":
+        return text_lines(source, name)
+    return json_texts(source, name, options.field or "text", options.source)
+
+
+def join_lines(text: str) -> str:
+    """Return a text on one line."""
+    return " ".join(text.replace("\r", "\n").split("\n"))
+
+
+def format_lines(translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
+    """Return the output lines of a line's translations."""
+    hypotheses = translation.hypotheses
+    if options.format == "text":
+        lines = [join_lines(hypothesis.text) for hypothesis in hypotheses]
+        if options.scores:
+            lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
+        return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
+    rows: list[dict[str, Any]] = [{"translation": hypothesis.text} for hypothesis in hypotheses]
+    for row, hypothesis in zip(rows, hypotheses, strict=True):
+        if hypothesis.score is not None:
+            row["score"] = round(hypothesis.score, 4)
+    return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
+
+
+def lines_per_text(options: argparse.Namespace) -> int:
+    """Return the number of output lines of a line."""
+    return options.nbest or 1 if options.format == "text" else 1
+
+
+def has_record(options: argparse.Namespace) -> bool:
+    """Return whether the output is a file, which has a record, and not a pipe or device."""
+    return options.output is not None and (options.output.is_file() or not options.output.exists())
+
+
+def resume_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the results depend on, besides the texts.
+
+    Raises:
+        UserError: as `model_digest`.
+    """
+    return {"model": model_digest(options)} | {name: getattr(options, name) for name in RESUME_KEYS}
+
+
+def open_input(options: argparse.Namespace) -> BinaryIO:
+    """Return the stream of the input's lines.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if options.input is None:
+        return sys.stdin.buffer
+    with read_errors(options.input):
+        return options.input.open("rb")
+
+
+def open_output(options: argparse.Namespace, settings: dict[str, Any]) -> StreamOutput | ResumableFile:
+    """Return where the results go.
+
+    Raises:
+        UserError: the file was started with other settings.
+    """
+    if options.output is None:
+        return StreamOutput(sys.stdout.buffer, "standard output")
+    if not has_record(options):
+        return StreamOutput(options.output.open("wb"), str(options.output))
+    return ResumableFile(options.output, lines_per_text(options), settings, [options.batch_tokens, options.window])
+
+
+def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
+    """Return a bar of translated lines, shown in a terminal or on request."""
+    is_shown = sys.stderr.isatty() if options.progress is None else options.progress
+    total = None
+    if is_shown and options.input is not None and options.input.is_file():
+        with options.input.open("rb") as file:
+            total = sum(1 for _ in lines_of(file))
+    return tqdm(total=total, initial=done, unit="line", disable=not is_shown, file=sys.stderr)
+
+
+def warn_of_truncation(translation: Translation, name: str, number: int) -> None:
+    log(
+        f"{name}, line {number}: {translation.source_tokens} tokens, more than {translation.max_source_tokens}, so it "
+        "was truncated; --too_long=keep translates all of it, --too_long=error ends at such a line."
+    )
+
+
+class UnknownWords:
+    """The lines with words that the vocabulary lacks, for one warning at the end.
+
+    Args:
+        name: the input's name.
+        options: `strict` makes such a line an error.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.is_strict = name, options.strict
+        self.lines, self.first = 0, ""
+
+    def count(self, translation: Translation, number: int) -> None:
+        """Count a line's translation.
+
+        Raises:
+            UserError: the line has such a word, under `--strict`.
+        """
+        if not translation.unknown_words:
+            return
+        words = ", ".join(map(repr, translation.unknown_words[:NAMED_WORDS]))
+        line = f"line {number}: {words}{' ...' if len(translation.unknown_words) > NAMED_WORDS else ''}"
+        if self.is_strict:
+            raise UserError(f"{self.name}, {line}: the vocabulary lacks them; change the line, or leave out --strict.")
+        self.lines, self.first = self.lines + 1, self.first or line
+
+    def warn(self) -> None:
+        """Log how many lines there are, and the first one's words."""
+        if self.lines:
+            lines = f"{self.lines} line{' has' if self.lines == 1 else 's have'} words that the vocabulary lacks"
+            log(f"{self.name}: {lines}, whose results are guesses ({self.first}); --strict ends at such a line.")
+
+
+def log_unknown_words(translation: Translation) -> None:
+    """Log the words of a typed line that the vocabulary lacks."""
+    if translation.unknown_words:
+        log(f"Unknown words, whose results are guesses: {', '.join(map(repr, translation.unknown_words))}.")
+
+
+def translate_lines(
+    translations: Callable[..., Iterator[Translation]],
+    texts: DigestedInput,
+    output: StreamOutput | ResumableFile,
+    options: argparse.Namespace,
+) -> None:
+    """Write the translations of all texts that have none yet.
+
+    Raises:
+        UserError: a line is invalid, has unknown words under `--strict`, or is too long under `--too_long=error` or for
+            the model's table of positions.
+    """
+    unknown = UnknownWords(texts.name, options)
+    with progress_bar(options, output.done) as bar:
+        try:
+            results = translations(texts, skip=output.done, progress=bar.update)
+            for number, translation in enumerate(results, output.done + 1):
+                if translation.is_truncated:
+                    warn_of_truncation(translation, texts.name, number)
+                unknown.count(translation, number)
+                output.write(format_lines(translation, number, options), texts)
+        except TooLongError as error:
+            raise error.in_command(texts.name) from error
+    unknown.warn()
+
+
+def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
+    """Return whether the output is finished, and log it if so; `settings` are empty for an output without a record.
+
+    Raises:
+        UserError: as `is_finished`.
+    """
+    if not settings or not is_finished(options.output, settings, texts, name):
+        return False
+    log(f"{options.output}: is finished already and stays unchanged.")
+    return True
+
+
+def run(options: argparse.Namespace) -> None:
+    """Translate the input's lines.
+
+    Raises:
+        UserError: the input, the output or the model cannot be used.
+    """
+    name = "standard input" if options.input is None else str(options.input)
+    with open_input(options) as source:
+        settings = resume_settings(options) if has_record(options) else {}
+        if is_done(options, settings, read_texts(options, source, name), name):
+            return
+        translations = make_translator(options)
+        with contextlib.closing(open_output(options, settings)) as output:
+            if output.done:
+                log(f"{options.output}: resumes after line {output.done} of {name}.")
+            if output.batching_changed:
+                log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
+            texts = DigestedInput(read_texts(options, source, name), name, output.done, output.known, output.digest)
+            translate_lines(translations, texts, output, options)
+            output.finish(texts)
+
+
+def prompt_lines() -> Iterator[str]:
+    """Yield lines of standard input; in a terminal with a prompt, editing and a history.
+
+    Raises:
+        UserError: a line is not UTF-8 and does not come from a terminal.
+    """
+    if not sys.stdin.isatty():
+        yield from text_lines(sys.stdin.buffer, "standard input")
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` editing and a history
+    with contextlib.suppress(EOFError):
+        while True:
+            try:
+                line = input("> ").strip()
+                line.encode()
+            except UnicodeError:
+                log("The line is not UTF-8; type it again.")
+            else:
+                yield line
+
+
+def run_interactive(options: argparse.Namespace) -> None:
+    """Translate each line as soon as it is read.
+
+    Raises:
+        UserError: the model cannot be used.
+    """
+    translations = make_translator(options)
+    output = StreamOutput(sys.stdout.buffer, "standard output")
+    for number, line in enumerate(prompt_lines(), start=1):
+        try:
+            (translation,) = translations([line])
+        except TooLongError as error:
+            log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
+            continue
+        if translation.is_truncated:
+            warn_of_truncation(translation, "standard input", number)
+        log_unknown_words(translation)
+        output.write(format_lines(translation, number, options))
+
+
+def check_streams(options: argparse.Namespace) -> None:
+    """Check that standard input and output are open if the command uses them.
+
+    Raises:
+        UserError: naming the option to give instead.
+    """
+    for stream, name, path in ((sys.stdin, "input", options.input), (sys.stdout, "output", options.output)):
+        if stream is None and path is None:
+            raise UserError(f"standard {name} is closed; give --{name}=FILE.")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory is used up; for the CPU's memory torch and CTranslate2 raise a RuntimeError."""
+    names_memory = re.search("out of memory|allocate memory|not enough memory", str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or names_memory
+
+
+def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Run a command on its lines; a user's error ends it with one line and exit status 2."""
+    raise_interrupts()
+    logging.disable_progress_bar()
+    try:
+        check_streams(options)
+        action(options)
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        silence_stdout()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        log(f"Interrupted{'; the same command resumes it' if options.output else ''}.")
+        sys.exit(INTERRUPTED)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
+        fewer = f"a smaller {' or '.join(given)}, or " if given else ""
+        log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        log(one_line(error))
+        if isinstance(error, OutputError) and options.output is None:
+            silence_stdout()
+        sys.exit(2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's error ends it with one line and exit status 2."""
+    options = parse(arguments)
+    run_guarded(run_interactive if options.interactive else run, options)

@@ -1,0 +1,168 @@
+"""Engines that find translations: the protocol, and `generate()` of Transformers.
+
+B texts of a batch, S source, T target, n translations of a text, R hypotheses: n B.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeGuard, cast
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedModel
+
+from ..config import as_token_ids
+from ..generation_settings import CallSettings
+from ..nar_generation import ParallelGeneration
+from ..search import length_penalty
+from ..support.modes import eval_mode
+
+DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model has positions without end
+SCORING_TOKENS = 2048  # target tokens that are scored at once, each with a number for every vocabulary entry
+
+ScoredTokens = tuple[list[int], float | None]
+
+Constraint = Callable[[list[str], Tensor], LogitsProcessor]
+"""A function of the texts of a batch, and of the new tokens that each target may have (B,), which makes the processor
+that excludes tokens from the search."""
+
+
+class DecodingEngine(Protocol):
+    """An engine that finds translations; `Translator` takes any callable with these attributes."""
+
+    num_translations: int
+    """n, the translations of each text."""
+    scores: bool
+    """True if hypotheses have scores."""
+
+    def __call__(self, sources: list[list[int]]) -> list[list[ScoredTokens]]:
+        """Return, for each text of a batch of token lists, the new tokens and scores of its n best hypotheses."""
+        ...
+
+
+@torch.no_grad()
+def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    """Return log P(Y | X) in nats of each target (R,), a sum over its tokens, `</s>` included.
+
+    Args:
+        model: any encoder-decoder of Transformers, in evaluation mode.
+        input_ids, attention_mask: (R, S), the sources.
+        labels: (R, T), the targets with their end tokens; -100 after them.
+    """
+    rows, sums = max(1, SCORING_TOKENS // labels.shape[1]), []
+    for batch in (slice(start, start + rows) for start in range(0, labels.shape[0], rows)):
+        gold = labels[batch]
+        logits = model(input_ids=input_ids[batch], attention_mask=attention_mask[batch], labels=gold).logits
+        logits = logits.float()  # (rows, T, V)
+        scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
+        sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
+    return torch.cat(sums)
+
+
+def is_parallel(model: object) -> TypeGuard[ParallelGeneration]:
+    """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
+    return hasattr(model, "num_length_classes")
+
+
+def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
+    """Return rows of unequal lengths as one tensor, padded on the right with `value`."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows], device=device)
+
+
+class TransformersEngine:
+    """`model.generate()`, on the model's own device and in evaluation mode.
+
+    Args:
+        model: any encoder-decoder of Transformers that generates.
+        pad_token_id: the token that pads the sources of a batch; the attention mask hides it.
+        scores: whether to return scores, by one more pass over each hypothesis; a model that predicts all tokens at
+            once has scores of its search.
+        **generate_kwargs: arguments of `generate()`, which override the model's generation config.
+    """
+
+    def __init__(self, model: PreTrainedModel, pad_token_id: int, scores: bool = False, **generate_kwargs: Any) -> None:
+        self.model, self.pad_token_id, self.scores = model, pad_token_id, scores
+        self.generate_kwargs = generate_kwargs
+        self.num_translations = self.resolve_setting("num_return_sequences", 1)
+
+    def resolve_setting(self, name: str, default: Any = None) -> Any:
+        """Return a setting as `generate()` resolves it: the call's, or else the model's."""
+        configs = (self.generate_kwargs.get("generation_config"), self.model.generation_config)
+        values = (self.generate_kwargs.get(name), *(getattr(config, name, None) for config in configs))
+        return next((value for value in values if value is not None), default)
+
+    @torch.no_grad()
+    def __call__(
+        self, sources: list[list[int]], constrain: Callable[[Tensor], LogitsProcessor] | None = None
+    ) -> list[list[ScoredTokens]]:
+        """Return the hypotheses of a batch, by a search under the constraint of its texts if there is one."""
+        tokens = pad_rows(sources, self.pad_token_id, self.model.device)  # (B, S)
+        mask = pad_rows([[1] * len(source) for source in sources], 0, self.model.device)  # (B, S)
+        with eval_mode(self.model):
+            settings = {} if constrain is None else {"logits_processor": [constrain(self.target_limits(mask))]}
+            output = self.generate(tokens, mask, **settings)
+            targets = (output if isinstance(output, Tensor) else output.sequences)[:, 1:]  # (R, T), without the start
+            lengths = self.lengths(targets)
+            scores: list[float | None] = [None] * len(targets)
+            if self.scores and is_parallel(self.model):
+                scores = output.sequences_scores.tolist()
+            elif self.scores:
+                scores = self.score(tokens, mask, targets, lengths).tolist()
+        ids = [row[:length] for row, length in zip(targets.tolist(), lengths.tolist(), strict=True)]
+        hypotheses, count = list(zip(ids, scores, strict=True)), len(ids) // len(sources)
+        return [hypotheses[start : start + count] for start in range(0, len(hypotheses), count)]
+
+    def target_limits(self, mask: Tensor) -> Tensor:
+        """Return how many new tokens each target may have (B,), for sources with this mask (B, S)."""
+        given: dict[str, Any] = self.generate_kwargs | {"attention_mask": mask}
+        return CallSettings(given.pop("generation_config", None), self.model.generation_config, given).target_limits()
+
+    def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
+        """Return what `generate()` returns for sources (B, S), their mask (B, S) and more of its arguments."""
+        settings = self.generate_kwargs | more
+        if self.scores and is_parallel(self.model):
+            settings = settings | {"return_dict_in_generate": True}
+        return cast(Any, self.model).generate(input_ids=tokens, attention_mask=mask, **settings)
+
+    def lengths(self, targets: Tensor) -> Tensor:
+        """Return the tokens of each target (R, T) up to its end token or, without one, up to its padding (R,)."""
+        positions = torch.arange(1, targets.shape[1] + 1, device=targets.device)
+        ends = torch.tensor(as_token_ids(self.resolve_setting("eos_token_id")), dtype=torch.long, device=targets.device)
+        is_end = torch.isin(targets, ends)
+        to_padding = (positions * targets.ne(self.resolve_setting("pad_token_id", self.pad_token_id))).amax(1)
+        return torch.where(is_end.any(1), is_end.long().argmax(1) + 1, to_padding)
+
+    def score(self, tokens: Tensor, mask: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """Return log P(Y | X) / lp(Y) of each target (R,)."""
+        count = targets.shape[0] // tokens.shape[0]
+        is_padding = torch.arange(targets.shape[1], device=targets.device) >= lengths[:, None]
+        sources = (rows.repeat_interleave(count, dim=0) for rows in (tokens, mask))
+        sums = log_probabilities(self.model, *sources, targets.masked_fill(is_padding, -100))
+        alpha = self.resolve_setting("length_penalty", 1.0)
+        return sums / length_penalty(lengths.clamp(min=1), alpha, self.resolve_setting("length_penalty_type", "power"))
+
+    def max_source_tokens(self) -> int:
+        """Return the tokens that a text may have, which leave positions for its translation; without a table 1,024."""
+        config = self.model.config
+        table = getattr(config, "max_position_embeddings", None)
+        if table is None or getattr(config, "position_embedding", None) == "sinusoidal":
+            return DEFAULT_MAX_SOURCE_TOKENS
+        limits = [self.generate_kwargs.get(name) for name in ("max_new_tokens", "max_length")]
+        relative = 0 if any(limits) else self.resolve_setting("max_source_relative_length", 0)
+        return max(1, table - relative)
+
+    def max_positions(self) -> int | None:
+        """Return the tokens that no text may exceed; None where no table of learned positions of this package ends."""
+        is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
+        return self.max_source_tokens() if is_learned else None
+
+
+__all__ = [
+    "Constraint",
+    "DecodingEngine",
+    "ScoredTokens",
+    "TransformersEngine",
+    "is_parallel",
+    "log_probabilities",
+    "pad_rows",
+]

@@ -1,0 +1,238 @@
+"""Load the model that a command translates with, and make its translator."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..cpu.model import prepare_for_inference
+from ..support.checked_loading import (
+    check_model_name,
+    check_tokenizer_fits,
+    load_config,
+    load_errors,
+    load_model,
+    load_tokenizer,
+    own_model_types,
+)
+from ..support.errors import UserError, one_line
+from ..support.files import digest_of_model
+from .ctranslate2_engine import CTranslate2Engine
+from .engine import Constraint, is_parallel
+from .translator import Translation, Translator, translate
+
+TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
+ConstraintMaker = Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None]
+
+
+def resolve_device(options: argparse.Namespace) -> torch.device:
+    """Return the device of `--device`, or else the accelerator or the CPU.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    try:
+        return torch.zeros(1, device=options.device or accelerator or "cpu").device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
+
+
+def should_prepare(options: argparse.Namespace, model_type: str, device: torch.device) -> bool:
+    """Return whether to prepare a model for the device: one of this package on a CPU, except in float16.
+
+    Raises:
+        UserError: int8 is given and the model cannot be prepared.
+    """
+    is_own_type, is_on_cpu = model_type in own_model_types(), device.type == "cpu"
+    if options.dtype == "int8" and not (is_own_type and is_on_cpu):
+        raise UserError(
+            f"--dtype=int8: is for models of this package on a CPU; got {options.model} of type {model_type!r} on "
+            f"{device}. Give {'another --dtype' if is_on_cpu else '--device=cpu, or another --dtype'}."
+        )
+    return is_own_type and is_on_cpu and options.dtype != "float16"
+
+
+def check_not_converted(model: str) -> None:
+    """Check that a folder is not one of CTranslate2.
+
+    Raises:
+        UserError: it is.
+    """
+    if all((Path(model) / name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
+        raise UserError(f"{model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
+
+
+def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
+
+    Args:
+        options: `model`, `device`, `dtype`, `revision` and `trust_remote_code`.
+
+    Raises:
+        UserError: they cannot be loaded, do not fit each other, or cannot run there or in that dtype.
+    """
+    check_model_name(options.model)
+    check_not_converted(options.model)
+    device = resolve_device(options)
+    shared = {"revision": options.revision or "main", "trust_remote_code": options.trust_remote_code}
+    is_prepared = should_prepare(options, load_config(options.model, **shared).model_type, device)
+    if device.type == "meta":
+        raise UserError("--device=meta: weights have no values there; give a device that computes.")
+    tokenizer = load_tokenizer(options.model, **shared)
+    model = load_model(options.model, dtype="float32" if is_prepared else options.dtype, **shared)
+    with load_errors(options.model):
+        model.to(device)
+    check_tokenizer_fits(model, tokenizer, options.model)
+    if is_prepared:
+        model = prepare_for_inference(model, "float32" if options.dtype == "auto" else options.dtype)
+    return model, tokenizer
+
+
+def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
+    """Check that the model's way of decoding has the options that are given.
+
+    Raises:
+        UserError: beams for a model that predicts all words at once; iterations for one that does not refine; a length
+            beam above its length classes, or for an autoregressive model.
+    """
+    name = options.model
+    if not is_parallel(model):
+        for option in ("iterations", "length_beam"):
+            if getattr(options, option) is not None:
+                raise UserError(
+                    f"--{option}: {name} writes one token after the other; it is an option of models that "
+                    "predict all words at once. Leave it out, or give --beams."
+                )
+        return
+    for option in ("beams", "length_penalty"):
+        if getattr(options, option) is not None:
+            raise UserError(
+                f"--{option}: {name} predicts all words at once and has no beams. Leave it out, or give --length_beam."
+            )
+    if (options.iterations or 1) > 1 and not model.refines:
+        raise UserError(f"--iterations={options.iterations}: {name} has one pass. Leave it out, or give a CMLM.")
+    if (options.length_beam or 1) > model.num_length_classes:
+        raise UserError(
+            f"--length_beam={options.length_beam}: {name} has {model.num_length_classes} length classes. Give at most "
+            "as many."
+        )
+
+
+def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
+    """Return the arguments of `generate()`.
+
+    Raises:
+        UserError: as `check_search`, or `--nbest` is larger than the number of beams or lengths.
+    """
+    check_search(options, model)
+    option, field = ("length_beam", "length_beam_size") if is_parallel(model) else ("beams", "num_beams")
+    beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
+    if options.nbest is not None and options.nbest > beams:
+        what = "lengths of the length beam" if is_parallel(model) else "beams"
+        raise UserError(
+            f"--nbest={options.nbest}: more than the {beams} {what}; give --{option}={options.nbest} as well."
+        )
+    settings = {
+        "num_beams": options.beams,
+        "length_penalty": options.length_penalty,
+        "num_iterations": options.iterations,
+        "length_beam_size": options.length_beam,
+        "max_new_tokens": options.max_length,
+        "num_return_sequences": options.nbest or 1,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def make_torch_translator(
+    options: argparse.Namespace, check: TokenizerCheck, make_constraint: ConstraintMaker | None
+) -> Callable[..., Iterator[Translation]]:
+    """Return `translate` with the model and settings of the options, and the constraint of the model's search.
+
+    Raises:
+        UserError: as `load`, `check` and `generate_settings`.
+    """
+    model, tokenizer = load(options)
+    check(tokenizer, options.model)
+    return partial(
+        translate,
+        model,
+        tokenizer,
+        batch_tokens=options.batch_tokens,
+        window=options.window,
+        max_source_tokens=options.max_source_tokens,
+        too_long=options.too_long,
+        scores=options.scores,
+        constraint=None if make_constraint is None else make_constraint(model, tokenizer),
+        **generate_settings(options, model),
+    )
+
+
+def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> Translator:
+    """Return a translator by CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote.
+
+    Raises:
+        UserError: there is no such model, or it cannot run with these options.
+    """
+    try:
+        engine = CTranslate2Engine(
+            options.model,
+            scores=options.scores,
+            num_beams=options.beams,
+            length_penalty=options.length_penalty,
+            max_new_tokens=options.max_length,
+            num_return_sequences=options.nbest or 1,
+            batch_tokens=0,  # the translator makes the batches
+            device=options.device or "auto",
+            compute_type="default" if options.dtype == "auto" else options.dtype,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise UserError(one_line(error)) from error
+    if engine.tokenizer is None:
+        raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
+    check(engine.tokenizer, options.model)
+    limit = options.max_source_tokens or engine.max_source_tokens()
+    settings = (options.batch_tokens, options.window, options.too_long, engine.positions)
+    return Translator(engine, engine.tokenizer, limit, *settings)
+
+
+def make_translator(
+    options: argparse.Namespace,
+    check: TokenizerCheck = lambda tokenizer, name: None,
+    make_constraint: ConstraintMaker | None = None,
+) -> Callable[..., Iterator[Translation]]:
+    """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
+
+    Args:
+        options: the command's.
+        check: raises an error for a model that is not of the command's task, by its tokenizer.
+
+    Raises:
+        UserError: as the engines' own functions.
+    """
+    if options.engine == "ctranslate2":
+        return make_ct2_translator(options, check)
+    return make_torch_translator(options, check, make_constraint)
+
+
+def model_digest(options: argparse.Namespace) -> str:
+    """Return what identifies the model in a record: a digest of its folder's files or, on the Hub, its commit.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    if (folder := Path(options.model)).is_dir():
+        return digest_of_model(folder)
+    if options.engine == "ctranslate2":  # no folder: the engine raises the error
+        return ""
+    config = load_config(
+        options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
+    )
+    return f"{options.model}@{getattr(config, '_commit_hash', None)}"
+
+
+__all__ = ["load", "make_translator", "model_digest"]

@@ -1,0 +1,136 @@
+"""The options of `vaswani-translate`."""
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from ..support.command_line import ArgumentParser, finite_float, positive_int, utf8_text
+from ..support.saved_settings import MAX_ALPHA
+from .translator import TooLong
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPE_HELP = (
+    "of products with weights; int8 on a CPU only (float32 on a CPU, as saved on other devices and with CTranslate2)"
+)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options; options that exclude each other end it with status 2."""
+    parser = ArgumentParser(
+        prog="vaswani-translate",
+        description="Translate a text line by line, in order, by the model's own search.",
+        epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
+        "FILE.record, next to FILE, holds the model and settings.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    add_line_options(parser)
+    add_search_options(parser)
+    add_machine_options(parser)
+    options = parser.parse_args(arguments)
+    check_combination(parser, options)
+    check_paths(parser, options)
+    return options
+
+
+def add_line_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("lines")
+    group.add_argument("--input", type=Path, metavar="FILE", help="the text to translate (standard input)")
+    group.add_argument("--output", type=Path, metavar="FILE", help="where results go (standard output)")
+    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
+    group.add_argument(
+        "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, the field of the text: {"NAME": "..."} (text)'
+    )
+    group.add_argument(
+        "--source", type=utf8_text, metavar="LANGUAGE", help='or the language in {"translation": {"LANGUAGE": "..."}}'
+    )
+    group.add_argument(
+        "--scores",
+        action="store_true",
+        help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
+    )
+    group.add_argument(
+        "--nbest", type=positive_int, metavar="N", help="the N best, each after its line's number and a tab"
+    )
+    group.add_argument("--interactive", action="store_true", help="translate each line as soon as it is typed")
+    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search", "the model's generation config is the default")
+    group.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
+    group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+    group.add_argument("--iterations", type=positive_int, metavar="N", help="passes over an output, for a CMLM")
+    group.add_argument(
+        "--length_beam",
+        type=positive_int,
+        metavar="L",
+        help="lengths that a model which predicts all words at once tries for each line",
+    )
+    group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of an output, </s> included")
+    group.add_argument(
+        "--max_source_tokens", type=positive_int, metavar="N", help="of a line (the table of positions, or 1024)"
+    )
+    group.add_argument(
+        "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
+    )
+    group.add_argument("--strict", action="store_true", help="end at a line with a word that the vocabulary lacks")
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
+    group.add_argument(
+        "--window", type=positive_int, default=2048, metavar="N", help="lines sorted by length at once (2048)"
+    )
+    group.add_argument(
+        "--engine",
+        choices=("torch", "ctranslate2"),
+        default="torch",
+        help="what runs MODEL; see vaswani-convert (torch)",
+    )
+    group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
+    group.add_argument("--revision", help="of a model on the Hub")
+    group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+
+
+def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the command if options exclude each other."""
+    if options.interactive and (options.input or options.output or options.format != "text"):
+        parser.error("--interactive reads and writes lines of text; leave out --input, --output and --format.")
+    if options.interactive and options.strict:
+        parser.error("--interactive names each line's unknown words and continues; leave out --strict.")
+    if options.format == "text" and (options.field or options.source):
+        parser.error("--field and --source are of JSON Lines; give --format=jsonl as well.")
+    if options.field and options.source:
+        parser.error("--field and --source both say where the text is; give one of them.")
+    if options.engine == "ctranslate2" and (options.revision or options.trust_remote_code):
+        parser.error("--revision and --trust_remote_code are of the Hub; CTranslate2 runs a folder of vaswani-convert.")
+    if options.engine == "ctranslate2" and (options.iterations or options.length_beam):
+        parser.error(
+            "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM, IterativeVAE or FlowSeq. Leave them out."
+        )
+    if options.length_penalty is not None and abs(options.length_penalty) > MAX_ALPHA:
+        parser.error(
+            f"--length_penalty={options.length_penalty}: lengths to this power overflow; give a number from "
+            f"-{MAX_ALPHA} to {MAX_ALPHA}."
+        )
+
+
+def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the command if the input cannot be read or the output cannot be a file."""
+    if options.input and options.input.is_dir():
+        parser.error(f"--input={options.input}: is a folder; name a file.")
+    if options.input and not options.input.exists():
+        parser.error(f"--input={options.input}: does not exist; name an existing file.")
+    if options.output and options.output.is_dir():
+        parser.error(f"--output={options.output}: is a folder; name a file.")
+    if options.output and not options.output.absolute().parent.is_dir():
+        parser.error(f"--output={options.output}: {options.output.absolute().parent} is not a folder; make it first.")
+    if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
+        parser.error(f"--output={options.output}: is the input itself; name another file.")
+
+
+__all__ = ["DTYPES", "DTYPE_HELP", "parse"]

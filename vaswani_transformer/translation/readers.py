@@ -1,0 +1,145 @@
+"""Texts from lines, checked line by line, and a digest of the texts that were read."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, BinaryIO
+
+from ..support.errors import UserError, one_line
+from ..support.files import TextDigest, lines_of, parse_json, read_errors
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+
+
+def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield the lines of a stream.
+
+    Raises:
+        UserError: the system stops reading.
+    """
+    lines = iter(stream)
+    while True:
+        with read_errors(name):
+            line = next(lines, None)
+        if line is None:
+            return
+        yield line
+
+
+def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the lines of UTF-8 text without white space at their ends.
+
+    Only a line feed ends a line, or a carriage return in a text without line feeds.
+
+    Raises:
+        UserError: a line is not UTF-8, and the message gives its number; or the stream cannot be read.
+    """
+    for number, line in enumerate(lines_of(readable_lines(stream, name)), start=1):
+        try:
+            yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode().strip()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                "line); correct the line, or convert the file, for example with iconv."
+            ) from error
+
+
+def json_type(value: Any) -> str:
+    """Return JSON's name of a value's type."""
+    return JSON_TYPES.get(type(value), "a number")
+
+
+def describe_value(holder: Any, key: str) -> str:
+    """Describe the JSON value that is not an object with a text under `key`."""
+    if not isinstance(holder, dict):
+        return json_type(holder)
+    if key in holder:
+        return f"{json_type(holder[key])} in the field {key}"
+    return f"the fields {', '.join(holder)}" if holder else "no fields"
+
+
+def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = None) -> Iterator[str]:
+    """Yield the texts of JSON Lines; an empty line has the empty text.
+
+    Args:
+        stream: the lines.
+        name: the stream's name in messages.
+        field: the field of a text, without a language.
+        language: the language of a text within the field `translation`.
+
+    Raises:
+        UserError: a line is not UTF-8 or not JSON, or has no such text; the message gives its number.
+    """
+    key = field if language is None else language
+    expected = f'{{"{field}": "..."}}' if language is None else f'{{"translation": {{"{language}": "..."}}}}'
+    for number, line in enumerate(text_lines(stream, name), start=1):
+        if not line:
+            yield ""
+            continue
+        try:
+            row = parse_json(line)
+            holder = row if language is None or not isinstance(row, dict) else row.get("translation")
+            text = holder.get(key) if isinstance(holder, dict) else None
+            if isinstance(text, str):
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{name}, line {number}: the text has {error.object[error.start]!a}, half of a surrogate pair and not "
+                "a character; correct the line."
+            ) from error
+        except ValueError as error:  # also of a number with thousands of digits
+            raise UserError(f"{name}, line {number}: not valid JSON ({one_line(error)}); correct the line.") from error
+        if not isinstance(text, str):
+            raise UserError(
+                f"{name}, line {number}: got {describe_value(holder, key)}, expected {expected}; correct the line, or "
+                "give another --field or --source."
+            )
+        yield text.strip()
+
+
+class DigestedInput:
+    """Texts that are counted and digested as they are read, so that a later run can check that it gets the same ones.
+
+    Args:
+        texts: the texts.
+        name: their name in messages.
+        done: how many of them an earlier run finished.
+        known: how many it had read; those after the first `done` are read and compared before any is passed on.
+        expected: the digest of the texts that it had read.
+
+    Raises:
+        UserError: while reading, if the texts differ.
+    """
+
+    def __init__(self, texts: Iterable[str], name: str, done: int = 0, known: int = 0, expected: str = "") -> None:
+        self.texts, self.name = iter(texts), name
+        self.done, self.known, self.expected = done, known, expected
+        self._digest = TextDigest()
+
+    @property
+    def count(self) -> int:
+        """The number of texts that were read."""
+        return self._digest.count
+
+    @property
+    def digest(self) -> str:
+        """The digest of the texts that were read."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from map(self._read, islice(self.texts, self.done))
+        ahead = [self._read(text) for text in islice(self.texts, self.known - self.done)]
+        if self.known and (self.count, self.digest) != (self.known, self.expected):
+            raise UserError(
+                f"{self.name}: is not the text of the unfinished output, whose first {self.known} lines must be "
+                "unchanged; give the same text, or another --output."
+            )
+        yield from ahead
+        yield from map(self._read, self.texts)
+
+    def _read(self, text: str) -> str:
+        self._digest.add(text)
+        return text
+
+
+__all__ = ["DigestedInput", "json_texts", "text_lines"]
