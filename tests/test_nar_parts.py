@@ -22,8 +22,7 @@ from vaswani_transformer.lengths import (
     real_tokens,
     soft_copy,
 )
-from vaswani_transformer.nar_decoder import PositionalAttention
-from vaswani_transformer.relative import RelativeSelfAttention
+from vaswani_transformer.nat_decoder import PositionalAttention, RelativeSelfAttention
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -4,6 +4,7 @@ B batch, H heads, Q queries, K keys, k target rows of one source row. Widths: d_
 d_v a head's values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import cast
 
@@ -15,7 +16,6 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config import VaswaniTransformerConfig
-from .restricted import attend_in_blocks
 
 
 def scaled_dot_product_attention(
@@ -135,6 +135,16 @@ class MultiHeadAttention(nn.Module):
         return attended[..., : self.value_head_dim], weights  # (B, Q, H, d_v)
 
 
+class BlockwiseMask(ABC):
+    """A mask that computes attention block by block."""
+
+    @abstractmethod
+    def attend(
+        self, attend: Callable, query: Tensor, key: Tensor, value: Tensor, **kwargs: object
+    ) -> tuple[Tensor, None]:
+        """Return the output (B, Q, H, d_v) by `attend`, equation (1) of a block; there are no weights."""
+
+
 class SelfAttention(MultiHeadAttention):
     """Self-attention: every position attends to every position of the same text (3.2.3).
 
@@ -148,18 +158,16 @@ class SelfAttention(MultiHeadAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute equation (1); a window comes as a mask, as a mask of blocks, or as a number for flash attention."""
+        """Compute equation (1); the mask has the window, which flash attention gets as a number."""
         reach = self.config.attention_window
         if reach is not None and self.is_flash:
             kwargs["sliding_window"] = reach + 1  # Transformers counts the token itself
-        if reach is not None and isinstance(attention_mask, Tensor) and attention_mask.dim() == 5:
-            return attend_in_blocks(super().attend, query, key, value, attention_mask, reach, **kwargs)
         return super().attend(query, key, value, attention_mask, **kwargs)
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | BlockwiseMask | None = None,
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
@@ -169,7 +177,10 @@ class SelfAttention(MultiHeadAttention):
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)  # (B, H, K, d_k), (B, H, K, d_v)
-        attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, Q, H, d_v)
+        if isinstance(attention_mask, BlockwiseMask):
+            attended, weights = attention_mask.attend(self.attend, query, key, value, **kwargs)
+        else:
+            attended, weights = self.attend(query, key, value, attention_mask, **kwargs)  # (B, Q, H, d_v)
         return self.o_proj(attended.flatten(-2)), weights
 
 
@@ -258,6 +269,7 @@ class CrossAttention(MultiHeadAttention):
 
 
 __all__ = [
+    "BlockwiseMask",
     "CausalSelfAttention",
     "CrossAttention",
     "MultiHeadAttention",

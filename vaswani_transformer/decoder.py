@@ -6,13 +6,13 @@ B batch, S source, T target, k target rows of one source row.
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import CausalSelfAttention, CrossAttention, padding_mask
+from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
 from .layers import VaswaniTransformerDecoderLayer
@@ -23,7 +23,19 @@ from .pretrained import (
     check_tokens,
     tensor_parallel_plan,
 )
-from .restricted import Window, empty_cache
+from .restricted import Window
+
+
+def empty_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> EncoderDecoderCache:
+    """Return an empty cache of a decoder, which keeps the r newest keys of a layer's self-attention.
+
+    It keeps all keys if there is an `attention_mask` of targets: some of the r newest may be padding.
+    """
+    target_config = config
+    if config.attention_window is not None and attention_mask is None:
+        target_config = config.get_text_config(decoder=True)  # a copy
+        target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
+    return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
 
 
 def check_rows(rows: int, sources: int) -> None:
@@ -124,7 +136,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     def self_attention_mask(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> Tensor | BlockMask | None:
+    ) -> Tensor | BlockMask | BlockwiseMask | None:
         """Return the causal mask of self-attention, in the form that the attention implementation takes."""
         target_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if self.config.attention_window is not None:
@@ -168,4 +180,4 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         return padding_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
 
 
-__all__ = ["VaswaniTransformerDecoder", "check_rows"]
+__all__ = ["VaswaniTransformerDecoder", "check_rows", "empty_cache"]

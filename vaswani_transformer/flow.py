@@ -21,7 +21,8 @@ from .config import VaswaniTransformerConfig
 from .embeddings import sinusoids
 from .layers import AddAndNorm
 from .loss import accumulation_dtype
-from .nar_decoder import ParallelDecoderLayer, PositionalAttention
+from .nar_decoder import ParallelDecoderLayer
+from .nat_decoder import PositionalAttention
 
 logger = logging.get_logger(__name__)
 

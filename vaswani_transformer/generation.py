@@ -22,9 +22,9 @@ from transformers.generation import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from .config import VaswaniTransformerConfig
+from .decoder import empty_cache
 from .generation_settings import CallSettings, SourceLimitCriteria, search_settings
 from .pretrained import KNOWN_VERSIONS
-from .restricted import empty_cache
 from .search import Decoder, beam_search, greedy_search
 
 SOURCE_INPUTS = ("attention_mask", "position_ids")

@@ -22,10 +22,10 @@ from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas, soft_copy
 from .loss import reduce_loss
-from .nar_decoder import PositionalDecoder
 from .nar_generation import ParallelSettings, ParallelTargets
 from .nar_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
 from .nat import PositionalHead, VaswaniNatConfig
+from .nat_decoder import PositionalDecoder
 
 
 @strict

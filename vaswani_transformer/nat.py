@@ -18,9 +18,9 @@ from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int
 from .lengths import LengthDifference, canvas, choose_positions, real_tokens, soft_copy
 from .loss import chunk_size
-from .nar_decoder import PositionalDecoder
 from .nar_generation import ParallelGeneration, ParallelSettings, ParallelTargets
 from .nar_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
+from .nat_decoder import PositionalDecoder
 
 
 @strict

@@ -7,13 +7,15 @@ the text, counted over unmasked tokens: padding and given `position_ids` change 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
+from .attention import BlockwiseMask
 from .config import VaswaniTransformerConfig
 from .embeddings import count_positions
 
@@ -21,22 +23,47 @@ MIN_BLOCK = 32
 """The fewest queries of a block: smaller products are slow."""
 
 
-def empty_cache(config: VaswaniTransformerConfig, attention_mask: Tensor | None = None) -> EncoderDecoderCache:
-    """Return an empty cache of a decoder, which keeps the r newest keys of a layer's self-attention.
-
-    It keeps all keys if there is an `attention_mask` of targets: some of the r newest may be padding.
-    """
-    target_config = config
-    if config.attention_window is not None and attention_mask is None:
-        target_config = config.get_text_config(decoder=True)  # a copy
-        target_config.sliding_window = config.attention_window + 1  # Transformers counts the token itself
-    return EncoderDecoderCache(DynamicCache(config=target_config), DynamicCache(config=config))
-
-
 def side_by_side(attention_mask: Tensor) -> bool:
     """Return whether the tokens of each text are neighbors, so that (B, n) has padding at the ends only."""
     starts = nn.functional.pad(attention_mask.ne(0).to(torch.int8), (1, 0)).diff() == 1  # (B, n)
     return bool((starts.sum(-1) <= 1).all())
+
+
+def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: int = 0) -> Tensor:
+    """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width) with tokens of their neighbors."""
+    remainder = blocks * block - heads.shape[2]
+    padded = nn.functional.pad(heads, (0, 0, before, remainder + after))
+    return padded.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Band(BlockwiseMask):
+    """Neighborhoods block by block: O(r n d), and no n x n numbers.
+
+    Attributes:
+        allowed: (B or 1, N, 1, c, w), whether each query of a block attends to each of its keys, which begin r places
+            before the block.
+        reach: r.
+    """
+
+    allowed: Tensor
+    reach: int
+
+    def attend(
+        self, attend: Callable, query: Tensor, key: Tensor, value: Tensor, **kwargs: object
+    ) -> tuple[Tensor, None]:
+        """Return the output (B, n, H, d_v) for queries and keys (B, H, n, d_k) and values (B, H, n, d_v)."""
+        batch, _, length, _ = query.shape
+        blocks, _, block, width = self.allowed.shape[1:]
+        neighbors = (self.reach, width - block - self.reach)
+        attended, _ = attend(
+            in_blocks(query, blocks, block),
+            in_blocks(key, blocks, block, *neighbors),
+            in_blocks(value, blocks, block, *neighbors),
+            self.allowed.expand(batch, -1, -1, -1, -1).flatten(0, 1),
+            **kwargs,
+        )  # (B N, c, H, d_v)
+        return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
 
 
 class Window:
@@ -63,7 +90,7 @@ class Window:
         length = queries.shape[1]
         self.num_keys, self.offset = (length, 0) if cache is None else cache.get_mask_sizes(length, 0)
 
-    def mask(self, attention_mask: Tensor | BlockMask | None) -> Tensor | BlockMask | None:
+    def mask(self, attention_mask: Tensor | BlockMask | None) -> Tensor | BlockMask | Band | None:
         """Return the mask in the form that the attention implementation takes; None: each query attends to all keys.
 
         Raises:
@@ -169,8 +196,8 @@ class Window:
             and (attention_mask is None or (attention_mask.shape[1] == length and side_by_side(attention_mask)))
         )
 
-    def band(self, attention_mask: Tensor | None) -> Tensor:
-        """Return whether each query of a block may attend to each of its keys (B or 1, N, 1, c, w).
+    def band(self, attention_mask: Tensor | None) -> Band:
+        """Return the neighborhoods by blocks of queries.
 
         Keys begin r places before a block and end with it, or r places after it where attention is not causal. A query
         that is padding may attend to itself, or it had no key.
@@ -190,42 +217,7 @@ class Window:
         keys = nn.functional.pad(is_token, (reach, remainder + after)).unfold(
             1, reach + block + after, block
         )  # (B, N, w)
-        return ((is_near & keys[:, :, None]) | (distance == 0))[:, :, None]
+        return Band(((is_near & keys[:, :, None]) | (distance == 0))[:, :, None], reach)
 
 
-def in_blocks(heads: Tensor, blocks: int, block: int, before: int = 0, after: int = 0) -> Tensor:
-    """Cut (B, H, n, width) into blocks (B N, H, before + c + after, width) with tokens of their neighbors."""
-    remainder = blocks * block - heads.shape[2]
-    padded = nn.functional.pad(heads, (0, 0, before, remainder + after))
-    return padded.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
-
-
-def attend_in_blocks(
-    attend: Callable, query: Tensor, key: Tensor, value: Tensor, band: Tensor, reach: int, **kwargs: object
-) -> tuple[Tensor, None]:
-    """Compute equation (1) for blocks of queries, which attend to the keys near them: O(r n d), no n x n numbers.
-
-    Args:
-        attend: equation (1), of the arguments that follow.
-        query, key: (B, H, n, d_k).
-        value: (B, H, n, d_v).
-        band: (B or 1, N, 1, c, w), as from `Window.band`.
-        reach: r.
-
-    Returns:
-        The attention output (B, n, H, d_v); there are no weights.
-    """
-    batch, _, length, _ = query.shape
-    blocks, _, block, width = band.shape[1:]
-    neighbors = (reach, width - block - reach)
-    attended, _ = attend(
-        in_blocks(query, blocks, block),
-        in_blocks(key, blocks, block, *neighbors),
-        in_blocks(value, blocks, block, *neighbors),
-        band.expand(batch, -1, -1, -1, -1).flatten(0, 1),
-        **kwargs,
-    )  # (B N, c, H, d_v)
-    return attended.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length], None
-
-
-__all__ = ["MIN_BLOCK", "Window", "attend_in_blocks", "empty_cache"]
+__all__ = ["MIN_BLOCK", "Band", "Window"]
