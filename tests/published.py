@@ -12,20 +12,19 @@ EVERY_FAMILY = {
     "loss.py",
     "pipeline.py",
     "pretrained.py",
-    "tokenizer.py",
     "restricted.py",
+    "tokenizer.py",
 }
 EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
     "lengths.py",
     "nar_decoder.py",
     "nar_generation.py",
     "nar_head.py",
-    "relative.py",
 }
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
-    "nat": EVERY_PARALLEL_FAMILY | {"nat.py"},
-    "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py"},
-    "flowseq": EVERY_PARALLEL_FAMILY | {"flow.py", "flowseq.py", "nat.py"},
+    "nat": EVERY_PARALLEL_FAMILY | {"nat.py", "nat_decoder.py"},
+    "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py", "nat_decoder.py"},
+    "flowseq": EVERY_PARALLEL_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},
     "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "cmlm_masks.py"},
 }

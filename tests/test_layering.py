@@ -17,47 +17,44 @@ from tests.published import PUBLISHED_FILES
 PACKAGE = ROOT / "vaswani_transformer"
 TRAINING = ROOT / "training"
 
-# In reading order: a file imports only from files above it.
-PUBLISHED = [
-    *("config", "dropout", "embeddings", "window", "attention", "layers", "tokenizer", "pipeline", "pretrained"),
-    *("encoder", "decoder", "loss", "body", "search", "generation_settings", "generation", "model"),
-    *("lengths", "relative", "parallel", "parallel_head", "parallel_generation", "masking", "nat"),
-    *("latent", "iterative_vae", "flow", "flowseq", "cmlm"),
-]
-# Never published, in the same order; they import from published files too.
-SHARED = [
-    *("interrupts", "errors", "files", "modes", "command_line", "saved_settings", "checked_loading", "schedule"),
-]
-# Never published either: the folders that each folder imports from, beyond published and shared files.
+PLAN = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
+"""Its three tables: the flat files in reading order, the folders of the package, the files and folders of training/."""
+
+
+def names_in_table(number: int) -> list[str]:
+    """Return the names in the first column of one of the plan's tables, in their order."""
+    tables = [[line for line in block.splitlines() if line.startswith("| ")] for block in PLAN.split("\n\n")]
+    rows = [table for table in tables if table][number][2:]
+    return [name.strip(" `/") for row in rows for name in row.split("|")[1].split(",")]
+
+
+PUBLISHED, PACKAGE_FOLDERS, TRAINING_PARTS = (names_in_table(number) for number in range(3))
+# The folders that each folder of the package imports from, beyond published files and support.
 ROOMS = {
+    "support": set(),
     "batching": set(),
     "cpu": set(),
-    "convert": {"translate"},
-    "figures": set(),
-    "parse": {"figures", "translate"},
-    "translate": {"cpu"},
+    "convert": {"translation"},
+    "figures": {"batching"},
+    "parsing": {"figures", "translation"},
+    "translation": {"cpu"},
 }
 
 # The folders and files of training/ that each of its folders imports from. The files import from every folder.
 TRAINING_ROOMS = {
     "toy_task": set(),
     "tasks": set(),
-    "monitor": {"kinds", "tasks"},
+    "recipe": set(),
+    "monitor": {"recipe", "tasks"},
     "data": {"recipe", "tasks", "toy_task"},
-    "report": {"data", "kinds", "monitor", "recipe", "recipe_reading", "tasks"},
+    "report": {"data", "monitor", "recipe", "tasks"},
+    "run": {"data", "monitor", "recipe", "report"},
+    "trainer": {"data", "monitor", "publish", "recipe", "report", "run", "tasks"},
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names
 # The pattern by which Transformers' loader finds imports of sibling files, anywhere in the text.
 LOADER_IMPORT = re.compile(r"^\s*(?:from\s+\.(\S+)\s+import|import\s+\.(\S+)\s*$)", re.MULTILINE)
-
-
-def existing(names: list[str]) -> list[str]:
-    return [name for name in names if (PACKAGE / f"{name}.py").is_file()]
-
-
-def flat_files() -> set[str]:
-    return {path.stem for path in PACKAGE.glob("*.py")}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -96,12 +93,12 @@ def imported_units(path: Path) -> set[str]:
     return {module[0] for module in relative_imports(path)}
 
 
-@pytest.mark.parametrize("name", existing(PUBLISHED))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_imports_only_from_those_above_it(name: str) -> None:
     assert imported_units(PACKAGE / f"{name}.py") <= set(PUBLISHED[: PUBLISHED.index(name)])
 
 
-@pytest.mark.parametrize("name", existing(PUBLISHED))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_imports_in_the_form_that_the_loader_finds(name: str) -> None:
     path = PACKAGE / f"{name}.py"
     nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
@@ -110,25 +107,19 @@ def test_published_file_imports_in_the_form_that_the_loader_finds(name: str) -> 
     assert {one or other for one, other in matches} == imported_units(path)
 
 
-@pytest.mark.parametrize("name", existing(PUBLISHED))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_needs_no_further_package(name: str) -> None:
     assert absolute_imports(PACKAGE / f"{name}.py") <= ALLOWED_PACKAGES
 
 
-@pytest.mark.parametrize("name", existing(SHARED))
-def test_shared_file_imports_only_from_published_files_and_those_above_it(name: str) -> None:
-    above = {*PUBLISHED, *SHARED[: SHARED.index(name)]}
-    assert imported_units(PACKAGE / f"{name}.py") <= above
-
-
-@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
-def test_room_imports_only_from_flat_files_and_the_rooms_it_may(room: str) -> None:
-    allowed = {*PUBLISHED, *SHARED, *ROOMS[room], room}
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_imports_only_from_published_files_and_the_rooms_it_may(room: str) -> None:
+    allowed = {*PUBLISHED, *ROOMS[room], "support", room}
     for path in (PACKAGE / room).rglob("*.py"):
         assert imported_units(path) <= allowed, path
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+@pytest.mark.parametrize("room", ROOMS)
 def test_files_of_a_room_import_each_other_in_one_direction(room: str) -> None:
     graph = {(room, path.stem): relative_imports(path) for path in (PACKAGE / room).glob("*.py")}
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
@@ -139,10 +130,16 @@ def test_registration_imports_only_published_files() -> None:
     assert imported_units(PACKAGE / "registration.py") <= set(PUBLISHED)
 
 
-def test_every_file_and_folder_of_the_package_has_its_layer() -> None:
-    assert flat_files() <= {*PUBLISHED, *SHARED, "__init__", "registration"}
-    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} <= set(ROOMS)
-    assert not list(PACKAGE.glob("*/*/*.py"))
+def test_plan_names_every_file_and_folder() -> None:
+    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "registration"}
+    assert sorted(PUBLISHED) == sorted(flat)
+    assert {f"{name}.py" for name in flat} == set().union(*PUBLISHED_FILES.values())
+    assert sorted(PACKAGE_FOLDERS) == sorted({path.parent.name for path in PACKAGE.glob("*/*.py")}) == sorted(ROOMS)
+    commands = {path.stem for path in TRAINING.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in TRAINING.glob("*/*.py")}
+    assert sorted(TRAINING_PARTS) == sorted(commands | folders)
+    assert folders == set(TRAINING_ROOMS)
+    assert not [*PACKAGE.glob("*/*/*.py"), *TRAINING.glob("*/*/*.py")]
 
 
 def test_package_imports_neither_training_nor_tests() -> None:
@@ -163,22 +160,13 @@ def test_files_of_training_import_each_other_in_one_direction() -> None:
     assert set(graph) <= set(order)
 
 
-def test_training_imports_no_test_and_every_folder_of_it_has_its_layer() -> None:
+def test_training_imports_no_test() -> None:
     assert not [path for path in TRAINING.rglob("*.py") if "tests" in absolute_imports(path)]
-    assert {path.parent.name for path in TRAINING.glob("*/*.py")} == set(TRAINING_ROOMS)
 
 
 def test_folders_of_tests_mirror_those_of_the_code() -> None:
     folders = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("*") if path.is_dir()}
     assert ROOMS.keys() | {f"training/{room}" for room in TRAINING_ROOMS} <= folders
-
-
-def test_architecture_page_names_every_module_and_folder() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Published code")[0]
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
-    named = {word.strip(" `/") for row in rows for word in row.split(",")}
-    modules = {path.stem for folder in (PACKAGE, TRAINING) for path in folder.glob("*.py")} - {"__init__"}
-    assert {*modules, *ROOMS, *TRAINING_ROOMS} == named - {"modules", "---", ""}
 
 
 @pytest.mark.parametrize(("family", "make"), [("transformer", tiny_model), *FAMILY.items()], ids=PUBLISHED_FILES)
@@ -187,7 +175,6 @@ def test_published_model_carries_exactly_the_files_of_its_family(
 ) -> None:
     make().with_remote_code().save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
-    assert PUBLISHED_FILES[family] <= {f"{name}.py" for name in PUBLISHED}
 
 
 def test_published_tokenizer_carries_its_own_file(tmp_path: Path) -> None:

@@ -58,13 +58,8 @@ USED = {
     },
     "support/modes.py": {"_attn_implementation"},
     "nat.py": {"_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
-    "nar_decoder.py": {
-        "_attn_implementation",
-        "_can_record_outputs",
-        "_supports_flash_attn",
-        "_supports_flex_attn",
-        "_tp_plan",
-    },
+    "nar_decoder.py": {"_can_record_outputs"},
+    "nat_decoder.py": {"_attn_implementation", "_supports_flash_attn", "_supports_flex_attn", "_tp_plan"},
     "nar_generation.py": {"_get_default_generation_params"},
     "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
     "pretrained.py": {
