@@ -75,6 +75,11 @@ def padding_mask(
     return create_bidirectional_mask(config, queries, attention_mask, memory)
 
 
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what "eager" attention adds to scores: 0 where a boolean mask allows attention, else the lowest number."""
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
 def pad_last_dim(heads: Tensor, width: int) -> Tensor:
     """Pad the last dimension with zeros, which changes no dot product of two tensors padded so."""
     return nn.functional.pad(heads, (0, width - heads.shape[-1]))
@@ -274,6 +279,7 @@ __all__ = [
     "CrossAttention",
     "MultiHeadAttention",
     "SelfAttention",
+    "additive_mask",
     "padding_mask",
     "scaled_dot_product_attention",
 ]

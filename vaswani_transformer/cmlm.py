@@ -19,7 +19,7 @@ from transformers.utils import can_return_tuple, logging
 from .body import EncoderDecoder
 from .cmlm_masks import draw_masks
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
-from .embeddings import count_positions, read_table
+from .embeddings import read_table, text_positions
 from .lengths import canvas, real_tokens
 from .nar_decoder import ParallelDecoder
 from .nar_generation import ParallelGeneration, ParallelSettings, ParallelTargets
@@ -164,10 +164,8 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             inputs_embeds = self.model.encoder.embed_tokens(input_ids)  # (B, S, d_model)
         check_tokens(inputs_embeds, "input_ids")
         check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
-        if position_ids is None and attention_mask is not None:
-            position_ids = count_positions(attention_mask)  # (B, S)
-        elif position_ids is None:
-            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)  # (1, S)
+        if position_ids is None:
+            position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
         if attention_mask is not None:
             attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]), attention_mask], dim=1)  # (B, S + 1)
         token = self.length_table(inputs_embeds.device)[:1] * self.config.embedding_scale  # (1, d_model)

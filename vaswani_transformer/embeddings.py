@@ -48,6 +48,13 @@ def count_positions(attention_mask: Tensor) -> Tensor:
     return (attention_mask.ne(0).cumsum(-1) - 1).clamp(min=0)
 
 
+def text_positions(embeddings: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the positions (B or 1, S) of a text's `embeddings` (B, S, d_model), counted over a mask (B, S) if any."""
+    if attention_mask is not None and attention_mask.dim() == 2:
+        return count_positions(attention_mask)
+    return torch.arange(embeddings.shape[1], device=embeddings.device).unsqueeze(0)  # (1, S)
+
+
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     """Return PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(same) (3.5), in float32.
 

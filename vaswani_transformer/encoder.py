@@ -3,7 +3,6 @@
 B batch, S source.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import merge_with_config_defaults
@@ -11,7 +10,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
-from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
+from .embeddings import InputEmbedding, ScaledEmbedding, text_positions
 from .layers import VaswaniTransformerEncoderLayer
 from .pretrained import (
     VaswaniTransformerPreTrainedModel,
@@ -73,10 +72,8 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         rows, length = inputs_embeds.shape[:2]
         check_mask(attention_mask, rows, length, "attention_mask", queries=length)
         max_position = length if position_ids is None else None
-        if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
-            position_ids = count_positions(attention_mask)  # (B, S)
-        elif position_ids is None:
-            position_ids = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, S)
+        if position_ids is None:
+            position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
         if self.config.attention_window is None:
             mask = padding_mask(self.config, inputs_embeds, attention_mask)
         else:

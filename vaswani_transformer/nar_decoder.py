@@ -6,7 +6,6 @@ keys and values only, so that several passes over one source compute them once.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
@@ -14,6 +13,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import CrossAttention, SelfAttention, padding_mask
 from .decoder import VaswaniTransformerDecoder
+from .embeddings import text_positions
 from .layers import VaswaniTransformerDecoderLayer
 
 
@@ -72,7 +72,7 @@ class ParallelDecoder(VaswaniTransformerDecoder):
     def position_encodings(self, hidden_states: Tensor) -> Tensor:
         """Return PE (1, T, d_model) of the positions of `hidden_states` (k B, T, d_model), in their dtype."""
         length = hidden_states.shape[1]
-        positions = torch.arange(length, device=hidden_states.device).unsqueeze(0)  # (1, T)
+        positions = text_positions(hidden_states, None)  # (1, T)
         return self.input_embedding.positions(positions, length).to(hidden_states.dtype)
 
 

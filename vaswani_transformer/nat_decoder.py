@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from .attention import MultiHeadAttention, SelfAttention
+from .attention import MultiHeadAttention, SelfAttention, additive_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import read_table
 from .layers import AddAndNorm
@@ -168,8 +168,7 @@ class PositionalDecoder(ParallelDecoder):
         allowed = is_key & (other_positions | (is_key.sum(-1, keepdim=True) == 1))
         if mask.dtype == torch.bool if mask is not None else self.config._attn_implementation != "eager":
             return allowed
-        lowest = torch.finfo(hidden_states.dtype).min
-        return torch.zeros_like(allowed, dtype=hidden_states.dtype).masked_fill(~allowed, lowest)
+        return additive_mask(allowed, hidden_states.dtype)
 
 
 __all__ = ["PositionalAttention", "PositionalDecoder", "PositionalDecoderLayer", "RelativeSelfAttention"]

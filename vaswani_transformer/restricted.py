@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .attention import BlockwiseMask
+from .attention import BlockwiseMask, additive_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import count_positions
 
@@ -116,12 +116,7 @@ class Window:
         if implementation == "sdpa" and self.is_banded(attention_mask):
             return self.band(attention_mask)
         allowed = self.allowed(attention_mask)
-        return allowed if implementation == "sdpa" else self.additive(allowed)
-
-    def additive(self, allowed: Tensor) -> Tensor:
-        """Return what is added to scores: 0 where a boolean mask allows attention, else the lowest number."""
-        zeros = torch.zeros_like(allowed, dtype=self.queries.dtype)
-        return zeros.masked_fill(~allowed, torch.finfo(zeros.dtype).min)
+        return allowed if implementation == "sdpa" else additive_mask(allowed, self.queries.dtype)
 
     def library_mask(self, attention_mask: Tensor | None, near: Callable | None = None) -> Tensor | BlockMask | None:
         """Return the mask of Transformers, restricted by a function of indices."""
