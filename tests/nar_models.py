@@ -18,7 +18,7 @@ from vaswani_transformer import (
     VaswaniNatForConditionalGeneration,
 )
 
-ParallelModel = (
+NarModel = (
     VaswaniNatForConditionalGeneration
     | VaswaniIterativeVaeForConditionalGeneration
     | VaswaniFlowSeqForConditionalGeneration

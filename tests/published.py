@@ -15,7 +15,7 @@ EVERY_FAMILY = {
     "restricted.py",
     "tokenizer.py",
 }
-EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
+EVERY_NAR_FAMILY = EVERY_FAMILY | {
     "lengths.py",
     "nar_decoder.py",
     "nar_generation.py",
@@ -23,8 +23,8 @@ EVERY_PARALLEL_FAMILY = EVERY_FAMILY | {
 }
 PUBLISHED_FILES = {
     "transformer": EVERY_FAMILY | {"generation.py", "generation_settings.py", "model.py", "search.py"},
-    "nat": EVERY_PARALLEL_FAMILY | {"nat.py", "nat_decoder.py"},
-    "iterative_vae": EVERY_PARALLEL_FAMILY | {"iterative_vae.py", "latent.py", "nat.py", "nat_decoder.py"},
-    "flowseq": EVERY_PARALLEL_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},
-    "cmlm": EVERY_PARALLEL_FAMILY | {"cmlm.py", "cmlm_masks.py"},
+    "nat": EVERY_NAR_FAMILY | {"nat.py", "nat_decoder.py"},
+    "iterative_vae": EVERY_NAR_FAMILY | {"iterative_vae.py", "latent.py", "nat.py", "nat_decoder.py"},
+    "flowseq": EVERY_NAR_FAMILY | {"flow.py", "flowseq.py", "nat.py", "nat_decoder.py"},
+    "cmlm": EVERY_NAR_FAMILY | {"cmlm.py", "cmlm_masks.py"},
 }

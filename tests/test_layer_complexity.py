@@ -82,14 +82,14 @@ def test_interrupted_command_keeps_what_it_measured(
 @pytest.mark.parametrize("layer", ["self-attention", "convolutional"])
 def test_operations_are_those_that_torch_counts(layer: str) -> None:
     """torch counts neither the products of a fused LSTM nor those of fused attention on a CPU."""
-    options = benchmark.parse(["--kernel=5"])
+    options = benchmark.parse_arguments(["--kernel=5"])
     with FlopCounterMode(display=False) as counter:
         benchmark.make_layer(layer, 64, options)(torch.randn(1, 24, 64))
     assert counter.get_total_flops() == benchmark.operations(layer, 24, 64, options)
 
 
 def test_restricted_layer_needs_linear_operations_and_a_short_text_all_of_them() -> None:
-    options = benchmark.parse(["--reach=4"])
+    options = benchmark.parse_arguments(["--reach=4"])
     cost = [benchmark.operations("restricted", n, 64, options) for n in (9, 18, 36)]
     assert cost[1] == 2 * cost[0]
     assert cost[2] == 4 * cost[0]
@@ -97,7 +97,10 @@ def test_restricted_layer_needs_linear_operations_and_a_short_text_all_of_them()
 
 
 def test_gru_has_three_of_four_gates() -> None:
-    costs = [benchmark.operations("recurrent", 8, 64, benchmark.parse([f"--cell={cell}"])) for cell in ("lstm", "gru")]
+    costs = [
+        benchmark.operations("recurrent", 8, 64, benchmark.parse_arguments([f"--cell={cell}"]))
+        for cell in ("lstm", "gru")
+    ]
     assert 3 * costs[0] == 4 * costs[1]
 
 
@@ -119,7 +122,7 @@ def test_peak_memory_is_that_of_the_largest_moment() -> None:
 @pytest.mark.parametrize("widths", [["33"], ["200"]])
 def test_width_without_whole_heads_is_an_error(widths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        benchmark.parse(["--widths", *widths])
+        benchmark.parse_arguments(["--widths", *widths])
     assert "--widths: no whole heads" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ from tests.helpers import TINY, padded_batch, random_tokens
 from tests.nar_models import tiny_cmlm, tiny_nat
 from vaswani_transformer import VaswaniNatConfig
 from vaswani_transformer.attention import SelfAttention
-from vaswani_transformer.cmlm_masks import draw_masks
+from vaswani_transformer.cmlm_masks import sample_masks
 from vaswani_transformer.lengths import (
     LengthDifference,
     canvas,
@@ -168,7 +168,7 @@ def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:
 
 def test_masks_are_uniform_in_number_and_in_position() -> None:
     """Chi-square of k on 1..6 and of the masked position where k = 1; 20.5 is the 99.9th percentile of 5 degrees."""
-    masks = draw_masks(canvas(torch.full((12000,), 6), 8).bool(), torch.Generator().manual_seed(1))
+    masks = sample_masks(canvas(torch.full((12000,), 6), 8).bool(), torch.Generator().manual_seed(1))
     assert not bool(masks[:, 6:].any())
     sizes = masks.sum(1)
     counts = torch.bincount(sizes, minlength=7)[1:].double()
@@ -179,7 +179,7 @@ def test_masks_are_uniform_in_number_and_in_position() -> None:
 
 def test_same_seed_draws_the_same_masks() -> None:
     is_real = canvas(torch.tensor([1, 3, 9])).bool()
-    first, second = (draw_masks(is_real, torch.Generator().manual_seed(7)) for _ in range(2))
+    first, second = (sample_masks(is_real, torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(first, second)
     assert first[0].tolist() == [True] + [False] * 8
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import nn
 from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.generation import GenerationMixin
@@ -26,6 +27,7 @@ from vaswani_transformer.pretrained import PRIVATE_NAMES
 PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
 USED = {
     "attention.py": {"_attn_implementation"},
+    "batching/tokens.py": {"_indices"},
     "body.py": {
         "_input_embed_layer",
         "_tied_weights_keys",
@@ -100,6 +102,7 @@ OWNERS = {
     "_forward_hooks": nn.Module(),
     "_forward_pre_hooks": nn.Module(),
     "_exit": os,
+    "_indices": Dataset.from_dict({}),
     "_modules": nn.Module(),
     "_auto_class": PreTrainedTokenizerFast,
     "_linear_pointwise": torch.ops.mkldnn,

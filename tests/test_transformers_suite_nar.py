@@ -41,7 +41,7 @@ ONE_LENGTH: dict[str, Any] = {"min_length_difference": 0, "max_length_difference
 ParallelConfig = VaswaniNatConfig | VaswaniFlowSeqConfig | VaswaniCmlmConfig
 
 
-class TinyParallelModels:
+class TinyNarModels:
     """The sizes and inputs that the suite needs from a model's tester; the mask gives the target's length."""
 
     batch_size = 13
@@ -70,7 +70,7 @@ class TinyParallelModels:
     prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
-class ParallelSuite(suite.ModelTesterMixin):
+class NarSuite(suite.ModelTesterMixin):
     """The suite for one model, whose name marks it as the one that takes labels."""
 
     config: ParallelConfig
@@ -87,7 +87,7 @@ class ParallelSuite(suite.ModelTesterMixin):
         cls.addClassCleanup(names.stop)
 
     def setUp(self) -> None:
-        self.model_tester = TinyParallelModels(self.config)
+        self.model_tester = TinyNarModels(self.config)
         self.config_tester = suite.ConfigTester(self, config_class=type(self.config))
 
     def test_config(self) -> None:
@@ -101,12 +101,12 @@ class ParallelSuite(suite.ModelTesterMixin):
         assert torch.equal(model.generate(**inputs, labels=labels), model.generate(inputs["input_ids"]))
 
 
-class TestNatSuite(ParallelSuite, unittest.TestCase):
+class TestNatSuite(NarSuite, unittest.TestCase):
     config = VaswaniNatConfig(**TINY, **ONE_LENGTH, max_position_embeddings=50)
     all_model_classes = (VaswaniNatForConditionalGeneration,)
 
 
-class TestIterativeVaeSuite(ParallelSuite, unittest.TestCase):
+class TestIterativeVaeSuite(NarSuite, unittest.TestCase):
     config = VaswaniIterativeVaeConfig(**TINY, **ONE_LENGTH, max_position_embeddings=50)
     all_model_classes = (VaswaniIterativeVaeForConditionalGeneration,)
 
@@ -118,7 +118,7 @@ def init_started_flow(module: torch.nn.Module) -> None:
         initialization.ones_(module.started)
 
 
-class TestFlowSeqSuite(ParallelSuite, unittest.TestCase):
+class TestFlowSeqSuite(NarSuite, unittest.TestCase):
     """The suite trains models that it has just made, so their flows have a start from the beginning."""
 
     config = VaswaniFlowSeqConfig(**TINY, **ONE_LENGTH, flow_steps=1, max_position_embeddings=50)
@@ -136,7 +136,7 @@ class TestFlowSeqSuite(ParallelSuite, unittest.TestCase):
             super().test_init_weights_can_init_buffers()
 
 
-class TestCmlmSuite(ParallelSuite, unittest.TestCase):
+class TestCmlmSuite(NarSuite, unittest.TestCase):
     config = VaswaniCmlmConfig(**TINY, max_position_embeddings=50, mask_token_id=3, max_target_length=1)
     all_model_classes = (VaswaniCmlmForConditionalGeneration,)
 
@@ -159,4 +159,4 @@ class TestCmlmSuite(ParallelSuite, unittest.TestCase):
         self.assert_shapes_of_states()
 
 
-del ParallelSuite
+del NarSuite

@@ -23,8 +23,8 @@ from training.run.checkpoints import (
     is_unfinished,
     step_of,
 )
-from training.run.command import last_output
-from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from training.run.command import flush_stdout
+from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import holds_files, read_json, staged_files, write_errors
 
@@ -125,12 +125,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--last", type=positive_int, default=5, help="how many checkpoints (5)")
+    parser.add_argument("--last", type=positive_argument, default=5, help="how many checkpoints (5)")
     parser.add_argument("--output_dir", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
     with exit_on_user_error():
         steps = average(options.run, options.last, options.output_dir)
-        with last_output(f"the mean is in {options.output_dir}"):
+        with flush_stdout(f"the mean is in {options.output_dir}"):
             print(json.dumps({"averaged_steps": steps, "output_dir": str(options.output_dir)}))
 
 

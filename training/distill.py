@@ -31,15 +31,15 @@ from training.data.tokenizing import token_ids
 from training.recipe.fields import DataRecipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
-from training.run.command import last_output
+from training.run.command import flush_stdout
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import check_writable, diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_int
+from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
-from vaswani_transformer.translation.engine import TransformersEngine, is_parallel
-from vaswani_transformer.translation.loading import load
+from vaswani_transformer.translation.engine import TransformersEngine, is_non_autoregressive
+from vaswani_transformer.translation.loading import load_model_and_tokenizer
 from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translation.translator import Translation, Translator
 
@@ -62,12 +62,12 @@ def shard_of(text: str) -> tuple[int, int]:
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the pairs depend on: of the search, and of the pairs that are kept."""
     search = parser.add_argument_group("search", "the model's generation config is the default, then beam 4, alpha 0.6")
-    search.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
+    search.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
     search.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
     kept = parser.add_argument_group("kept pairs", "lengths in the teacher's tokens, </s> included")
     kept.add_argument(
         "--max_length",
-        type=positive_int,
+        type=positive_argument,
         metavar="N",
         help="of a source and a translation (the recipe's data.max_length)",
     )
@@ -84,9 +84,13 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the work, and of loading the model."""
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--batch_tokens", type=positive_int, default=2048, metavar="N", help="at once (2048)")
+    machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
     machine.add_argument(
-        "--window", type=positive_int, default=2048, metavar="N", help="sources sorted by length, and of a part (2048)"
+        "--window",
+        type=positive_argument,
+        default=2048,
+        metavar="N",
+        help="sources sorted by length, and of a part (2048)",
     )
     machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
     machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
@@ -94,7 +98,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
-def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own arguments, and those of the recipe."""
     parser = ArgumentParser(
         prog="python -m training.distill",
@@ -135,7 +139,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
     Raises:
         UserError: the model cannot be loaded, has no padding token, or lacks the search that is given.
     """
-    model, tokenizer = load(options)
+    model, tokenizer = load_model_and_tokenizer(options)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
     if not tokenizer.is_fast:
@@ -144,7 +148,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
         model.use_paper_decoding()
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
     settings = {name: value for name, value in given.items() if value is not None}
-    if settings and is_parallel(model):
+    if settings and is_non_autoregressive(model):
         raise UserError(
             f"--beams, --length_penalty: {options.model} predicts all words at once and has no beams; leave them out."
         )
@@ -190,7 +194,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
 
 
-def open_folder(folder: Path, record: dict[str, Any]) -> Distillation:
+def open_distillation(folder: Path, record: dict[str, Any]) -> Distillation:
     """Return the distillation in a folder, which gets the record if it is new.
 
     Raises:
@@ -341,7 +345,9 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
     translator, search = raise_together(lambda: load_teacher(options, recipe.max_length))
     if state.is_main_process:
         logger.info("Reading the sources.")
-    raise_together(lambda: open_folder(folder, make_record(options, recipe, search)) if state.is_main_process else None)
+    raise_together(
+        lambda: open_distillation(folder, make_record(options, recipe, search)) if state.is_main_process else None
+    )
     distillation = raise_together(lambda: Distillation.load(folder))
     with contextlib.ExitStack() as stack:
         raise_together(lambda: stack.enter_context(shard_lock(folder, options.shard)))
@@ -358,14 +364,14 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
-    options, overrides = parse(arguments)
+    options, overrides = parse_arguments(arguments)
     is_first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     disable_progress_bar()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
         totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
         if PartialState().is_main_process:
-            with last_output(f"the pairs are in {options.output_dir}"):
+            with flush_stdout(f"the pairs are in {options.output_dir}"):
                 print(json.dumps(totals))
     PartialState().destroy_process_group()
 

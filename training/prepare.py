@@ -16,7 +16,7 @@ from typing import Any
 from datasets import DownloadConfig, DownloadManager
 
 from training.data.sources import SOURCES, Files, Source
-from training.run.command import last_output
+from training.run.command import flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, read_errors, write_errors
@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with (
         exit_on_user_error(what_now="; the same command resumes, with the files that were downloaded"),
-        last_output(f"what it wrote is in {options.output}"),
+        flush_stdout(f"what it wrote is in {options.output}"),
     ):
         prepare(options.name, options.output, options.copy)
 

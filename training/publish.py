@@ -23,7 +23,7 @@ from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
 from training.run.checkpoints import RECIPE
-from training.run.command import last_output
+from training.run.command import flush_stdout
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
@@ -48,7 +48,7 @@ def finished_results(run: Path) -> dict[str, Any]:
     raise UserError(f"{run}: has no {RESULTS}, so it holds no finished run; {fix}.")
 
 
-def load(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
+def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer of a run's folder.
 
     Raises:
@@ -203,7 +203,7 @@ def publish(
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if dry_run is not None and holds_files(dry_run):
         raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
-    model, tokenizer = load(run)
+    model, tokenizer = load_run(run)
     check_search(run, model, results)
     if dry_run is not None:
         with staged_files(dry_run) as staging:
@@ -240,7 +240,7 @@ def main(arguments: list[str] | None = None) -> None:
             options.license,
             options.dry_run,
         )
-        with last_output(f"the files are at {address}"):
+        with flush_stdout(f"the files are at {address}"):
             print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 
 

@@ -24,29 +24,34 @@ from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
 from training.recipe.decoding import decoding_config
-from training.recipe.families import kind_of
+from training.recipe.families import family_of
 from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, fingerprint, hardware, versions
-from training.run.command import last_output
+from training.run.command import flush_stdout
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import TransformersEngine, is_parallel, log_probabilities, pad_rows
-from vaswani_transformer.translation.loading import load
+from vaswani_transformer.translation.engine import (
+    TransformersEngine,
+    is_non_autoregressive,
+    log_probabilities,
+    pad_rows,
+)
+from vaswani_transformer.translation.loading import load_model_and_tokenizer
 from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
 
 
-def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own arguments, and those of the recipe."""
     parser = ArgumentParser(
         prog="python -m training.score",
@@ -63,7 +68,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
         "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"
     )
     parser.add_argument(
-        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
+        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
     )
     parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
@@ -134,7 +139,7 @@ def likelihood(
             target = pad_rows(list(labels), -100, model.device)  # (B, T)
             total -= log_probabilities(model, source, mask, target).double().sum().item()
     count = sum(len(labels) for _, labels in pairs)
-    if is_parallel(model):
+    if is_non_autoregressive(model):
         return {"nll_at_gold_length": total / count, "target_tokens": count}
     return {"loss": total / count, "perplexity": math.exp(min(total / count, 700)), "target_tokens": count}
 
@@ -173,9 +178,9 @@ def translate_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str], recipe: Recipe, tokens: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses and their speed; a model of another kind uses its own generation settings."""
-    is_own = kind_of(model.config) is recipe.kind
+    is_own = family_of(model.config) is recipe.family
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
-    make_engine = HistoryEngine if is_parallel(model) else TransformersEngine
+    make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
     constraint = make_task(to_dict(recipe)).constraint(model, tokenizer)
     limit = engine.max_source_tokens()
@@ -218,7 +223,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
-    model, tokenizer = load(options)  # before the data, which may take minutes to read
+    model, tokenizer = load_model_and_tokenizer(options)  # before the data, which may take minutes to read
     digest = digest_model(options.model, options.revision, options.trust_remote_code)
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
@@ -280,7 +285,7 @@ def report(scores: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
-    options, overrides = parse(arguments)
+    options, overrides = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError):
         scores = score(options, load_recipe(options.recipe, overrides, is_trained=False))
@@ -289,7 +294,7 @@ def main(arguments: list[str] | None = None) -> None:
                 with write_errors(f"--output={options.output}", "the scores are printed above"):
                     write_atomically(options.output, json.dumps(scores, indent=2, ensure_ascii=False))
         finally:  # also where the disk is full
-            with last_output("make room, or give --output=FILE"):
+            with flush_stdout("make room, or give --output=FILE"):
                 report(scores)
 
 

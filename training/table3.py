@@ -30,8 +30,8 @@ from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run.checkpoints import RECIPE, run_write_errors
-from training.run.checks import check_data_fits, model_config
-from training.run.command import last_output
+from training.run.checks import check_data_fits, config_for_tokenizer
+from training.run.command import flush_stdout
 from training.run.distributed import init_distributed
 from training.run.folder import changed_fields, open_folder, prepare_folder
 from training.tasks import make_task
@@ -72,7 +72,7 @@ def seed_list(text: str) -> list[int]:
     return [int(seed) for seed in given]
 
 
-def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own arguments, and those of the recipe."""
     parser = ArgumentParser(
         prog="python -m training.table3",
@@ -214,7 +214,7 @@ def runs_on_disk(folder: Path) -> list[tuple[str, int]]:
     return sorted(runs, key=lambda run: (list(PAPER_FIGURES).index(run[0]), run[1]))
 
 
-def check_data(runs: list[RowRun]) -> None:
+def check_rows_share_data(runs: list[RowRun]) -> None:
     """Check that the data fits every run's model and batches; the folder of the first run is prepared for it.
 
     Raises:
@@ -224,7 +224,7 @@ def check_data(runs: list[RowRun]) -> None:
     def check_rows(encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
         for run in runs:
             try:
-                check_data_fits(run.recipe, model_config(run.recipe, tokenizer), encoded)
+                check_data_fits(run.recipe, config_for_tokenizer(run.recipe, tokenizer), encoded)
             except UserError as error:
                 raise UserError(f"row {run.row}: {error}") from error
 
@@ -246,7 +246,7 @@ def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[i
             is_finished(make_run(recipe, folder, row, seed))
     runs = [run for run in wanted if not is_finished(run)]
     if runs:
-        check_data(runs)
+        check_rows_share_data(runs)
     return runs
 
 
@@ -308,7 +308,7 @@ def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
-    options, overrides = parse(arguments)
+    options, overrides = parse_arguments(arguments)
     is_first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
     for noisy in ("httpx", "absl"):
@@ -320,7 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
         table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
         if PartialState().is_main_process:
             write_table(table, options.output_dir)
-            with last_output(f"the table is in {options.output_dir}/table3.md"):
+            with flush_stdout(f"the table is in {options.output_dir}/table3.md"):
                 print(to_markdown(table))
     if table["errors"]:
         sys.exit(2)

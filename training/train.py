@@ -34,6 +34,7 @@ from training.monitor.curves import report_thread
 from training.recipe.decoding import decoding_config
 from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.recipe.help import recipe_help
+from training.recipe.machine import trains_slowly_in_bf16, uses_cpu
 from training.report.results import RESULTS, to_json_values
 from training.report.terminal import opening_line, report, targets_line
 from training.run.base_models import check_same_energy, record_models, recorded_models
@@ -51,21 +52,19 @@ from training.run.checks import (
     accumulation,
     attention,
     check_data_fits,
-    check_model,
+    check_model_trains,
     check_predictable_lengths,
     check_same_steps,
-    model_config,
+    config_for_tokenizer,
     set_attention,
     warn_of_long_texts,
 )
-from training.run.command import last_output
+from training.run.command import flush_stdout
 from training.run.distributed import (
     drop_tied_duplicates,
     exit_together,
     init_distributed,
     load_weights,
-    trains_slowly_in_bf16,
-    uses_cpu,
 )
 from training.run.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.run.folder import (
@@ -102,7 +101,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bf16",
         use_cpu=uses_cpu(),
-        ddp_find_unused_parameters=recipe.kind.has_idle_weights,
+        ddp_find_unused_parameters=recipe.family.has_idle_weights,
         restore_callback_states_from_checkpoint=training.patience is not None,
         torch_compile=training.torch_compile,
         eval_strategy="steps",
@@ -231,7 +230,7 @@ def prepare(
         check_start_tokenizer(recipe, folder, tokenizer)
         check_energy_tokenizer(recipe, tokenizer)
         check_same_energy(recipe, folder)
-        config = model_config(recipe, tokenizer)
+        config = config_for_tokenizer(recipe, tokenizer)
         check_data_fits(recipe, config, encoded)
         check_predictable_lengths(recipe, config, encoded["train"])
         warn_of_long_texts(recipe, encoded)
@@ -256,7 +255,7 @@ def make_trainer(
 ) -> RecipeTrainer:
     """Return a trainer with a new model."""
     set_seed(recipe.seed)
-    model = recipe.kind.model_class(model_config(recipe, tokenizer))
+    model = recipe.family.model_class(config_for_tokenizer(recipe, tokenizer))
     load_encoder(model, recipe, folder)
     load_start(model, recipe, folder)
     model.generation_config = decoding_config(model, recipe, tokenizer)
@@ -282,7 +281,7 @@ def check_before_data(recipe: Recipe, folder: Path) -> None:
     Raises:
         UserError: the recipe cannot be used.
     """
-    check_model(recipe)
+    check_model_trains(recipe)
     check_encoder(recipe, folder)
     check_start(recipe, folder)
     check_energy(recipe)
@@ -380,7 +379,7 @@ def main(arguments: list[str] | None = None) -> None:
         recipe = load_recipe(arguments[0], arguments[1:])
         results = run(recipe)
         if PartialState().is_main_process:
-            with last_output(f"the run is finished, and its scores are in {recipe.output_dir}/{RESULTS}"):
+            with flush_stdout(f"the run is finished, and its scores are in {recipe.output_dir}/{RESULTS}"):
                 report(results, str(recipe.output_dir))
     PartialState().destroy_process_group()
 

@@ -152,6 +152,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
     """
 
     body_class: ClassVar[type[EncoderDecoder]] = EncoderDecoder
+    is_autoregressive: ClassVar[bool] = True
     _own_auto_class = "AutoModelForSeq2SeqLM"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}

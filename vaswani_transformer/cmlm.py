@@ -17,13 +17,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple, logging
 
 from .body import EncoderDecoder
-from .cmlm_masks import draw_masks
+from .cmlm_masks import sample_masks
 from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
 from .lengths import canvas, real_tokens
-from .nar_decoder import ParallelDecoder
-from .nar_generation import ParallelGeneration, ParallelSettings, ParallelTargets
-from .nar_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
+from .nar_decoder import NarDecoder
+from .nar_generation import NarGeneration, NarSettings, NarTargets
+from .nar_head import EncodedSource, NarHead, NarLMOutput, check_labels, loss_weight
 from .pretrained import check_mask, check_single_input, check_tokens
 
 logger = logging.get_logger(__name__)
@@ -79,11 +79,11 @@ class VaswaniCmlmModel(EncoderDecoder):
     """Encoder and parallel decoder over one embedding matrix, without the prediction of length and of tokens."""
 
     config_class = VaswaniCmlmConfig
-    decoder_class = ParallelDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "ParallelDecoderLayer"]
+    decoder_class = NarDecoder
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
 
 
-class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, GenerationMixin):
+class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixin):
     """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
 
     Raises:
@@ -218,7 +218,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
-    ) -> ParallelLMOutput:
+    ) -> NarLMOutput:
         """Compute the logits of every target token given some of them, or the loss of the masked ones.
 
         Args:
@@ -324,11 +324,11 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
                 "The loss is divided by all target tokens, as num_items_in_batch counts them, and the model masks only "
                 "some: give the Trainer a MaskingCollator, which masks before it counts."
             )
-        is_masked = draw_masks(is_real)
+        is_masked = sample_masks(is_real)
         tokens = torch.where(is_real, labels, tokens).masked_fill(is_masked, self.config.token_id("mask_token_id"))
         return tokens, labels.masked_fill(~is_masked, -100)
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) by Mask-Predict (3.2): R iterations over one encoding.
 
         Iteration t masks the k_t = max(1, floor(m (R - t) / R)) least likely tokens and predicts them again; the others
@@ -354,7 +354,7 @@ class VaswaniCmlmForConditionalGeneration(ParallelHead, ParallelGeneration, Gene
             tokens = tokens.masked_scatter(is_masked, chosen)
             log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)
             history.append(tokens)
-        return ParallelTargets(tokens, log_probs, history)
+        return NarTargets(tokens, log_probs, history)
 
 
 __all__ = ["VaswaniCmlmConfig", "VaswaniCmlmForConditionalGeneration", "VaswaniCmlmModel"]

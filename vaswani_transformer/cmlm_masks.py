@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from .lengths import check_right_padded, choose_positions
 
 
-def draw_masks(
+def sample_masks(
     is_real: Tensor, generator: torch.Generator | None = None, draws: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Return the positions (B, T) to mask among the real ones (B, T): k of each row's m, k uniform on 1..m.
@@ -89,7 +89,7 @@ class MaskingCollator:
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of `features` with masks."""
         batch = self.collator(features)
-        is_masked = draw_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
+        is_masked = sample_masks(batch["labels"].ne(-100), self.mask_generator())  # (B, T)
         return mask_targets(batch, is_masked, self.mask_token_id, self.pad_token_id)
 
     def mask_generator(self) -> torch.Generator:
@@ -100,4 +100,4 @@ class MaskingCollator:
         return self.generator
 
 
-__all__ = ["MaskingCollator", "draw_masks", "mask_targets"]
+__all__ = ["MaskingCollator", "mask_targets", "sample_masks"]

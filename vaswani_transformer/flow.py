@@ -21,7 +21,7 @@ from .config import VaswaniTransformerConfig
 from .embeddings import sinusoids
 from .layers import AddAndNorm
 from .loss import accumulation_dtype
-from .nar_decoder import ParallelDecoderLayer
+from .nar_decoder import NarDecoderLayer
 from .nat_decoder import PositionalAttention
 
 logger = logging.get_logger(__name__)
@@ -172,7 +172,7 @@ class Coupling(FlowLayer):
         self.is_interleaved, self.is_reversed = is_interleaved, is_reversed
         self.memory_proj = nn.Linear(config.d_model, narrow.d_model, bias=False)
         self.reader = LatentReader(narrow) if attends else None
-        self.layer = ParallelDecoderLayer(narrow, layer_idx=0)
+        self.layer = NarDecoderLayer(narrow, layer_idx=0)
         self.affine = SmallLinear(narrow.d_model, config.d_model, gain=0.0)
         for module in self.modules():
             if isinstance(module, MultiHeadAttention):

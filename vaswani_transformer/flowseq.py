@@ -23,9 +23,9 @@ from .embeddings import InputEmbedding
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
 from .loss import accumulation_dtype, chunk_size, reduce_loss
-from .nar_decoder import ParallelDecoder, ParallelDecoderLayer
-from .nar_generation import ParallelSettings, ParallelTargets
-from .nar_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
+from .nar_decoder import NarDecoder, NarDecoderLayer
+from .nar_generation import NarSettings, NarTargets
+from .nar_head import EncodedSource, NarLMOutput, WeighsDivergence, check_labels
 from .nat import LengthDifferenceConfig, PositionalHead
 
 
@@ -71,7 +71,7 @@ class LatentEmbedding(InputEmbedding):
         return self.dropout(inputs_embeds)
 
 
-class FlowSeqDecoder(ParallelDecoder):
+class FlowSeqDecoder(NarDecoder):
     """A parallel decoder whose first states are positions that attend to the latents."""
 
     _supports_flash_attn = False
@@ -94,7 +94,7 @@ class VaswaniFlowSeqModel(EncoderDecoder):
 
     config_class = VaswaniFlowSeqConfig
     decoder_class = FlowSeqDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "ParallelDecoderLayer"]
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -105,7 +105,7 @@ class Posterior(nn.Module):
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
         super().__init__()
         self.input_embedding = InputEmbedding(config)
-        self.layers = nn.ModuleList(ParallelDecoderLayer(config, index) for index in range(config.decoder_layers))
+        self.layers = nn.ModuleList(NarDecoderLayer(config, index) for index in range(config.decoder_layers))
         self.mean = SmallLinear(config.d_model, config.d_model, gain=0.1)
         self.log_variance = SmallLinear(config.d_model, config.d_model, gain=0.1)
 
@@ -136,7 +136,7 @@ class LatentSample:
 
 
 @dataclass
-class FlowSeqLMOutput(ParallelLMOutput):
+class FlowSeqLMOutput(NarLMOutput):
     """The output of FlowSeq; the fields below are None unless the loss has a divergence.
 
     Attributes:
@@ -162,7 +162,7 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
     config_class = VaswaniFlowSeqConfig
     body_class = VaswaniFlowSeqModel
     has_latents = True
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "ParallelDecoderLayer", "Posterior", "Flow"]
+    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer", "Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]
 
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
@@ -192,7 +192,7 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
         word_draws: Tensor | None = None,
         latent_noise: Tensor | None = None,
         **kwargs: Any,
-    ) -> ParallelLMOutput:
+    ) -> NarLMOutput:
         """Compute the logits of every target token in one pass, or the loss of a target.
 
         Args: as of NAT's `forward`, and:
@@ -315,7 +315,7 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
         with torch.autocast(mask.device.type, enabled=False):
             self.flow.start(self.reparametrize(posterior, latent_noise)[0], self.flow_inputs(source, mask))
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, from latents of the prior."""
         mask = canvas(lengths)  # (l B, T)
         latents = self.prior_latents(source, mask, settings.latent_temperature)
@@ -327,7 +327,7 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
             classes = self.length_classes(source, lengths).view(len(source.length_logits), -1)  # (B, l)
             log_lengths = source.length_logits.to(estimates.dtype).log_softmax(-1).gather(1, classes).flatten()
             scores = (estimates + log_lengths) / lengths
-        return ParallelTargets(tokens, log_probs, [tokens], scores)
+        return NarTargets(tokens, log_probs, [tokens], scores)
 
     def estimate_log_probs(self, source: EncodedSource, tokens: Tensor, lengths: Tensor, samples: int) -> Tensor:
         """Return log mean_i p(y | z_i, x) p(z_i | x) / q(z_i | x, y) (k B,), an estimate of log p(y | x, m).

@@ -22,8 +22,8 @@ from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas, soft_copy
 from .loss import reduce_loss
-from .nar_generation import ParallelSettings, ParallelTargets
-from .nar_head import EncodedSource, ParallelLMOutput, WeighsDivergence, check_labels
+from .nar_generation import NarSettings, NarTargets
+from .nar_head import EncodedSource, NarLMOutput, WeighsDivergence, check_labels
 from .nat import PositionalHead, VaswaniNatConfig
 from .nat_decoder import PositionalDecoder
 
@@ -115,7 +115,7 @@ class VaswaniIterativeVaeModel(EncoderDecoder):
 
 
 @dataclass
-class IterativeVaeLMOutput(ParallelLMOutput):
+class IterativeVaeLMOutput(NarLMOutput):
     """The output of IterativeVAE; with labels also the losses of its layers and latent steps, means a target token.
 
     Attributes:
@@ -158,7 +158,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
-    ) -> ParallelLMOutput:
+    ) -> NarLMOutput:
         """Compute the logits of every target token in one pass, or the loss of a target.
 
         Args: as of NAT's `forward`. In training mode the latents are samples, and see `labels` where they are given.
@@ -191,7 +191,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
             return self.make_output(encoder_outputs, outputs, None, None, logits)
         length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
         output = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
-        figures = self.layer_figures(latent, token_loss, labels, num_items_in_batch)
+        figures = self.layer_statistics(latent, token_loss, labels, num_items_in_batch)
         settings: dict[str, Any] = {**output, **figures}
         if self.training:
             settings["loss"] = self.training_loss(length_loss, figures)
@@ -208,7 +208,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
             smoothing=self.config.label_smoothing if self.training else 0.0,
         )
 
-    def layer_figures(
+    def layer_statistics(
         self, latent: LatentPass, token_loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> dict[str, Tensor]:
         """Return what `IterativeVaeLMOutput` has beyond the output of other parallel models."""
@@ -230,7 +230,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
         divergences = self.kl_scale * figures["kl_loss"]
         return figures["layer_losses"].sum() + divergences + self.config.length_loss_weight * length_loss
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
         mask = canvas(lengths)  # (l B, T)
         outputs = self.run_decoder(
@@ -243,7 +243,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
         tokens, log_probs = self.read_words(outputs[0], lengths, settings)
         earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
         history = [self.read_words(states, lengths, settings)[0] for states in earlier]
-        return ParallelTargets(tokens, log_probs, [*history, tokens])
+        return NarTargets(tokens, log_probs, [*history, tokens])
 
 
 __all__ = [

@@ -17,7 +17,7 @@ from .embeddings import text_positions
 from .layers import VaswaniTransformerDecoderLayer
 
 
-class ParallelDecoderLayer(VaswaniTransformerDecoderLayer):
+class NarDecoderLayer(VaswaniTransformerDecoderLayer):
     """The paper's decoder layer without a causal mask; a cache holds only cross-attention."""
 
     self_attention = SelfAttention
@@ -53,12 +53,12 @@ class ParallelDecoderLayer(VaswaniTransformerDecoderLayer):
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
 
 
-class ParallelDecoder(VaswaniTransformerDecoder):
+class NarDecoder(VaswaniTransformerDecoder):
     """The paper's decoder without a causal mask."""
 
-    layer_class = ParallelDecoderLayer
+    layer_class = NarDecoderLayer
     _can_record_outputs = {
-        "hidden_states": ParallelDecoderLayer,
+        "hidden_states": NarDecoderLayer,
         "attentions": OutputRecorder(SelfAttention, index=1),
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
     }
@@ -76,4 +76,4 @@ class ParallelDecoder(VaswaniTransformerDecoder):
         return self.input_embedding.positions(positions, length).to(hidden_states.dtype)
 
 
-__all__ = ["ParallelDecoder", "ParallelDecoderLayer"]
+__all__ = ["NarDecoder", "NarDecoderLayer"]

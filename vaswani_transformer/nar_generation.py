@@ -47,7 +47,7 @@ SUPPORTED = {
 
 
 @dataclass
-class ParallelGenerateOutput(ModelOutput):
+class NarGenerateOutput(ModelOutput):
     """The result of `generate(return_dict_in_generate=True)`; the n targets of a source are neighbors, best first.
 
     Attributes:
@@ -66,7 +66,7 @@ class ParallelGenerateOutput(ModelOutput):
 
 
 @dataclass
-class ParallelTargets:
+class NarTargets:
     """Targets as they are predicted, one row for each length of each source.
 
     Attributes:
@@ -83,7 +83,7 @@ class ParallelTargets:
 
 
 @dataclass
-class ParallelSettings:
+class NarSettings:
     """The settings of one call of `generate()`.
 
     `max_tokens` bounds m, and `max_source_relative_length` m - n; None: no bound.
@@ -137,7 +137,7 @@ def temperature(name: str, value: object) -> float:
     return float(value)
 
 
-class ParallelGeneration(GenerationMixin):
+class NarGeneration(GenerationMixin):
     """`generate()` with Transformers' signature, and six settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
@@ -180,7 +180,7 @@ class ParallelGeneration(GenerationMixin):
         """Return the `count` best target lengths (B, l) of each source, the best first."""
         raise NotImplementedError
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,)."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class ParallelGeneration(GenerationMixin):
         negative_prompt_attention_mask: Tensor | None = None,
         custom_generate: object | None = None,
         **kwargs: Any,
-    ) -> Tensor | ParallelGenerateOutput:
+    ) -> Tensor | NarGenerateOutput:
         """Predict a target for each source.
 
         Args:
@@ -211,7 +211,7 @@ class ParallelGeneration(GenerationMixin):
                 complete batch.
 
         Returns:
-            (n B, T + 1) tokens that begin with the start token, or a `ParallelGenerateOutput`.
+            (n B, T + 1) tokens that begin with the start token, or a `NarGenerateOutput`.
 
         Raises:
             ValueError: an argument or a setting that this way of decoding does not have; the message names the way out.
@@ -239,7 +239,7 @@ class ParallelGeneration(GenerationMixin):
         targets = self.decode_targets(source, lengths.flatten(), settings)
         return self.best_targets(targets, lengths, settings)
 
-    def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: ParallelSettings) -> Tensor:
+    def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: NarSettings) -> Tensor:
         """Return `lengths` (B, l) where they are within the limits of a call, else the limit."""
         if settings.max_tokens is not None:
             lengths = lengths.clamp(max=settings.max_tokens)
@@ -254,7 +254,7 @@ class ParallelGeneration(GenerationMixin):
                 got = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
                 fail(name, f"{type(self).__name__} predicts all tokens at once; got {got}", "Leave it out.")
 
-    def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> ParallelSettings:
+    def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
         """Return the settings of a call: its own, then its configuration's, then the model's.
 
         Raises:
@@ -275,7 +275,7 @@ class ParallelGeneration(GenerationMixin):
             value, expected = given.get(name), getattr(self.config, name)
             if value is not None and value != expected:
                 fail(name, f"got {value!r}, the model's configuration has {expected!r}", "Set it there.")
-        settings = ParallelSettings(
+        settings = NarSettings(
             **{name: whole_number(name, values.get(name, 1), "Give 1 or more.") for name in COUNTS},
             max_tokens=self.max_tokens(values),
             max_source_relative_length=self.max_relative_length(values),
@@ -311,7 +311,7 @@ class ParallelGeneration(GenerationMixin):
                 problem = f"{type(self).__name__} predicts all tokens at once; got {value!r}, expected {default!r}"
                 fail(name, problem, "Leave it out, or set it to None in the generation config.")
 
-    def check_settings(self, settings: ParallelSettings) -> None:
+    def check_settings(self, settings: NarSettings) -> None:
         """Raise ValueError where counts lie outside their range."""
         name, iterations, beam = type(self).__name__, settings.num_iterations, settings.length_beam_size
         if iterations < 1:
@@ -329,7 +329,7 @@ class ParallelGeneration(GenerationMixin):
             problem = f"got {settings.num_return_sequences}, expected 1 to {names} ({tried})"
             fail("num_return_sequences", problem, "Give a larger length_beam_size.")
 
-    def check_samples(self, settings: ParallelSettings) -> None:
+    def check_samples(self, settings: NarSettings) -> None:
         """Raise ValueError for samples of latents where the model has none, or where all of them are equal."""
         samples, heat = settings.num_latent_samples, settings.latent_temperature
         for name, value, off in (("num_latent_samples", samples, 1), ("latent_temperature", heat, 0)):
@@ -387,9 +387,7 @@ class ParallelGeneration(GenerationMixin):
             log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
         return torch.cat(tokens), torch.cat(log_probs)
 
-    def best_targets(
-        self, targets: ParallelTargets, lengths: Tensor, settings: ParallelSettings
-    ) -> Tensor | ParallelGenerateOutput:
+    def best_targets(self, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
         """Return the n targets of each source with the largest mean log-probability; `lengths` is (B, l)."""
         start, pad = self.config.target_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
@@ -411,7 +409,7 @@ class ParallelGeneration(GenerationMixin):
         if not settings.return_dict:
             return sequences(targets.tokens)
         history = torch.stack([sequences(tokens) for tokens in targets.history]) if settings.return_history else None
-        return ParallelGenerateOutput(
+        return NarGenerateOutput(
             sequences=sequences(targets.tokens),
             sequences_scores=scores.flatten(),
             token_scores=targets.log_probs[rows, : is_real.shape[1]],
@@ -420,4 +418,4 @@ class ParallelGeneration(GenerationMixin):
         )
 
 
-__all__ = ["ParallelGenerateOutput", "ParallelGeneration", "ParallelSettings", "ParallelTargets"]
+__all__ = ["NarGenerateOutput", "NarGeneration", "NarSettings", "NarTargets"]

@@ -68,7 +68,7 @@ class EncodedSource:
 
 
 @dataclass
-class ParallelLMOutput(Seq2SeqLMOutput):
+class NarLMOutput(Seq2SeqLMOutput):
     """The output of a parallel model; the fields that Transformers lacks are None without labels.
 
     Attributes:
@@ -100,12 +100,14 @@ class WeighsDivergence:
         self._kl_scale = value
 
 
-class ParallelHead(ProjectedModel):
+class NarHead(ProjectedModel):
     """A body, its projection and a prediction of length.
 
     A subclass defines how it reads the encoder's output (`read_source`), the class of a length (`length_classes`) and
     the best lengths (`best_lengths`). It adds `forward` and `decode_targets`.
     """
+
+    is_autoregressive = False
 
     def encode(
         self,
@@ -216,12 +218,12 @@ class ParallelHead(ProjectedModel):
         length_loss: Tensor | None,
         logits: Tensor | None,
         accuracy: Tensor | None = None,
-    ) -> ParallelLMOutput:
+    ) -> NarLMOutput:
         """Return the output of `forward`, its loss the weighted sum of the two."""
         loss = None
         if token_loss is not None and length_loss is not None:
             loss = token_loss + self.config.length_loss_weight * length_loss
-        return ParallelLMOutput(
+        return NarLMOutput(
             loss=loss,
             logits=logits,
             decoder_hidden_states=decoder_outputs.hidden_states,
@@ -236,4 +238,4 @@ class ParallelHead(ProjectedModel):
         )
 
 
-__all__ = ["EncodedSource", "ParallelHead", "ParallelLMOutput", "WeighsDivergence", "check_labels", "loss_weight"]
+__all__ = ["EncodedSource", "NarHead", "NarLMOutput", "WeighsDivergence", "check_labels", "loss_weight"]

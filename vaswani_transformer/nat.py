@@ -18,8 +18,8 @@ from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int
 from .lengths import LengthDifference, canvas, choose_positions, real_tokens, soft_copy
 from .loss import chunk_size
-from .nar_generation import ParallelGeneration, ParallelSettings, ParallelTargets
-from .nar_head import EncodedSource, ParallelHead, ParallelLMOutput, check_labels, loss_weight
+from .nar_generation import NarGeneration, NarSettings, NarTargets
+from .nar_head import EncodedSource, NarHead, NarLMOutput, check_labels, loss_weight
 from .nat_decoder import PositionalDecoder
 
 
@@ -87,7 +87,7 @@ class VaswaniNatModel(EncoderDecoder):
     _supports_flex_attn = False
 
 
-class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
+class PositionalHead(NarHead, NarGeneration, GenerationMixin):
     """A parallel head whose length is a difference from the source's; a subclass adds `forward`, `decode_targets`."""
 
     config_class = LengthDifferenceConfig
@@ -129,7 +129,7 @@ class PositionalHead(ParallelHead, ParallelGeneration, GenerationMixin):
         classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]  # (B, l)
         return self.length_difference.lengths(classes, source.lengths)
 
-    def read_words(self, states: Tensor, lengths: Tensor, settings: ParallelSettings) -> tuple[Tensor, Tensor]:
+    def read_words(self, states: Tensor, lengths: Tensor, settings: NarSettings) -> tuple[Tensor, Tensor]:
         """Return the likeliest words (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
         Both are 0 at padding, from `lengths` (l B,) on.
@@ -184,7 +184,7 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         num_items_in_batch: Tensor | int | None = None,
         glancing_draws: Tensor | None = None,
         **kwargs: Any,
-    ) -> ParallelLMOutput:
+    ) -> NarLMOutput:
         """Compute the logits of every target token in one pass, or the loss of a target.
 
         Args:
@@ -256,13 +256,13 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         counts = (self.glancing_ratio * mistakes).floor().long()
         return choose_positions(is_real, counts, draws=draws), 1 - mistakes.sum() / is_real.sum().clamp(min=1)
 
-    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: ParallelSettings) -> ParallelTargets:
+    def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass."""
         mask = canvas(lengths)  # (l B, T)
         inputs_embeds = soft_copy(source.memory, source.is_real, lengths, mask.shape[1])
         outputs = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)
         tokens, log_probs = self.read_words(outputs[0], lengths, settings)
-        return ParallelTargets(tokens, log_probs, [tokens])
+        return NarTargets(tokens, log_probs, [tokens])
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from .attention import MultiHeadAttention, SelfAttention, additive_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import read_table
 from .layers import AddAndNorm
-from .nar_decoder import ParallelDecoder, ParallelDecoderLayer
+from .nar_decoder import NarDecoder, NarDecoderLayer
 from .pretrained import tensor_parallel_plan
 
 
@@ -94,7 +94,7 @@ class PositionalAttention(MultiHeadAttention):
         return self.o_proj(attended.flatten(-2)), weights
 
 
-class PositionalDecoderLayer(ParallelDecoderLayer):
+class PositionalDecoderLayer(NarDecoderLayer):
     """Self-attention, positional attention, cross-attention, feed-forward network (Gu et al. 2018, Figure 2).
 
     Self-attention is relative where the configuration has a `relative_attention_clip`.
@@ -134,7 +134,7 @@ class PositionalDecoderLayer(ParallelDecoderLayer):
         )
 
 
-class PositionalDecoder(ParallelDecoder):
+class PositionalDecoder(NarDecoder):
     """A parallel decoder with positional attention, in whose self-attention no position attends to itself."""
 
     layer_class = PositionalDecoderLayer

@@ -32,7 +32,7 @@ from training.recipe.fields import DataRecipe
 from training.report.results import commit, cpu_name, versions
 from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import text_statistics
-from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_errors
 
@@ -177,7 +177,7 @@ def markdown(measured: dict[str, Any], options: argparse.Namespace) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(
         prog="python -m tests.benchmarks.decode_family",
         description=__doc__,
@@ -196,11 +196,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         ("threads", [1, 2], "numbers of threads"),
     ):
         shown = " ".join(map(str, default))
-        parser.add_argument(f"--{name}", type=positive_int, nargs="+", default=default, help=f"{what} ({shown})")
-    parser.add_argument("--sentences", type=positive_int, default=300, help="timed one by one (300)")
+        parser.add_argument(f"--{name}", type=positive_argument, nargs="+", default=default, help=f"{what} ({shown})")
+    parser.add_argument("--sentences", type=positive_argument, default=300, help="timed one by one (300)")
     parser.add_argument("--warmup", type=int, default=20, help="sentences before them that do not count (20)")
     parser.add_argument("--dtype", choices=("plain", "float32", "bfloat16", "int8"), default="float32")
-    parser.add_argument("--history", type=positive_int, metavar="N", help="also N sentences after each iteration")
+    parser.add_argument("--history", type=positive_argument, metavar="N", help="also N sentences after each iteration")
     parser.add_argument("--refinement", action="store_true", help="also the scores after each iteration or layer")
     parser.add_argument("--parts", action="store_true", help="also where the time goes, for parallel models")
     parser.add_argument("--output", metavar="NAME", help="writes NAME.md and NAME.json")
@@ -233,7 +233,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with torch.inference_mode(), exit_on_user_error():

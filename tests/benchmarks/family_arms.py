@@ -13,7 +13,7 @@ from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import is_parallel, pad_rows
+from vaswani_transformer.translation.engine import is_non_autoregressive, pad_rows
 
 BATCH = 32
 
@@ -71,7 +71,7 @@ def load_arms(options: argparse.Namespace) -> list[Arm]:
 
 def searches(model: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the name, the passes and the settings of each search of a model."""
-    if is_parallel(model):
+    if is_non_autoregressive(model):
         for length_beam in options.lengths:
             for iterations in options.iterations if model.refines else [1]:
                 settings = {"num_iterations": iterations, "length_beam_size": length_beam}

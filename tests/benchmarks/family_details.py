@@ -12,7 +12,7 @@ from tests.benchmarks.family_arms import BATCH, Arm, encode, padded
 from tests.benchmarks.part_times import PARTS, part_shares
 from training.tasks.metrics import bleu
 from training.tasks.text_statistics import repeats
-from vaswani_transformer.translation.engine import is_parallel
+from vaswani_transformer.translation.engine import is_non_autoregressive
 
 
 def history(arms: list[Arm], sources: list[str], references: list[str], count: int) -> str:
@@ -24,7 +24,7 @@ def history(arms: list[Arm], sources: list[str], references: list[str], count: i
         lines = ["| model | passes | translation |", "| --- | --- | --- |"]
         for arm in chosen:
             inputs = padded([rows[index]])
-            if is_parallel(arm.model):
+            if is_non_autoregressive(arm.model):
                 token_history = arm.generate(inputs, return_dict_in_generate=True, return_history=True).history[:, 0]
                 steps = list(enumerate(arm.decode(token_history), start=1))
             else:
@@ -38,7 +38,7 @@ def refinement_table(arms: list[Arm], sources: list[str], references: list[str],
     """Return the scores of what each model's most thorough search has after each iteration, or each layer."""
     columns = ("model", "iteration or layer", "BLEU", "repeats", "tokens changed")
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] * len(columns))} |"]
-    for arm in {arm.model_name: arm for arm in arms if is_parallel(arm.model)}.values():
+    for arm in {arm.model_name: arm for arm in arms if is_non_autoregressive(arm.model)}.values():
         rows = encode([arm], sources)
         texts: list[list[str]] = []  # by iteration
         changed, tokens = Counter[int](), 0
@@ -63,7 +63,7 @@ def parts_table(arms: list[Arm], rows: list[list[int]], count: int) -> str:
     inputs, names = [padded([row]) for row in rows[:count]], [*PARTS, "rest"]
     lines = [f"| model, passes | {' | '.join(names)} |", f"| {' | '.join(['---'] * (len(names) + 1))} |"]
     for arm in arms:
-        if is_parallel(arm.model):
+        if is_non_autoregressive(arm.model):
             shares = part_shares(cast(nn.Module, arm.model), arm.generate, inputs, time.process_time)
             cells = [f"{shares[name]:.0%}" if name in shares else "" for name in names]
             lines.append(f"| {arm.name}, {arm.passes} | {' | '.join(cells)} |")

@@ -37,7 +37,7 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.figures import draw_layer_complexity
 from vaswani_transformer.restricted import MIN_BLOCK, Window
-from vaswani_transformer.support.command_line import ArgumentParser, positive_int
+from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
 
@@ -222,7 +222,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options."""
     parser = ArgumentParser(
         prog="python -m tests.benchmarks.layer_complexity",
@@ -230,13 +230,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     lengths = [2**power for power in range(4, 14)]
-    parser.add_argument("--lengths", type=positive_int, nargs="+", default=lengths, help="n (16 to 8,192)")
-    parser.add_argument("--widths", type=positive_int, nargs="+", default=[64, 512], help="d, even (64 512)")
-    parser.add_argument("--reach", type=positive_int, default=MIN_BLOCK, help=f"r of the window ({MIN_BLOCK})")
-    parser.add_argument("--kernel", type=positive_int, default=3, help="k of the convolution (3)")
+    parser.add_argument("--lengths", type=positive_argument, nargs="+", default=lengths, help="n (16 to 8,192)")
+    parser.add_argument("--widths", type=positive_argument, nargs="+", default=[64, 512], help="d, even (64 512)")
+    parser.add_argument("--reach", type=positive_argument, default=MIN_BLOCK, help=f"r of the window ({MIN_BLOCK})")
+    parser.add_argument("--kernel", type=positive_argument, default=3, help="k of the convolution (3)")
     parser.add_argument("--cell", choices=GATES, default="lstm", help="the recurrent layer (lstm)")
-    parser.add_argument("--rounds", type=positive_int, default=3, help="how often each layer is timed (3)")
-    parser.add_argument("--threads", type=positive_int, default=1, help="of a CPU (1)")
+    parser.add_argument("--rounds", type=positive_argument, default=3, help="how often each layer is timed (3)")
+    parser.add_argument("--threads", type=positive_argument, default=1, help="of a CPU (1)")
     parser.add_argument("--memory", type=float, default=4.0, help="GiB that a layer may take (4)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--output", type=Path, default=Path("table1"), help="a new folder (table1)")
@@ -248,7 +248,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and write the folder when all is measured."""
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     settings: dict[str, Any] = vars(options) | {"output": str(options.output), "lengths": sorted(options.lengths)}

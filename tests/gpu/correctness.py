@@ -20,11 +20,11 @@ from tests.gpu.models import (
     PARALLEL,
     STATIC,
     collate,
-    collate_for_parallel,
+    collate_for_nar,
     compile_steps,
     make_model,
+    make_nar,
     make_pairs,
-    make_parallel,
     sources,
 )
 from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
@@ -109,8 +109,8 @@ def parallel_part(setting: Setting, dtype: torch.dtype) -> Iterator[Row]:
     """Compare the models that predict all words at once with the CPU's float32, with equal random choices."""
     torch.backends.cuda.matmul.allow_tf32 = False
     for name in PARALLEL:
-        model = make_parallel(name, setting, dropout=0.0, **({"latent_dropout": 0.0} if "VAE" in name else {}))
-        batch = collate_for_parallel(name, make_pairs(6, model.config.vocab_size))
+        model = make_nar(name, setting, dropout=0.0, **({"latent_dropout": 0.0} if "VAE" in name else {}))
+        batch = collate_for_nar(name, make_pairs(6, model.config.vocab_size))
         moved = copy.deepcopy(model).to(setting.device)
         on_it = {key: tensor.to(setting.device) for key, tensor in batch.items()}
         with mock.patch("vaswani_transformer.latent.gumbel_noise", torch.zeros_like):

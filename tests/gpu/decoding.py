@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from tests.gpu.models import PARALLEL, STATIC, compile_steps, make_marian, make_model, make_parallel, sources
+from tests.gpu.models import PARALLEL, STATIC, compile_steps, make_marian, make_model, make_nar, sources
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 
 DECODING = "Decoding"
@@ -124,7 +124,7 @@ def decoding_part(setting: Setting, arm: str, dtype: torch.dtype) -> Iterator[Ro
 def parallel_part(setting: Setting) -> Iterator[Row]:
     """Measure the sentences a second of the models that decode in parallel."""
     for name, dtype in itertools.product(PARALLEL, (torch.float32, torch.bfloat16)):
-        model = make_parallel(name, setting).eval().to(setting.device, dtype)
+        model = make_nar(name, setting).eval().to(setting.device, dtype)
         precision = "fp32" if dtype == torch.float32 else "bf16"
         passes = {"num_iterations": 4} if name == "CMLM" else {}
         for count in (1, 2) if setting.is_tiny else (1, 32, 256):

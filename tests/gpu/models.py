@@ -53,7 +53,7 @@ def make_model(name: str, setting: Setting, **overrides: Any) -> VaswaniTransfor
     return VaswaniTransformerForConditionalGeneration(config_of(name, setting, **overrides))
 
 
-def make_parallel(name: str, setting: Setting, **overrides: Any) -> Any:
+def make_nar(name: str, setting: Setting, **overrides: Any) -> Any:
     """Return a model that predicts all words at once, of the base model's shape, on the CPU; NAT trains by glancing."""
     kind = PARALLEL[name]
     mask = {"mask_token_id": MASK} if name == "CMLM" else {}
@@ -64,7 +64,7 @@ def make_parallel(name: str, setting: Setting, **overrides: Any) -> Any:
     return model
 
 
-def collate_for_parallel(name: str, pairs: Pairs) -> dict[str, Tensor]:
+def collate_for_nar(name: str, pairs: Pairs) -> dict[str, Tensor]:
     """Return a training batch whose random choices are made: CMLM's masks, and the draws of glancing."""
     if name == "CMLM":
         return MaskingCollator(collate, MASK, 1)(pairs)

@@ -21,12 +21,12 @@ from tests.gpu.models import (
     Pairs,
     collate,
     collate_for_marian,
-    collate_for_parallel,
+    collate_for_nar,
     config_of,
     make_marian,
     make_model,
+    make_nar,
     make_pairs,
-    make_parallel,
     sources,
 )
 from tests.gpu.runner import Part, Row, Setting, SkipPart
@@ -228,8 +228,8 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
         device = setting.device if setting.is_cuda else stack.enter_context(pretended_device())
         to_device = (lambda model: model.to(device)) if setting.is_cuda else move
         for name in ("base", *PARALLEL):
-            model = make_model(name, setting) if name == "base" else make_parallel(name, setting)
-            batch = collate_for_parallel(name, make_pairs(8, model.config.vocab_size))
+            model = make_model(name, setting) if name == "base" else make_nar(name, setting)
+            batch = collate_for_nar(name, make_pairs(8, model.config.vocab_size))
             batch = {key: tensor.to(device) for key, tensor in batch.items()}
             model = to_device(model).train()
             waits = count_waits(setting, lambda model=model, batch=batch: model(**batch).loss.backward())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
-from tests.gpu.models import collate, collate_for_parallel, make_pairs, make_parallel
+from tests.gpu.models import collate, collate_for_nar, make_nar, make_pairs
 from tests.gpu.runner import Setting
 from tests.gpu.synchronizations import DeviceTensor, SynchronizationCounter, move, pretended_device
 from tests.helpers import FLOAT32, padded_batch, tiny_model
@@ -118,7 +118,7 @@ def test_training_step_waits_once_for_the_device(settings: dict[str, Any], expec
 
 # The loss waits for the number of tokens; NAT and IterativeVAE check that labels are padded on the right, which CMLM's
 # collator does on the host; glancing and the latents wait once for the number of real positions.
-PARALLEL_STEPS = {
+NAR_STEPS = {
     "NAT": {"item": 1, "nonzero": 1},
     "GLAT": {"item": 1, "nonzero": 2},
     "CMLM": {"nonzero": 1},
@@ -126,14 +126,14 @@ PARALLEL_STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", PARALLEL_STEPS)
+@pytest.mark.parametrize("name", NAR_STEPS)
 def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vaswani_transformer.latent.gumbel_noise", torch.zeros_like)  # equal on both devices
     family = "NAT" if name == "GLAT" else name
-    inputs = collate_for_parallel(family, make_pairs(3, 99))
+    inputs = collate_for_nar(family, make_pairs(3, 99))
     latents = {"latent_dropout": 0.0, "decoder_layers": 3} if name == "IterativeVAE" else {}
     settings = {"dropout": 0.0, "attn_implementation": "sdpa", **latents}
-    models = [make_parallel(family, TINY_CPU, **settings).train() for _ in range(2)]
+    models = [make_nar(family, TINY_CPU, **settings).train() for _ in range(2)]
     for model in models:
         model.glancing_ratio = 0.5 if name == "GLAT" else 0.0
     if name == "NAT":
@@ -146,7 +146,7 @@ def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, m
         with SynchronizationCounter() as counter:
             outputs = model(**inputs)
             outputs.loss.backward()
-        assert counter.counts == PARALLEL_STEPS[name], counter.places
+        assert counter.counts == NAR_STEPS[name], counter.places
         torch.testing.assert_close(outputs.loss.cpu(), loss)
     for mine, parameter in zip(model.parameters(), models[0].parameters(), strict=True):
         gradient: Any = mine.grad
@@ -154,13 +154,13 @@ def test_training_step_of_a_parallel_model_waits_as_often_as_listed(name: str, m
 
 
 # Of a call and of each iteration of CMLM.
-PARALLEL_SEARCHES = {"NAT": (4, 0), "CMLM": (2, 2), "IterativeVAE": (5, 0)}
+NAR_SEARCHES = {"NAT": (4, 0), "CMLM": (2, 2), "IterativeVAE": (5, 0)}
 
 
-@pytest.mark.parametrize("name", PARALLEL_SEARCHES)
+@pytest.mark.parametrize("name", NAR_SEARCHES)
 def test_parallel_decoding_waits_as_often_as_listed(name: str) -> None:
-    once, each = PARALLEL_SEARCHES[name]
-    model = make_parallel(name, TINY_CPU, attn_implementation="sdpa").eval()
+    once, each = NAR_SEARCHES[name]
+    model = make_nar(name, TINY_CPU, attn_implementation="sdpa").eval()
     batch = collate(make_pairs(3, 99))
     for passes in (1, 2) if each else (1,):
         settings = {"num_iterations": passes} if each else {}

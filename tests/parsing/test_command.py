@@ -11,7 +11,7 @@ import torch
 
 from tests.helpers import ModelAndTokenizer, Run, model_of_pairs, tiny_model
 from tests.trees import GOLD
-from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_text, draw_tree, parse, read_trees
+from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse, read_trees
 from vaswani_transformer.parsing import command, linearize
 from vaswani_transformer.parsing.linear import linear_tokens
 from vaswani_transformer.parsing.parser import SourceTexts
@@ -138,7 +138,7 @@ def test_drawings_of_a_finished_file_are_an_error_of_one_line(run: Run, tmp_path
 
 def test_trees_are_drawn_as_text_and_as_svg(run: Run, tmp_path: Path) -> None:
     output, errors, status = run("--tokenized", "--draw", "--svg", tmp_path / "svg", stdin=lines(SENTENCES[:2]))
-    assert (output, errors, status) == (lines(map(draw_text, TREES[:2])), "", 0)
+    assert (output, errors, status) == (lines(map(draw_tree_text, TREES[:2])), "", 0)
     assert {path.name for path in (tmp_path / "svg").iterdir()} == {"1.svg", "2.svg"}
     assert ElementTree.parse(tmp_path / "svg" / "1.svg").getroot().tag.endswith("svg")
 
@@ -181,7 +181,7 @@ def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
 
 
 def test_drawing_has_a_line_a_node() -> None:
-    assert draw_text(TREES[0]).splitlines() == [
+    assert draw_tree_text(TREES[0]).splitlines() == [
         "TOP",
         "└── S",
         "    ├── NP",

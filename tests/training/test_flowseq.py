@@ -12,9 +12,9 @@ from transformers import TrainerControl, TrainerState, set_seed
 from tests.helpers import random_tokens
 from tests.nar_models import FAMILY, targets
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind, weights
-from training.recipe.families import KINDS
+from training.recipe.families import FAMILIES
 from training.recipe.fields import load_recipe, to_dict
-from training.run.checks import check_model
+from training.run.checks import check_model_trains
 from training.train import main, run
 from training.trainer.callbacks import KlScaleCallback
 from training.trainer.draws import add_latent_draws
@@ -51,10 +51,10 @@ def test_bad_field_is_an_error_of_one_line(arguments: list[str], message: str, t
 def test_sharding_is_an_error_before_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     recipe = load_recipe(tmp_path / "own.yaml", [KIND])
-    check_model(recipe)
+    check_model_trains(recipe)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=r"^model\.kind: the flow of flowseq starts from data, .* got FSDP2\. Launch"):
-        check_model(recipe)
+        check_model_trains(recipe)
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("flowseq", 10_000), ("iterative_vae", 30_000)])
@@ -72,7 +72,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(overrides: dict
     positions = 4 * model.config.num_heads * 5 * (32 * model.config.head_dim + 16 * (overrides.get("d_k") or 4))
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
-    assert KINDS["flowseq"].flops(model, batch) == counter.get_total_flops() - positions
+    assert FAMILIES["flowseq"].flops(model, batch) == counter.get_total_flops() - positions
 
 
 def test_divergence_weighs_nothing_first_and_then_more_by_the_step() -> None:

@@ -12,7 +12,7 @@ from tests.helpers import random_tokens
 from tests.nar_models import tiny_iterative_vae
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
 from training.monitor.trainer import by_layer
-from training.recipe.families import KINDS, kind_of
+from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
 from training.train import run
 from training.trainer.callbacks import KlScaleCallback
@@ -45,7 +45,7 @@ def test_bad_field_is_an_error_of_one_line(arguments: list[str], message: str, t
 def test_kind_is_found_by_the_configuration_and_saved_with_its_fields(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: grammar}")
     recipe = load_recipe(tmp_path / "own.yaml", [KIND, "--training.kl_scale=0.1"])
-    assert kind_of(tiny_iterative_vae().config) is recipe.kind
+    assert family_of(tiny_iterative_vae().config) is recipe.family
     assert to_dict(recipe)["training"]["kl_scale"] == 0.1
     assert recipe.model_config(vocab_size=99).layer_kl_weights == [25, 16, 9, 4, 1]
 
@@ -59,7 +59,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch: py
     positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
-    assert KINDS["iterative_vae"].flops(model, batch) == counter.get_total_flops() - positions
+    assert FAMILIES["iterative_vae"].flops(model, batch) == counter.get_total_flops() - positions
 
 
 def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight() -> None:

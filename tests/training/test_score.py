@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
-from tests.nar_models import FAMILY, ParallelModel
+from tests.nar_models import FAMILY, NarModel
 from training.data.distilled import digest_model
 from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe, to_dict
 from training.report.results import commit, hardware, versions
@@ -135,7 +135,7 @@ def test_language_model_learns_from_the_recipes_training_targets(run: Run, recip
     assert json.loads(streamed.read_text())["lm"] == description
 
 
-def save_family(family: str, folder: Path, **settings: Any) -> tuple[ParallelModel, VaswaniTransformerTokenizer]:
+def save_family(family: str, folder: Path, **settings: Any) -> tuple[NarModel, VaswaniTransformerTokenizer]:
     """Save a model of the family with random weights and a tokenizer that has `<mask>`."""
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})

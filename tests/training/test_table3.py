@@ -12,7 +12,7 @@ from tests.training.runs import assert_same_checkpoints, make_arguments, rewind,
 from training import table3
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
-from training.table3 import main, make_run, parse, unfinished_runs
+from training.table3 import main, make_run, parse_arguments, unfinished_runs
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.support.errors import OutputError, UserError
@@ -146,7 +146,7 @@ def test_wrong_argument_is_one_line(
 
 def test_home_is_expanded_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert parse(["recipe.yaml", "--output_dir=~/table"])[0].output_dir == tmp_path / "table"
+    assert parse_arguments(["recipe.yaml", "--output_dir=~/table"])[0].output_dir == tmp_path / "table"
 
 
 def test_row_that_does_not_fit_the_data_is_an_error_before_any_training(

@@ -96,13 +96,13 @@ def as_json(text: str) -> str:
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, load = [], loading.load
+    prepared, load = [], loading.load_model_and_tokenizer
 
     def watched(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         prepared.append(load(options))
         return prepared[-1]
 
-    monkeypatch.setattr(loading, "load", watched)
+    monkeypatch.setattr(loading, "load_model_and_tokenizer", watched)
     assert run(family, "--dtype=int8")[2] == 0
     assert isinstance(prepared[0][0], Prepared)
 

@@ -72,13 +72,13 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
             on the wrong side for the kind of model; or the vocabulary size is too small.
     """
     tokenizer = train_or_load(recipe, pairs)
-    if recipe.kind.is_parallel and tokenizer.padding_side != "right":
+    if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
         raise UserError(
             f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
             f"model.kind {recipe.model['kind']} must begin at the first position; set its padding_side to 'right' and "
             "save it again."
         )
-    if recipe.kind.needs_mask and tokenizer.mask_token_id is None:
+    if recipe.family.needs_mask and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     return tokenizer
 

@@ -14,7 +14,7 @@ from transformers.trainer_utils import PredictionOutput
 from training.monitor.curves import CurvesCallback
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
-from training.recipe.families import Kind, TrainedModel
+from training.recipe.families import Family, TrainedModel
 from training.tasks import Metric
 from vaswani_transformer import VaswaniTransformerConfig
 
@@ -46,9 +46,9 @@ class MonitoredTrainer(Seq2SeqTrainer):
 
     model: TrainedModel
 
-    def __init__(self, best_metric: Metric, kind: Kind, **kwargs: Any) -> None:
+    def __init__(self, best_metric: Metric, kind: Family, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.kind = kind
+        self.family = kind
         precision = self.accelerator.mixed_precision
         if precision == "no":
             precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
@@ -93,7 +93,7 @@ class MonitoredTrainer(Seq2SeqTrainer):
         """Return the loss of a batch; the forward pass ends here."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.monitor.stopwatch.enter("backward")
-        for name, log_name in self.kind.log_parts.items():
+        for name, log_name in self.family.log_parts.items():
             if (value := outputs.get(name)) is None:
                 continue
             # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
@@ -104,7 +104,7 @@ class MonitoredTrainer(Seq2SeqTrainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the operations of training on a batch."""
-        return self.kind.flops(self.model, inputs)
+        return self.family.flops(self.model, inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log an entry, with the monitor's metrics if it is one of training."""

@@ -1,6 +1,6 @@
 """The kinds of model that a recipe trains: the classes of each, the fields that only some have, and the work of a step.
 
-A further kind is an entry of `KINDS`, with its function in `training.recipe.flops`.
+A further kind is an entry of `FAMILIES`, with its function in `training.recipe.flops`.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
 
 
 @dataclass(frozen=True)
-class Kind:
+class Family:
     """A kind of model.
 
     config_class, model_class: its configuration and its complete model.
@@ -49,7 +49,6 @@ class Kind:
     evaluation: its search in evaluations during training: a setting of `decoding`, and the value or the field of
         `training` with it.
     flops: the floating-point operations of training such a model on a batch, forward and backward.
-    is_parallel: whether it predicts all words at once, from lengths that it predicts first.
     needs_mask: whether the vocabulary needs `<mask>`.
     length_limits: the fields of `model` that bound the lengths which it can predict: the smallest and the largest
         difference of target and source, or the longest target.
@@ -65,12 +64,16 @@ class Kind:
     training: tuple[str, ...]
     evaluation: dict[str, str | int]
     flops: Callable[..., int]
-    is_parallel: bool = True
     needs_mask: bool = False
     length_limits: tuple[str, ...] = ()
     has_idle_weights: bool = False
     defaults: dict[str, int] = field(default_factory=dict)
     log_parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether it predicts one token after the other; else all at once, from lengths that it predicts first."""
+        return self.model_class.is_autoregressive
 
     @property
     def model_fields(self) -> dict[str, Any]:
@@ -85,17 +88,16 @@ class Kind:
         return {name: decoding[name] for name in self.decoding} | faster
 
 
-KINDS = {
-    AUTOREGRESSIVE: Kind(
+FAMILIES = {
+    AUTOREGRESSIVE: Family(
         config_class=VaswaniTransformerConfig,
         model_class=VaswaniTransformerForConditionalGeneration,
         decoding=("num_beams", "length_penalty", "length_penalty_type", "max_source_relative_length"),
         training=("evaluation_beams",),
         evaluation={"num_beams": "evaluation_beams"},
         flops=autoregressive_flops,
-        is_parallel=False,
     ),
-    "nat": Kind(
+    "nat": Family(
         config_class=VaswaniNatConfig,
         model_class=VaswaniNatForConditionalGeneration,
         decoding=("length_beam_size",),
@@ -105,7 +107,7 @@ KINDS = {
         length_limits=("min_length_difference", "max_length_difference"),
         log_parts={"length_loss": "length_loss", "accuracy": "glancing_accuracy"},
     ),
-    "cmlm": Kind(
+    "cmlm": Family(
         config_class=VaswaniCmlmConfig,
         model_class=VaswaniCmlmForConditionalGeneration,
         decoding=("num_iterations", "length_beam_size"),
@@ -116,7 +118,7 @@ KINDS = {
         length_limits=("max_target_length",),
         log_parts={"length_loss": "length_loss"},
     ),
-    "iterative_vae": Kind(
+    "iterative_vae": Family(
         config_class=VaswaniIterativeVaeConfig,
         model_class=VaswaniIterativeVaeForConditionalGeneration,
         decoding=("length_beam_size",),
@@ -134,7 +136,7 @@ KINDS = {
             "hint_weights": "hint_weight",
         },
     ),
-    "flowseq": Kind(
+    "flowseq": Family(
         config_class=VaswaniFlowSeqConfig,
         model_class=VaswaniFlowSeqForConditionalGeneration,
         decoding=("length_beam_size", "num_latent_samples", "latent_temperature"),
@@ -154,19 +156,19 @@ KINDS = {
 }
 
 
-def kind_of(config: PreTrainedConfig) -> Kind | None:
+def family_of(config: PreTrainedConfig) -> Family | None:
     """Return the kind of a model by its configuration; None for a model of another package."""
-    return next((kind for kind in KINDS.values() if kind.config_class.model_type == config.model_type), None)
+    return next((kind for kind in FAMILIES.values() if kind.config_class.model_type == config.model_type), None)
 
 
-def kind_of_recipe(tree: dict[str, Any]) -> Kind:
+def family_of_recipe(tree: dict[str, Any]) -> Family:
     """Return the kind of a recipe given as a nested dictionary."""
-    return KINDS[tree["model"].get("kind", AUTOREGRESSIVE)]
+    return FAMILIES[tree["model"].get("kind", AUTOREGRESSIVE)]
 
 
 def drop_null_fields(model: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a model without those whose null is no value: null leaves these at their defaults."""
-    hints = KINDS[model.get("kind") or AUTOREGRESSIVE].model_fields | {"kind": str, "paper": str}
+    hints = FAMILIES[model.get("kind") or AUTOREGRESSIVE].model_fields | {"kind": str, "paper": str}
     return {
         name: value
         for name, value in model.items()
@@ -177,13 +179,13 @@ def drop_null_fields(model: dict[str, Any]) -> dict[str, Any]:
 def owners(group: str, name: str) -> list[str]:
     """Return the kinds that have a field of a recipe; all of them unless some lack it."""
     fields = {
-        "decoding": {key: kind.decoding for key, kind in KINDS.items()},
-        "training": {key: kind.training for key, kind in KINDS.items()},
+        "decoding": {key: kind.decoding for key, kind in FAMILIES.items()},
+        "training": {key: kind.training for key, kind in FAMILIES.items()},
     }.get(group, {})
-    return [key for key, names in fields.items() if name in names] or list(KINDS)
+    return [key for key, names in fields.items() if name in names] or list(FAMILIES)
 
 
-def check_kind(tree: dict[str, Any]) -> None:
+def check_family(tree: dict[str, Any]) -> None:
     """Check that a recipe, as a nested dictionary, has a kind of model, and fields of no other kind.
 
     Raises:
@@ -191,8 +193,8 @@ def check_kind(tree: dict[str, Any]) -> None:
     """
     if not isinstance(model := tree.get("model") or {}, dict):
         return  # `build` raises the error
-    if (kind := model.get("kind") or AUTOREGRESSIVE) not in KINDS:
-        raise UserError(f"model.kind: {not_one_of(kind, KINDS)}")
+    if (kind := model.get("kind") or AUTOREGRESSIVE) not in FAMILIES:
+        raise UserError(f"model.kind: {not_one_of(kind, FAMILIES)}")
     for group in ("decoding", "training"):
         fields = tree.get(group)
         given = [name for name, value in fields.items() if value is not None] if isinstance(fields, dict) else []
@@ -206,7 +208,7 @@ def check_kind(tree: dict[str, Any]) -> None:
             )
 
 
-def drop_other_kinds(tree: dict[str, Any]) -> dict[str, Any]:
+def drop_other_families(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe, as a nested dictionary, without the fields that its kind of model lacks."""
     kind = tree["model"].get("kind", AUTOREGRESSIVE)
     kept = {

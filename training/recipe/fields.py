@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from training.recipe.families import (
     AUTOREGRESSIVE,
-    KINDS,
+    FAMILIES,
     TOKENIZER_SETS,
-    Kind,
-    check_kind,
+    Family,
+    check_family,
     drop_null_fields,
-    drop_other_kinds,
+    drop_other_families,
 )
+from training.recipe.machine import trains_slowly_in_bf16
 from training.recipe.reading import apply_override, build, check_switches, read_yaml, setting, settings
-from training.run.distributed import trains_slowly_in_bf16
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.support.command_line import did_you_mean, not_one_of
@@ -258,12 +258,12 @@ class Recipe:
         """Return the model's configuration with the vocabulary size and token ids of its tokenizer."""
         fields: dict[str, Any] = {"paper": "base"} | self.model | token_ids
         fields.pop("kind", None)
-        return self.kind.config_class.from_paper(**{"name": fields.pop("paper")} | fields)
+        return self.family.config_class.from_paper(**{"name": fields.pop("paper")} | fields)
 
     @property
-    def kind(self) -> Kind:
+    def family(self) -> Family:
         """The kind of model."""
-        return KINDS[self.model.get("kind", AUTOREGRESSIVE)]
+        return FAMILIES[self.model.get("kind", AUTOREGRESSIVE)]
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     """
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
-    return drop_other_kinds(tree)
+    return drop_other_families(tree)
 
 
 SEEDS = 2**32  # NumPy's limit
@@ -314,7 +314,7 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
         raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
     for argument in arguments:
         apply_override(Recipe, tree, argument)
-    check_kind(tree)
+    check_family(tree)
     recipe = build(Recipe, tree)
     recipe = dataclasses.replace(recipe, model=drop_null_fields(recipe.model))
     check(recipe, is_trained)
@@ -327,7 +327,7 @@ def with_derived_settings(recipe: Recipe) -> Recipe:
     These are the schedules of its kind, ENGINE's operators, and the precision.
     """
     training = recipe.training
-    schedules = recipe.kind.defaults | ({} if training.glancing is None else {"glancing_steps": training.steps})
+    schedules = recipe.family.defaults | ({} if training.glancing is None else {"glancing_steps": training.steps})
     derived: dict[str, Any] = {name: getattr(training, name) or value for name, value in schedules.items()}
     if training.energy_from is not None:
         derived["energy_inputs"] = training.energy_inputs or "softmax"
@@ -342,15 +342,15 @@ def check(recipe: Recipe, is_trained: bool = True) -> None:
     if recipe.seed >= SEEDS:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     check_switches(recipe, () if is_trained else ("training",))
-    check_data(recipe.data, recipe.name)
+    check_data_fields(recipe.data, recipe.name)
     check_training(recipe.training)
     check_score(recipe.score)
     check_model_fields(recipe)
-    if "decoder_steps" in recipe.kind.training:
+    if "decoder_steps" in recipe.family.training:
         check_phases(recipe.training, recipe.decoding)
 
 
-def check_data(data: DataRecipe, recipe_name: str | None) -> None:
+def check_data_fields(data: DataRecipe, recipe_name: str | None) -> None:
     """Check that the fields of the data go together."""
     if data.source == data.target:
         raise UserError(
@@ -376,7 +376,7 @@ def check_training(training: TrainingRecipe) -> None:
 
 def check_model_fields(recipe: Recipe) -> None:
     """Check that the fields of the model are those of its kind, and make a configuration."""
-    fields = {"kind", "paper", *recipe.kind.model_fields}
+    fields = {"kind", "paper", *recipe.family.model_fields}
     for name in recipe.model:
         if name in TOKENIZER_SETS:
             raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from training.recipe.families import AUTOREGRESSIVE, KINDS
+from training.recipe.families import AUTOREGRESSIVE, FAMILIES
 from training.recipe.fields import Recipe
 from training.recipe.reading import Setting, settings
 from vaswani_transformer.support.command_line import ArgumentParser
@@ -75,13 +75,13 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
 
 def model_entries() -> Iterator[str]:
     """Yield the fields of the model, with the paper's base model as default; then those that only other kinds have."""
-    kinds = ", ".join(KINDS)
+    kinds = ", ".join(FAMILIES)
     yield entry("model.kind", AUTOREGRESSIVE, f"the kind of model; other kinds have further fields. One of {kinds}.")
     yield entry(
         "model.paper", "base", "the model of the paper that the other fields change, by its name in from_paper."
     )
     listed: set[str] = set()
-    for name, kind in KINDS.items():
+    for name, kind in FAMILIES.items():
         base, texts = kind.config_class(), field_descriptions(kind.config_class)
         for field in kind.model_fields:
             if field not in listed and field in texts:

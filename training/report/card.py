@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.monitor.stopwatch import phase_shares
-from training.recipe.families import AUTOREGRESSIVE, kind_of_recipe
+from training.recipe.families import AUTOREGRESSIVE, family_of_recipe
 from training.report.licenses import check_license
 from training.report.results import read_results
 from training.tasks import Metric, make_task, selection_metric
@@ -115,9 +115,11 @@ def variant(recipe: dict[str, Any]) -> str:
 
 def tags(results: dict[str, Any]) -> list[str]:
     """Return the tags by which the Hub finds the model."""
-    kind, name = kind_of_recipe(results["recipe"]), variant(results["recipe"])
-    kind_tags = ["non-autoregressive", name.replace("_", "-")] if kind.is_parallel else ["attention-is-all-you-need"]
-    return ["transformer", *kind_tags, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
+    kind, name = family_of_recipe(results["recipe"]), variant(results["recipe"])
+    family_tags = (
+        ["non-autoregressive", name.replace("_", "-")] if not kind.is_autoregressive else ["attention-is-all-you-need"]
+    )
+    return ["transformer", *family_tags, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
 
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
@@ -175,7 +177,7 @@ def describe_model(recipe: dict[str, Any]) -> str:
     fields = recipe["model"]
     changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in ("paper", "kind"))
     shape = f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
-    if kind_of_recipe(recipe).is_parallel:
+    if not family_of_recipe(recipe).is_autoregressive:
         shape = f"{NAMES[variant(recipe)]} in the shape of {shape}"
     origins = {
         "encoder_from": "; encoder and embeddings began as a teacher's",
@@ -206,7 +208,7 @@ def describe_losses(recipe: dict[str, Any]) -> str:
     plain = (
         "`loss` is the label-smoothed training loss and `validation loss` the plain one, both in nats per target token."
     )
-    if not kind_of_recipe(recipe).is_parallel:
+    if family_of_recipe(recipe).is_autoregressive:
         return plain
     return (
         "`loss` is the training loss with that of the length. `validation loss` is the negative log-likelihood of a "
@@ -253,7 +255,7 @@ def score_lines(results: dict[str, Any]) -> Iterator[str]:
         if published := recipe.get("published"):
             yield f"published on the same test set: {published}"
     if (scores := results.get("validation")) is not None:
-        how = describe_search(kind_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
+        how = describe_search(family_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
         yield f"validation set, {how}: {scored(scores, first)}"
     if note := recipe.get("note"):
         yield note

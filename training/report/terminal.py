@@ -6,7 +6,7 @@ from typing import Any
 
 from training.data.distilled import open_distilled
 from training.monitor.stopwatch import time_line
-from training.recipe.families import AUTOREGRESSIVE, KINDS, kind_of_recipe
+from training.recipe.families import AUTOREGRESSIVE, FAMILIES, family_of_recipe
 from training.recipe.fields import Recipe, to_dict
 from training.tasks import make_task
 
@@ -54,7 +54,7 @@ def report(results: dict[str, Any], folder: str) -> None:
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
         folder, source = shlex.quote(folder), shlex.quote(scores["examples"][0]["source"])
-        is_autoregressive = kind_of_recipe(results["recipe"]) is KINDS[AUTOREGRESSIVE]
+        is_autoregressive = family_of_recipe(results["recipe"]) is FAMILIES[AUTOREGRESSIVE]
         figures = f"vaswani_transformer.figures {folder} {source}"  # of this kind only
         logger.info("Next, %s what you type, and %s:", task.verb, "see attention" if is_autoregressive else "publish")
         logger.info("%s %s --interactive", task.command, folder)

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.tokenizing import lengths
 from training.recipe.fields import Recipe
-from training.run.distributed import RunError, is_set, uses_cpu
+from training.recipe.machine import is_set, uses_cpu
+from training.run.distributed import RunError
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.batching.steps import Steps
 from vaswani_transformer.body import ProjectedModel
@@ -57,7 +58,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
         return
     for (split, column), length in longest.items():
         needed = length
-        if split != "train" and column == "input_ids" and not recipe.kind.is_parallel:
+        if split != "train" and column == "input_ids" and recipe.family.is_autoregressive:
             needed += recipe.decoding.max_source_relative_length
         if needed > config.max_position_embeddings:
             raise UserError(
@@ -73,7 +74,7 @@ def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, 
     Raises:
         UserError: it predicts none of the lengths.
     """
-    if not (names := recipe.kind.length_limits):
+    if not (names := recipe.family.length_limits):
         return
     sources, targets = (lengths(train, column) for column in COLUMNS)
     limits = [getattr(config, name) for name in names]
@@ -136,7 +137,7 @@ def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> 
         )
 
 
-def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
+def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
     """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens.
 
     Raises:
@@ -147,7 +148,7 @@ def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniT
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    if recipe.kind.needs_mask:
+    if recipe.family.needs_mask:
         if tokenizer.mask_token_id is None:
             raise UserError(
                 "tokenizer: has no <mask>, expected one for model.kind cmlm; add it by "
@@ -157,7 +158,7 @@ def model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniT
     return recipe.model_config(vocab_size=len(tokenizer), **ids)
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model_trains(recipe: Recipe) -> None:
     """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe.
 
     Raises:
@@ -170,18 +171,18 @@ def check_model(recipe: Recipe) -> None:
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
-    if "decoder_steps" in recipe.kind.training and is_set("ACCELERATE_USE_FSDP"):
+    if "decoder_steps" in recipe.family.training and is_set("ACCELERATE_USE_FSDP"):
         raise UserError(
             "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "
             "file of training/accelerate that does not shard."
         )
     ids, vocab_size = {}, recipe.tokenizer.vocab_size
-    if recipe.kind.needs_mask:
+    if recipe.family.needs_mask:
         ids, vocab_size = {"mask_token_id": vocab_size}, vocab_size + 1
     with torch.device("meta"):
-        model = recipe.kind.model_class(recipe.model_config(vocab_size=vocab_size, **ids))
+        model = recipe.family.model_class(recipe.model_config(vocab_size=vocab_size, **ids))
     set_attention(model, name)
-    if recipe.kind.is_parallel and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
+    if not recipe.family.is_autoregressive and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
         raise UserError(
             f"decoding.length_beam_size: got {size}, and the model has {model.num_length_classes} length classes; "
             "give at most as many."

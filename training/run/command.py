@@ -11,7 +11,7 @@ from vaswani_transformer.support.files import write_errors
 
 
 @contextlib.contextmanager
-def last_output(fix: str) -> Generator[None]:
+def flush_stdout(fix: str) -> Generator[None]:
     """Let nothing that standard output cannot take end a command that has done its work with a traceback.
 
     A character that the output's encoding lacks becomes an escape. A reader that closes the pipe, as `head` does, gets

@@ -15,13 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
+from training.recipe.machine import is_set, uses_cpu
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_finite, check_weights_fit
 from vaswani_transformer.support.errors import UserError, exit_interrupted, one_line
@@ -35,7 +35,6 @@ PROCESS_GROUP_TIMEOUT = timedelta(hours=6)  # one process prepares the data whil
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 # What gloo and NCCL report of a connection to a process that is gone
 LOST_PEER = re.compile(r"Connection (closed|reset)|Broken pipe|ncclRemoteError")
-TRUE = ("1", "true", "yes", "on")
 
 
 class RunError(UserError):
@@ -98,31 +97,6 @@ def raise_together(function: Callable[[], T]) -> T:
     if failures := [each for each in gather_object([failure]) if each]:
         raise RunError(failures[0])
     return results[0]
-
-
-def is_set(name: str) -> bool:
-    """Return whether an environment variable is true."""
-    return os.environ.get(name, "").lower() in TRUE
-
-
-def uses_cpu() -> bool:
-    """Return whether training runs on the CPU.
-
-    It does if the launch sets it, if there is no accelerator, or if several processes would share Apple's, which is not
-    possible.
-    """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    is_only_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    return accelerator is None or is_set("ACCELERATE_USE_CPU") or (accelerator.type == "mps" and not is_only_process)
-
-
-def trains_slowly_in_bf16() -> bool:
-    """Return whether training runs on a CPU without instructions for bf16, on which fp32 is many times faster.
-
-    The environment variable ONEDNN_MAX_CPU_ISA may hide such instructions.
-    """
-    has_instructions = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    return uses_cpu() and not (torch.backends.mkldnn.is_available() and has_instructions())
 
 
 def limit_cached_kernels() -> None:

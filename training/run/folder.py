@@ -227,7 +227,7 @@ def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
     return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
 
 
-def check_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
+def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
     """Check that the run in a folder, if there is one, started with the same data.
 
     Args:
@@ -288,7 +288,7 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> tuple[Pr
         RunError: the run started with other data.
     """
     present, written = fingerprints(recipe, pairs) if PartialState().is_main_process else {}, []
-    check_data(folder, *broadcast_object_list([present]))
+    check_same_data(folder, *broadcast_object_list([present]))
     if PartialState().is_main_process and not (folder / TOKENIZER).exists():
         written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs), present)
     elif PartialState().is_main_process and not (folder / DATA_FILE).exists():

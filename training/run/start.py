@@ -30,16 +30,16 @@ def check_start(recipe: Recipe, folder: Path) -> None:
     """
     if (name := model_to_start_from(recipe, folder)) is None:
         return
-    trained = load_config(name, recipe.kind.config_class.model_type, "training.start_from")
-    tokens = {"mask_token_id": trained.mask_token_id} if recipe.kind.needs_mask else {}
+    trained = load_config(name, recipe.family.config_class.model_type, "training.start_from")
+    tokens = {"mask_token_id": trained.mask_token_id} if recipe.family.needs_mask else {}
     expected = recipe.model_config(vocab_size=trained.vocab_size, **tokens)
-    for field in recipe.kind.model_fields:
+    for field in recipe.family.model_fields:
         if field not in FREE_FIELDS and (theirs := getattr(trained, field)) != (ours := getattr(expected, field)):
             raise UserError(
                 f"training.start_from: {name} has {field} {theirs}, and the recipe {ours}; set model.{field}, or name "
                 "another model."
             )
-    load_model(name, recipe.kind.model_class)  # only to check its weights
+    load_model(name, recipe.family.model_class)  # only to check its weights
 
 
 def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

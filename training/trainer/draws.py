@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer.cmlm_masks import draw_masks, mask_targets
+from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
 
 
 def pair_generators(batch: dict[str, Any], seed: int, step: int) -> Iterator[tuple[int, int, torch.Generator]]:
@@ -41,21 +41,21 @@ def add_latent_draws(batch: dict[str, Any], seed: int, step: int, d_model: int) 
     for row, length, generator in pair_generators(batch, seed, step):
         words[row, :length] = torch.rand(length, generator=generator)
         noise[row, :length] = torch.randn(length, d_model, generator=generator)
-    return like(batch, {**batch, "word_draws": words, "latent_noise": noise})
+    return pin_like(batch, {**batch, "word_draws": words, "latent_noise": noise})
 
 
 def add_masks(batch: dict[str, Any], draws: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:
     """Return a batch with the masks that `draws` (B, 1 + T) decide, in pinned memory if the batch is."""
-    is_masked = draw_masks(batch["labels"].ne(-100), draws=(draws[:, 0], draws[:, 1:]))  # (B, T)
-    return like(batch, mask_targets(batch, is_masked, mask_token_id, pad_token_id))
+    is_masked = sample_masks(batch["labels"].ne(-100), draws=(draws[:, 0], draws[:, 1:]))  # (B, T)
+    return pin_like(batch, mask_targets(batch, is_masked, mask_token_id, pad_token_id))
 
 
 def add_glancing_draws(batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
     """Return a batch with the numbers of `draws` (B, 1 + T) that decide what GLAT shows."""
-    return like(batch, {**batch, "glancing_draws": draws[:, 1:]})
+    return pin_like(batch, {**batch, "glancing_draws": draws[:, 1:]})
 
 
-def like(batch: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+def pin_like(batch: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """Return the changed batch in pinned memory if the batch is, so that no copy to the device is waited for."""
     if not batch["labels"].is_pinned():
         return changed

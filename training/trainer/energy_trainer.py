@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from training.recipe.flops import autoregressive_flops
-from training.trainer.draws import like
+from training.trainer.draws import pin_like
 from training.trainer.energy import Energy
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer.cmlm_masks import mask_targets
@@ -29,7 +29,7 @@ class EnergyTrainer(RecipeTrainer):
     def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with every word masked."""
         tokenizer, is_real = self.processing_class, batch["labels"].ne(-100)
-        return like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))
+        return pin_like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))
 
     def compute_loss(
         self,
@@ -48,7 +48,7 @@ class EnergyTrainer(RecipeTrainer):
         loss = loss * self.accelerator.num_processes  # as the Trainer does, since it averages over processes
         return (loss, outputs) if return_outputs else loss
 
-    def sentence_figures(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the energy (B,) of each target's likeliest words."""
         is_real = inputs["labels"].ne(-100)
         energies = self.energy.of_argmax(logits, is_real, inputs["input_ids"], inputs["attention_mask"])

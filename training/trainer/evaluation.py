@@ -87,7 +87,7 @@ class EvaluatingTrainer(MonitoredTrainer):
     @property
     def metric_names(self) -> list[str]:
         """The metrics of an evaluation; a likelihood at gold length, position by position, is no perplexity."""
-        likelihoods = ["loss"] if self.kind.is_parallel else ["loss", "perplexity"]
+        likelihoods = ["loss"] if not self.family.is_autoregressive else ["loss", "perplexity"]
         return [*likelihoods, self.task.best_metric.key]
 
     def loader(self, dataset: Dataset, batches: Any) -> DataLoader:
@@ -188,11 +188,11 @@ class EvaluatingTrainer(MonitoredTrainer):
         """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
         labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
-        if self.kind.is_parallel:
+        if not self.family.is_autoregressive:
             model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
         with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
-            figures = {name: values.tolist() for name, values in self.sentence_figures(logits, inputs).items()}
+            figures = {name: values.tolist() for name, values in self.sentence_statistics(logits, inputs).items()}
         losses = sentence_losses(logits, labels)
         del logits  # frees memory for the search
         with self.accelerator.autocast():
@@ -216,6 +216,6 @@ class EvaluatingTrainer(MonitoredTrainer):
         call = CallSettings(self.search, self.model.generation_config, {"attention_mask": mask})
         return [self.constraint(sources, call.target_limits())]
 
-    def sentence_figures(self, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def sentence_statistics(self, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
         return {}

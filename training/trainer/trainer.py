@@ -127,7 +127,7 @@ class RecipeTrainer(EvaluatingTrainer):
         self.constraint = self.task.constraint(model, tokenizer)
         super().__init__(
             self.task.best_metric,
-            recipe.kind,
+            recipe.family,
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -160,7 +160,7 @@ class RecipeTrainer(EvaluatingTrainer):
             steps = training.glancing_steps or training.steps
             self.add_callback(GlancingCallback(model, *training.glancing, steps))
         if isinstance(model, WeighsDivergence):
-            steps = training.kl_warmup_steps or self.kind.defaults["kl_warmup_steps"]
+            steps = training.kl_warmup_steps or self.family.defaults["kl_warmup_steps"]
             first = 0 if self.flow_start is None else training.decoder_steps - 1
             self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
         if self.stream is not None:
@@ -339,10 +339,10 @@ class RecipeTrainer(EvaluatingTrainer):
         """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
         if self.flow_start is not None:
             return add_latent_draws(batch, self.recipe.seed, self.state.global_step, self.model.config.d_model)
-        if not self.kind.needs_mask and self.recipe.training.glancing is None:
+        if not self.family.needs_mask and self.recipe.training.glancing is None:
             return batch
         draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
-        if not self.kind.needs_mask:
+        if not self.family.needs_mask:
             return add_glancing_draws(batch, draws)
         return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
 

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.checked_loading import load_config, load_model, load_tokenizer
-from ..support.command_line import ArgumentParser, positive_int
+from ..support.command_line import ArgumentParser, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
@@ -19,7 +19,7 @@ from .foreign import ImportResult
 from .transformers_models import from_fsmt, from_marian
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options."""
     parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
@@ -28,7 +28,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("output", type=Path, metavar="OUT", help="a new folder")
     engine.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
     engine.add_argument(
-        "--positions", type=positive_int, default=1024, metavar="N", help="the longest text's tokens (1024)"
+        "--positions", type=positive_argument, default=1024, metavar="N", help="the longest text's tokens (1024)"
     )
     engine.add_argument("--revision", default="main", help="of a model on the Hub")
     engine.set_defaults(run=convert_to_ctranslate2)
@@ -108,7 +108,7 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a model that cannot be converted ends it with one line and exit status 2."""
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):
         check_other_folder(options)

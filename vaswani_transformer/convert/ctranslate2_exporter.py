@@ -45,7 +45,7 @@ ACTIVATIONS = {
 }
 
 
-def check_model(model: nn.Module, quantization: str | None, positions: int) -> None:
+def check_convertible(model: nn.Module, quantization: str | None, positions: int) -> None:
     """Check that CTranslate2 can represent a model.
 
     Raises:
@@ -242,7 +242,7 @@ def to_ctranslate2(
         ImportError: CTranslate2 is not installed.
         UserError: CTranslate2 cannot represent the model, the tokenizer is of another model, or the folder is in use.
     """
-    check_model(model, quantization, positions)
+    check_convertible(model, quantization, positions)
     import_ctranslate2()
     with atomic_folder(output_dir, force) as folder, torch.no_grad():
         spec = specification(model, positions)

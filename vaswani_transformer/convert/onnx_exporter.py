@@ -96,7 +96,7 @@ def export_graph(graph: EncoderGraph | DecoderGraph, inputs: dict[str, Tensor], 
         )
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_exportable(model: PreTrainedModel) -> None:
     """Check that a model can be exported here.
 
     Raises:
@@ -104,7 +104,7 @@ def check_model(model: PreTrainedModel) -> None:
         ImportError: ONNX is not installed.
     """
     name = type(model).__name__
-    if not hasattr(model, "num_length_classes"):
+    if getattr(model, "is_autoregressive", True):
         raise UserError(
             f"{name}: writes one token after the other; to_onnx takes models that predict all words at once. Export it "
             "with transformers.exporters.OnnxExporter."
@@ -140,7 +140,7 @@ def to_onnx(model: PreTrainedModel, output_dir: str | os.PathLike[str], *, force
         UserError: a model of another family or on another device, or the folder is in use.
         ImportError: ONNX is not installed.
     """
-    check_model(model)
+    check_exportable(model)
     with atomic_folder(output_dir, force) as folder, eval_mode(model), torch.no_grad():
         encoder, inputs = EncoderGraph(model), example_inputs()
         export_graph(encoder, inputs, folder / "encoder.onnx")

@@ -13,7 +13,7 @@ from ..support.files import write_errors
 from .page import attention_page
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's arguments; an output that cannot be written ends it with status 2."""
     parser = ArgumentParser(
         prog="python -m vaswani_transformer.figures",
@@ -37,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the page of a sentence, and its path to standard output; an error is one line and exit status 2."""
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error():
         tokenizer, model = load_tokenizer(options.model), load_model(options.model)

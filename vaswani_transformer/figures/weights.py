@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..config import as_token_ids
-from ..nar_generation import ParallelGeneration
 from ..support.modes import eager_attention, eval_mode
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
@@ -106,7 +105,7 @@ def attention_maps(
     Raises:
         ValueError: the model generates no text, or all words at once, or returns no attention weights.
     """
-    if isinstance(model, ParallelGeneration):
+    if not getattr(model, "is_autoregressive", True):
         raise ValueError(f"{type(model).__name__} predicts all words at once; give an autoregressive model.")
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")

@@ -1,7 +1,7 @@
 """Constituency parsing (6.3): trees, linear trees, scores, the function `parse` and the command `vaswani-parse`."""
 
 from .constraint import TreeTokens, WellFormedTrees
-from .drawing import draw_text
+from .drawing import draw_tree_text
 from .linear import ParsedSentence, delinearize, linearize
 from .parser import parse
 from .scores import BracketScores, score_trees
@@ -15,7 +15,7 @@ __all__ = [
     "TreeTokens",
     "WellFormedTrees",
     "delinearize",
-    "draw_text",
+    "draw_tree_text",
     "evaluation_tree",
     "linearize",
     "parse",

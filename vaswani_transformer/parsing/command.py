@@ -27,7 +27,7 @@ from ..translation.output import ResumableFile, StreamOutput
 from ..translation.readers import DigestedInput, text_lines
 from ..translation.translator import TooLongError, Translation
 from .constraint import tree_constraint
-from .drawing import draw_text
+from .drawing import draw_tree_text
 from .linear import ParsedSentence
 from .options import parse_options
 from .parser import SourceTexts, check_parser
@@ -76,7 +76,7 @@ def format_tree(sentence: ParsedSentence, number: int, options: argparse.Namespa
         with write_errors(options.svg, "make room, or give another --svg"):
             options.svg.mkdir(parents=True, exist_ok=True)
             draw_tree(tree).savefig(options.svg / f"{number}.svg")
-    return draw_text(tree) if options.draw else str(tree)
+    return draw_tree_text(tree) if options.draw else str(tree)
 
 
 def parse_lines(
@@ -121,7 +121,7 @@ def check_svg(options: argparse.Namespace) -> None:
         )
 
 
-def run(options: argparse.Namespace) -> None:
+def parse_input(options: argparse.Namespace) -> None:
     """Parse the input's lines.
 
     Raises:
@@ -166,7 +166,7 @@ def run_interactive(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's error ends it with one line and exit status 2."""
     options = parse_options(arguments)
-    run_guarded(run_interactive if options.interactive else run, options)
+    run_guarded(run_interactive if options.interactive else parse_input, options)
 
 
 if __name__ == "__main__":

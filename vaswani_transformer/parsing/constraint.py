@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..translation.engine import Constraint, is_parallel
+from ..translation.engine import Constraint, is_non_autoregressive
 from .linear import LINEAR_TOKEN, PLACE
 from .words import split_tokenized
 
@@ -135,7 +135,7 @@ def tree_constraint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     vocabulary: its output is free, and `delinearize` repairs it.
     """
     vocab_size = max(len(tokenizer), model.config.get_text_config(decoder=True).vocab_size)
-    tokens = None if is_parallel(model) else TreeTokens.of(tokenizer, vocab_size)
+    tokens = None if is_non_autoregressive(model) else TreeTokens.of(tokenizer, vocab_size)
     if tokens is None:
         return None
     return lambda texts, limits: WellFormedTrees(tokens, [len(split_tokenized(text)) for text in texts], limits)

@@ -3,7 +3,7 @@
 from .trees import Leaf, Tree
 
 
-def draw_text(tree: Tree) -> str:
+def draw_tree_text(tree: Tree) -> str:
     """Return a drawing of a tree: a line for each constituent and each word, which box characters join."""
     lines = [tree.label]
     stack = [(child, "", index == 0) for index, child in enumerate(tree.children[::-1])]
@@ -19,4 +19,4 @@ def draw_text(tree: Tree) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["draw_text"]
+__all__ = ["draw_tree_text"]

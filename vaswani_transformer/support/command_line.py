@@ -85,7 +85,7 @@ def finite_float(text: str) -> float:
     return number
 
 
-def positive_int(text: str) -> int:
+def positive_argument(text: str) -> int:
     """Return `text` as an integer from 1 to 2^31 - 1.
 
     Raises:
@@ -126,7 +126,7 @@ __all__ = [
     "did_you_mean",
     "finite_float",
     "not_one_of",
-    "positive_int",
+    "positive_argument",
     "silence_stdout",
     "utf8_text",
 ]

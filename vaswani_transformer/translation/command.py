@@ -17,7 +17,7 @@ from ..support.errors import OutputError, UserError, one_line
 from ..support.files import lines_of, read_errors
 from ..support.interrupts import INTERRUPTED, raise_interrupts
 from .loading import make_translator, model_digest
-from .options import parse
+from .options import parse_arguments
 from .output import ResumableFile, StreamOutput, is_finished
 from .readers import DigestedInput, json_texts, text_lines
 from .translator import TooLongError, Translation
@@ -200,7 +200,7 @@ def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterab
     return True
 
 
-def run(options: argparse.Namespace) -> None:
+def translate_input(options: argparse.Namespace) -> None:
     """Translate the input's lines.
 
     Raises:
@@ -310,5 +310,5 @@ def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's error ends it with one line and exit status 2."""
-    options = parse(arguments)
-    run_guarded(run_interactive if options.interactive else run, options)
+    options = parse_arguments(arguments)
+    run_guarded(run_interactive if options.interactive else translate_input, options)

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
 from ..generation_settings import CallSettings
-from ..nar_generation import ParallelGeneration
+from ..nar_generation import NarGeneration
 from ..search import length_penalty
 from ..support.modes import eval_mode
 
@@ -58,9 +58,9 @@ def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask:
     return torch.cat(sums)
 
 
-def is_parallel(model: object) -> TypeGuard[ParallelGeneration]:
+def is_non_autoregressive(model: object) -> TypeGuard[NarGeneration]:
     """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
-    return hasattr(model, "num_length_classes")
+    return not getattr(model, "is_autoregressive", True)
 
 
 def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:
@@ -104,7 +104,7 @@ class TransformersEngine:
             targets = (output if isinstance(output, Tensor) else output.sequences)[:, 1:]  # (R, T), without the start
             lengths = self.lengths(targets)
             scores: list[float | None] = [None] * len(targets)
-            if self.scores and is_parallel(self.model):
+            if self.scores and is_non_autoregressive(self.model):
                 scores = output.sequences_scores.tolist()
             elif self.scores:
                 scores = self.score(tokens, mask, targets, lengths).tolist()
@@ -120,7 +120,7 @@ class TransformersEngine:
     def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
         """Return what `generate()` returns for sources (B, S), their mask (B, S) and more of its arguments."""
         settings = self.generate_kwargs | more
-        if self.scores and is_parallel(self.model):
+        if self.scores and is_non_autoregressive(self.model):
             settings = settings | {"return_dict_in_generate": True}
         return cast(Any, self.model).generate(input_ids=tokens, attention_mask=mask, **settings)
 
@@ -162,7 +162,7 @@ __all__ = [
     "DecodingEngine",
     "ScoredTokens",
     "TransformersEngine",
-    "is_parallel",
+    "is_non_autoregressive",
     "log_probabilities",
     "pad_rows",
 ]

@@ -22,7 +22,7 @@ from ..support.checked_loading import (
 from ..support.errors import UserError, one_line
 from ..support.files import digest_of_model
 from .ctranslate2_engine import CTranslate2Engine
-from .engine import Constraint, is_parallel
+from .engine import Constraint, is_non_autoregressive
 from .translator import Translation, Translator, translate
 
 TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
@@ -67,7 +67,7 @@ def check_not_converted(model: str) -> None:
         raise UserError(f"{model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
 
 
-def load(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model_and_tokenizer(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
 
     Args:
@@ -101,7 +101,7 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
             beam above its length classes, or for an autoregressive model.
     """
     name = options.model
-    if not is_parallel(model):
+    if not is_non_autoregressive(model):
         for option in ("iterations", "length_beam"):
             if getattr(options, option) is not None:
                 raise UserError(
@@ -130,10 +130,10 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
         UserError: as `check_search`, or `--nbest` is larger than the number of beams or lengths.
     """
     check_search(options, model)
-    option, field = ("length_beam", "length_beam_size") if is_parallel(model) else ("beams", "num_beams")
+    option, field = ("length_beam", "length_beam_size") if is_non_autoregressive(model) else ("beams", "num_beams")
     beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
     if options.nbest is not None and options.nbest > beams:
-        what = "lengths of the length beam" if is_parallel(model) else "beams"
+        what = "lengths of the length beam" if is_non_autoregressive(model) else "beams"
         raise UserError(
             f"--nbest={options.nbest}: more than the {beams} {what}; give --{option}={options.nbest} as well."
         )
@@ -156,7 +156,7 @@ def make_torch_translator(
     Raises:
         UserError: as `load`, `check` and `generate_settings`.
     """
-    model, tokenizer = load(options)
+    model, tokenizer = load_model_and_tokenizer(options)
     check(tokenizer, options.model)
     return partial(
         translate,
@@ -235,4 +235,4 @@ def model_digest(options: argparse.Namespace) -> str:
     return f"{options.model}@{getattr(config, '_commit_hash', None)}"
 
 
-__all__ = ["load", "make_translator", "model_digest"]
+__all__ = ["load_model_and_tokenizer", "make_translator", "model_digest"]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from ..support.command_line import ArgumentParser, finite_float, positive_int, utf8_text
+from ..support.command_line import ArgumentParser, finite_float, positive_argument, utf8_text
 from ..support.saved_settings import MAX_ALPHA
 from .translator import TooLong
 
@@ -14,7 +14,7 @@ DTYPE_HELP = (
 )
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options; options that exclude each other end it with status 2."""
     parser = ArgumentParser(
         prog="vaswani-translate",
@@ -49,7 +49,7 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
         help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
     )
     group.add_argument(
-        "--nbest", type=positive_int, metavar="N", help="the N best, each after its line's number and a tab"
+        "--nbest", type=positive_argument, metavar="N", help="the N best, each after its line's number and a tab"
     )
     group.add_argument("--interactive", action="store_true", help="translate each line as soon as it is typed")
     group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
@@ -57,18 +57,18 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "the model's generation config is the default")
-    group.add_argument("--beams", type=positive_int, metavar="N", help="1 for greedy search")
+    group.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
-    group.add_argument("--iterations", type=positive_int, metavar="N", help="passes over an output, for a CMLM")
+    group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
     group.add_argument(
         "--length_beam",
-        type=positive_int,
+        type=positive_argument,
         metavar="L",
         help="lengths that a model which predicts all words at once tries for each line",
     )
-    group.add_argument("--max_length", type=positive_int, metavar="N", help="tokens of an output, </s> included")
+    group.add_argument("--max_length", type=positive_argument, metavar="N", help="tokens of an output, </s> included")
     group.add_argument(
-        "--max_source_tokens", type=positive_int, metavar="N", help="of a line (the table of positions, or 1024)"
+        "--max_source_tokens", type=positive_argument, metavar="N", help="of a line (the table of positions, or 1024)"
     )
     group.add_argument(
         "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
@@ -79,10 +79,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
     group.add_argument(
-        "--batch_tokens", type=positive_int, default=2048, metavar="N", help="source tokens at once (2048)"
+        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
     )
     group.add_argument(
-        "--window", type=positive_int, default=2048, metavar="N", help="lines sorted by length at once (2048)"
+        "--window", type=positive_argument, default=2048, metavar="N", help="lines sorted by length at once (2048)"
     )
     group.add_argument(
         "--engine",
@@ -133,4 +133,4 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--output={options.output}: is the input itself; name another file.")
 
 
-__all__ = ["DTYPES", "DTYPE_HELP", "parse"]
+__all__ = ["DTYPES", "DTYPE_HELP", "parse_arguments"]

@@ -36,7 +36,7 @@ from training.monitor.stopwatch import PHASES
 from training.recipe.fields import Recipe, load_recipe
 from training.recipe.flops import training_flops
 from training.run.checkpoints import mark_complete
-from training.run.checks import model_config
+from training.run.checks import config_for_tokenizer
 from training.train import run
 from training.trainer.callbacks import LossTieBreaker, TimeLimitCallback
 from training.trainer.trainer import RecipeTrainer
@@ -87,7 +87,7 @@ def trained_by_hand(recipe: Recipe, folder: Path, ranks: int, parts: int) -> Ite
     """Train without the Trainer; yield summed loss, target tokens, tokens, positions and FLOPs of each step."""
     tokenizer = load_tokenizer(folder)
     set_seed(recipe.seed)
-    model = VaswaniTransformerForConditionalGeneration(model_config(recipe, tokenizer)).train()
+    model = VaswaniTransformerForConditionalGeneration(config_for_tokenizer(recipe, tokenizer)).train()
     optimizer = paper_adam(model.parameters())
     schedule = paper_schedule(optimizer, model.config.d_model, recipe.training.warmup_steps)
     collate = DataCollatorForSeq2Seq(tokenizer, model)

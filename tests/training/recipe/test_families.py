@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerControl, TrainerState
 
 from tests.helpers import load_tokenizer, random_tokens, tiny_model
-from tests.nar_models import ParallelModel, tiny_cmlm, tiny_nat
+from tests.nar_models import NarModel, tiny_cmlm, tiny_nat
 from tests.training.runs import UNREAD
 from training.data.tokenizing import token_ids
 from training.recipe.decoding import decoding_config, evaluation_config
-from training.recipe.families import KINDS, check_kind, kind_of
+from training.recipe.families import FAMILIES, check_family, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
 from training.trainer.callbacks import GlancingCallback
 from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
@@ -97,13 +97,13 @@ def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file: Path, argu
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file: Path, kind: str) -> None:
     glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
     recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
     tree = to_dict(recipe)
-    check_kind(tree)
-    assert set(tree["decoding"]) == set(KINDS[kind].decoding)
+    check_family(tree)
+    assert set(tree["decoding"]) == set(FAMILIES[kind].decoding)
     assert tree["model"].get("kind", "autoregressive") == kind
     assert tree["training"].get("glancing_steps") == (7 if glancing else None)
     recipe_file.write_text(yaml.safe_dump(tree))
@@ -112,13 +112,13 @@ def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(reci
 
 def test_every_kind_is_found_by_its_models_configuration() -> None:
     for model in (tiny_model(), tiny_nat(), tiny_cmlm()):
-        kind = kind_of(model.config)
+        kind = family_of(model.config)
         assert kind is not None
         assert kind.model_class is type(model)
-        assert kind.is_parallel == (kind.model_class is not VaswaniTransformerForConditionalGeneration)
+        assert kind.is_autoregressive == (kind.model_class is VaswaniTransformerForConditionalGeneration)
 
 
-def eager(model: ParallelModel) -> ParallelModel:
+def eager(model: NarModel) -> NarModel:
     model.set_attn_implementation("eager")
     return model.train()
 
@@ -131,18 +131,18 @@ def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(override
     positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
-    assert KINDS["nat"].flops(model, batch) == counter.get_total_flops() - positions
+    assert FAMILIES["nat"].flops(model, batch) == counter.get_total_flops() - positions
 
 
 def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
     model: Any = eager(tiny_nat())
     batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
-    plain, positions = KINDS["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
+    plain, positions = FAMILIES["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
     model.glancing_ratio = 0.5
     states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
     with FlopCounterMode(display=False) as counter:
         model.glance(states, torch.full((3,), 5), torch.randn(3, 5, 32), batch["labels"])
-    assert KINDS["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
+    assert FAMILIES["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
 
 
 def test_flops_of_cmlm_are_those_that_torch_counts() -> None:
@@ -152,7 +152,7 @@ def test_flops_of_cmlm_are_those_that_torch_counts() -> None:
     batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, because torch projects all
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
-    assert KINDS["cmlm"].flops(model, batch) == counter.get_total_flops()
+    assert FAMILIES["cmlm"].flops(model, batch) == counter.get_total_flops()
 
 
 def pairs(*rows: tuple[list[int], list[int]]) -> dict[str, Tensor]:

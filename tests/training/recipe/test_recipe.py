@@ -12,7 +12,7 @@ import yaml
 from tests.helpers import run_python
 from training import score, train
 from training.recipe import fields as recipe_module
-from training.recipe.families import KINDS
+from training.recipe.families import FAMILIES
 from training.recipe.fields import (
     DataRecipe,
     DecodingRecipe,
@@ -137,7 +137,7 @@ def test_run_keeps_its_precision_on_another_machine(
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is for instructions of x86")
 def test_cpu_without_instructions_for_bf16_is_known() -> None:
-    code = "from training.run.distributed import trains_slowly_in_bf16; print(trains_slowly_in_bf16())"
+    code = "from training.recipe.machine import trains_slowly_in_bf16; print(trains_slowly_in_bf16())"
     assert run_python(code, ONEDNN_MAX_CPU_ISA="AVX2", ACCELERATE_USE_CPU="true").strip() == "True"
 
 
@@ -335,7 +335,7 @@ def test_help_lists_every_field_with_its_default_and_its_meaning() -> None:
                 assert f"  --{prefix}{field.name}={default}\n      " in text
                 assert len(field_descriptions(group)[field.name]) > 10
     assert "--model.d_model=512\n      width of every" in text
-    for name in {"kind", "paper"}.union(*(kind.model_fields for kind in KINDS.values())):
+    for name in {"kind", "paper"}.union(*(kind.model_fields for kind in FAMILIES.values())):
         assert f"--model.{name}=" in text
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.hub_state import metadata_errors
 from tests.training.invented_results import CHRF_SIGNATURE, REPOSITORY, SIGNATURE, results_of
-from training.recipe.families import KINDS
+from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, to_dict
 from training.report import card as card_module
 from training.report.card import CURVE_ROWS, make_card, sample_entries
@@ -84,16 +84,16 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     assert "--data.path" not in hub.text
 
 
-PARALLEL_CARDS: dict[str, tuple[dict[str, Any], str, set[str], str]] = {
+NAR_CARDS: dict[str, tuple[dict[str, Any], str, set[str], str]] = {
     "nat": ({}, "A non-autoregressive Transformer (NAT, ", {"vaswani_nat", "nat"}, "1 pass over the predicted length"),
     "glat": ({"glancing": [0.5, 0.3]}, "A Glancing Transformer (GLAT, ", {"vaswani_nat", "glat"}, "1 pass over the "),
     "cmlm": ({}, "A conditional masked language model (CMLM, ", {"vaswani_cmlm", "cmlm"}, "10 passes over the predict"),
 }
 
 
-@pytest.mark.parametrize("variant", PARALLEL_CARDS)
+@pytest.mark.parametrize("variant", NAR_CARDS)
 def test_model_that_predicts_all_words_at_once_has_a_card_of_its_own(variant: str) -> None:
-    training, first, tags, search = PARALLEL_CARDS[variant]
+    training, first, tags, search = NAR_CARDS[variant]
     recipe = Recipe(
         name="own",
         model={"kind": "cmlm" if variant == "cmlm" else "nat", "d_model": 256},
@@ -134,7 +134,7 @@ def test_card_of_engine_names_the_start_the_loss_and_the_rate() -> None:
 
 
 def test_every_kind_of_model_has_a_first_sentence() -> None:
-    assert set(KINDS) <= set(card_module.INTRODUCTIONS)
+    assert set(FAMILIES) <= set(card_module.INTRODUCTIONS)
     assert set(card_module.INTRODUCTIONS) == {"autoregressive", *card_module.NAMES}
 
 

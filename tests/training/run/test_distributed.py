@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tests.helpers import ROOT, tiny_model
 from tests.training.runs import assert_same_checkpoints, rewind
 from training.recipe.fields import load_recipe
+from training.recipe.machine import uses_cpu
 from training.run.distributed import (
     KERNELS,
     RunError,
@@ -28,7 +29,6 @@ from training.run.distributed import (
     init_distributed,
     limit_cached_kernels,
     load_weights,
-    uses_cpu,
 )
 from training.run.folder import prepare_folder
 from training.train import make_trainer, prepare, run

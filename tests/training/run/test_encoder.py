@@ -13,7 +13,7 @@ from tests.helpers import TINY, break_model, tiny_model
 from tests.nar_models import tiny_nat
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, load_recipe, to_dict
-from training.run.checks import check_model, model_config
+from training.run.checks import check_model_trains, config_for_tokenizer
 from training.run.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.run.folder import prepare_folder
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -71,7 +71,7 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
     models = []
     for _ in range(2):
         torch.manual_seed(5)
-        models.append(recipe.kind.model_class(model_config(recipe, tokenizer)))
+        models.append(recipe.family.model_class(config_for_tokenizer(recipe, tokenizer)))
     load_encoder(models[0], recipe, tmp_path / "run")
     weights, before = (model.state_dict() for model in models)
     taught, rows = tiny_model(vocab_size=len(train_tokenizer())).state_dict(), len(train_tokenizer())
@@ -147,18 +147,18 @@ def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
 
 def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
-        model_config(make_recipe("--model.kind=cmlm"), train_tokenizer())
+        config_for_tokenizer(make_recipe("--model.kind=cmlm"), train_tokenizer())
 
 
 @pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
 def test_length_beam_above_the_classes_is_an_error_before_any_work(
     make_recipe: Callable[..., Recipe], kind: str, count: int
 ) -> None:
-    check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
+    check_model_trains(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
     with pytest.raises(
         UserError, match=rf"^decoding\.length_beam_size: got {count + 1}, .* has {count} length classes"
     ):
-        check_model(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
+        check_model_trains(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
 
 
 def test_run_of_another_kind_is_an_error_that_names_the_kind(

@@ -12,7 +12,7 @@ import pytest
 
 from training import train
 from training.recipe.fields import load_recipe, to_dict
-from training.run.command import last_output
+from training.run.command import flush_stdout
 
 
 @pytest.fixture
@@ -57,5 +57,5 @@ def test_run_whose_output_the_disk_does_not_hold_says_where_its_scores_are(
 
 
 def test_other_errors_pass_through() -> None:
-    with pytest.raises(RuntimeError, match="other"), last_output("make room"):
+    with pytest.raises(RuntimeError, match="other"), flush_stdout("make room"):
         raise RuntimeError("other")

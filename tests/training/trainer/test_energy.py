@@ -168,11 +168,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     recipe, *more = make_arguments(folder)
     run(load_recipe(recipe, [*more, "--training.steps=3", f"--output_dir={folder / 'teacher'}"]))
-    run(load_recipe(recipe, [*more, *kind_of(folder), "--training.steps=3", f"--output_dir={folder / 'cmlm'}"]))
+    run(load_recipe(recipe, [*more, *family_of(folder), "--training.steps=3", f"--output_dir={folder / 'cmlm'}"]))
     return folder
 
 
-def kind_of(folder: Path) -> list[str]:
+def family_of(folder: Path) -> list[str]:
     return ["--model.kind=cmlm", f"--tokenizer.path={folder / 'teacher'}", "--training.evaluation_iterations=1"]
 
 
@@ -180,7 +180,7 @@ def kind_of(folder: Path) -> list[str]:
 def trained(models: Path) -> list[str]:
     """Return the arguments of a run of ENGINE."""
     both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
-    return [str(models / "own.yaml"), *TINY, *kind_of(models), *both]
+    return [str(models / "own.yaml"), *TINY, *family_of(models), *both]
 
 
 @pytest.mark.slow

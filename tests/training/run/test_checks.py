@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from training.recipe.families import KINDS
+from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe
 from training.run.checks import check_predictable_lengths, warn_of_long_texts
 from vaswani_transformer.support.errors import UserError
@@ -18,7 +18,7 @@ def pairs_of(*lengths: tuple[int, int]) -> Dataset:
 
 
 def test_every_kind_that_predicts_lengths_names_their_limits() -> None:
-    assert all(bool(kind.length_limits) == kind.is_parallel for kind in KINDS.values())
+    assert all(bool(kind.length_limits) != kind.is_autoregressive for kind in FAMILIES.values())
 
 
 @pytest.mark.parametrize(
