@@ -62,7 +62,9 @@ def test_listing_is_the_source_of_what_it_names(name: str) -> None:
 
 
 def test_listing_puts_methods_below_the_line_of_their_class() -> None:
-    text = listing(["training.recipe.Recipe.model_config", "vaswani_transformer.batching.schedule.learning_rate"])
+    text = listing(
+        ["training.recipe.fields.Recipe.model_config", "vaswani_transformer.batching.schedule.learning_rate"]
+    )
     first, second = text.split("\n```python ")
     assert first.startswith('```python title="training/recipe/fields.py"\nclass Recipe:\n    def model_config(')
     assert second.startswith('title="vaswani_transformer/batching/schedule.py"\ndef learning_rate(')

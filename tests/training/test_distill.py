@@ -54,9 +54,10 @@ def distill(teacher: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureF
     def distill(
         *arguments: str, model: Path | str = teacher, folder: Path = tmp_path / "distilled"
     ) -> tuple[str, str, str | int | None]:
+        window = [] if any(argument.startswith("--window=") for argument in arguments) else ["--window=3"]
         status = 0
         try:
-            main([str(model), str(recipe), f"--output_dir={folder}", "--window=3", *arguments])
+            main([str(model), str(recipe), f"--output_dir={folder}", *window, *arguments])
         except SystemExit as end:
             status = end.code
         return *capsys.readouterr(), status
