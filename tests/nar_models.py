@@ -1,4 +1,4 @@
-"""Tiny parallel models, and targets with their ends."""
+"""Tiny non-autoregressive models, and targets with their ends."""
 
 from collections.abc import Callable
 from typing import Any

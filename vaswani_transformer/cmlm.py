@@ -76,7 +76,7 @@ class CmlmEncoderOutput(BaseModelOutput):
 
 
 class VaswaniCmlmModel(EncoderDecoder):
-    """Encoder and parallel decoder over one embedding matrix, without the prediction of length and of tokens."""
+    """Encoder and non-autoregressive decoder over one embedding matrix, without predictions of length and tokens."""
 
     config_class = VaswaniCmlmConfig
     decoder_class = NarDecoder

@@ -72,7 +72,7 @@ class LatentEmbedding(InputEmbedding):
 
 
 class FlowSeqDecoder(NarDecoder):
-    """A parallel decoder whose first states are positions that attend to the latents."""
+    """A non-autoregressive decoder whose first states are positions that attend to the latents."""
 
     _supports_flash_attn = False
     _supports_flex_attn = False

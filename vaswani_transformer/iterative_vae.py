@@ -211,7 +211,7 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
     def layer_statistics(
         self, latent: LatentPass, token_loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> dict[str, Tensor]:
-        """Return what `IterativeVaeLMOutput` has beyond the output of other parallel models."""
+        """Return what `IterativeVaeLMOutput` has beyond the output of other non-autoregressive models."""
 
         def by_layer(name: str) -> list[Tensor]:
             return [reduce_loss(getattr(tokens, name).sum(), labels, num_items_in_batch) for tokens in latent.tokens]

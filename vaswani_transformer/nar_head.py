@@ -1,4 +1,4 @@
-"""The base of all parallel models' heads: the encoded source, the canvas, the way through the decoder, the losses.
+"""The base of all non-autoregressive heads: the encoded source, the canvas, the way through the decoder, the losses.
 
 B batch, S source, T target, k target rows of one source row, C length classes, l lengths of a length beam, V
 vocabulary. n and m are a sentence's real source and target tokens.
@@ -47,7 +47,7 @@ def check_labels(labels: Tensor | None, num_items_in_batch: Tensor | int | None)
 
 @dataclass
 class EncodedSource:
-    """An encoded source, as the parallel heads read it.
+    """An encoded source, as the non-autoregressive heads read it.
 
     Attributes:
         memory: (B, S, d_model), what cross-attention reads.
@@ -69,7 +69,7 @@ class EncodedSource:
 
 @dataclass
 class NarLMOutput(Seq2SeqLMOutput):
-    """The output of a parallel model; the fields that Transformers lacks are None without labels.
+    """The output of a non-autoregressive model; the fields that Transformers lacks are None without labels.
 
     Attributes:
         token_loss: the loss of the tokens, a mean in nats; label-smoothed in training mode.

@@ -88,7 +88,7 @@ class VaswaniNatModel(EncoderDecoder):
 
 
 class PositionalHead(NarHead, NarGeneration, GenerationMixin):
-    """A parallel head whose length is a difference from the source's; a subclass adds `forward`, `decode_targets`."""
+    """A head whose length is a difference from the source's; a subclass adds `forward` and `decode_targets`."""
 
     config_class = LengthDifferenceConfig
     _no_split_modules = VaswaniNatModel._no_split_modules

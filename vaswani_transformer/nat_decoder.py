@@ -135,7 +135,7 @@ class PositionalDecoderLayer(NarDecoderLayer):
 
 
 class PositionalDecoder(NarDecoder):
-    """A parallel decoder with positional attention, in whose self-attention no position attends to itself."""
+    """A non-autoregressive decoder with positional attention, in whose self-attention no position attends to itself."""
 
     layer_class = PositionalDecoderLayer
     _tp_plan = tensor_parallel_plan("self_attn", "positional_attn", "cross_attn")

@@ -202,7 +202,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("plain", "float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--history", type=positive_argument, metavar="N", help="also N sentences after each iteration")
     parser.add_argument("--refinement", action="store_true", help="also the scores after each iteration or layer")
-    parser.add_argument("--parts", action="store_true", help="also where the time goes, for parallel models")
+    parser.add_argument("--parts", action="store_true", help="also where the time goes, for non-autoregressive models")
     parser.add_argument("--output", metavar="NAME", help="writes NAME.md and NAME.json")
     return parser.parse_args(arguments)
 

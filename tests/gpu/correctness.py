@@ -279,7 +279,7 @@ def parts() -> list[Part]:
         made.append(Part(f"correct: compiled, {SHORT[dtype]}", TABLE, run, 120, compiles=True))
     for dtype in (torch.float32, torch.bfloat16):
         run = functools.partial(parallel_part, dtype=dtype)
-        made.append(Part(f"correct: parallel models, {SHORT[dtype]}", TABLE, run, 60))
+        made.append(Part(f"correct: non-autoregressive models, {SHORT[dtype]}", TABLE, run, 60))
     made.append(Part("correct: search, base", TABLE, random_tokens, 60))
     for dtype in (torch.float32, torch.bfloat16):
         run = functools.partial(trained_tokens, dtype=dtype, compiles=False)

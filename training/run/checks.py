@@ -69,7 +69,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
 
 
 def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, train: Dataset) -> None:
-    """Count the training pairs with a target whose length a parallel model never predicts, and warn of them.
+    """Count the training pairs with a target whose length a non-autoregressive model never predicts, and warn of them.
 
     Raises:
         UserError: it predicts none of the lengths.

@@ -1,4 +1,4 @@
-"""The energy of a parallel model's output under an autoregressive teacher: ENGINE (Tu et al. 2020).
+"""The energy of a non-autoregressive model's output under an autoregressive teacher: ENGINE (Tu et al. 2020).
 
 B batch, S source, T target, N target tokens, V words of the teacher. The energy of a target is the teacher's negative
 log-likelihood of it, made differentiable: the teacher reads and scores what an operator makes of the student's
