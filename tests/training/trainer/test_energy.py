@@ -191,7 +191,7 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
     more = [
         "--training.steps=12",
         "--training.energy_inputs=straight_through_gumbel",
-        "--training.learning_rate_scale=20",
+        "--training.learning_rate_scale=5",
     ]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     recipes = [load_recipe(trained[0], [*trained[1:], *more, f"--output_dir={folder}"]) for folder in runs]
