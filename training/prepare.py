@@ -19,7 +19,7 @@ from training.data.sources import SOURCES, Files, Source
 from training.run.command import flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import atomic_folder, read_errors, write_errors
+from vaswani_transformer.support.files import atomic_folder, read_errors, read_json, write_errors
 
 RECORD = "prepared.json"
 """What a prepared folder was made from, and the SHA-256 of its files."""
@@ -123,8 +123,7 @@ def check_output(folder: Path, record: dict[str, Any]) -> bool:
         return False
     if not (folder / RECORD).is_file():
         raise UserError(f"--output={folder}: is in use and has no {RECORD}; name a new folder.")
-    with read_errors(folder / RECORD):
-        earlier = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    earlier = read_json(folder / RECORD, "name a new folder.", name=str, sources=dict, files=dict)
     if earlier["name"] != record["name"]:
         raise UserError(f"--output={folder}: has {earlier['name']}, expected {record['name']}; name a new folder.")
     with read_errors(folder):

@@ -19,7 +19,7 @@ from transformers.utils import can_return_tuple
 
 from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int, unit_rate
-from .embeddings import InputEmbedding
+from .embeddings import InputEmbedding, text_positions
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
 from .loss import accumulation_dtype, chunk_size, reduce_loss
@@ -111,9 +111,8 @@ class Posterior(nn.Module):
 
     def forward(self, inputs_embeds: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
         """Return the mean and the log-variance (k B, T, d), in at least float32, of embedded words (k B, T, d)."""
-        length = inputs_embeds.shape[1]
-        positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
-        states = self.input_embedding(inputs_embeds, positions, length)
+        positions = text_positions(inputs_embeds, None)  # (1, T)
+        states = self.input_embedding(inputs_embeds, positions, inputs_embeds.shape[1])
         for layer in self.layers:
             states = layer(states, inputs.attention_mask, inputs.memory, inputs.memory_mask)
         wide = accumulation_dtype(states.dtype)

@@ -93,7 +93,7 @@ def measure_batches(tokenizer: PreTrainedTokenizerBase, pairs: int, rounds: int)
 
 
 def measure_tokenizing(tokenizer: PreTrainedTokenizerBase, texts: list[str], rounds: int) -> dict[str, float]:
-    """Measure texts to Arrow's arrays beside the library's own encoding, both by one thread, in turns."""
+    """Measure texts to Arrow's arrays against the library's own encoding, both by one thread, in turns."""
     dataset = datasets.Dataset.from_dict({"source": texts, "target": texts})
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:

@@ -16,7 +16,7 @@ from datasets import config
 
 from training import prepare
 from training.data import sources
-from training.data.files import read_json, read_tree_pairs
+from training.data.files import read_json_lines, read_tree_pairs
 from training.recipe.fields import DataRecipe
 
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
@@ -152,7 +152,7 @@ def run(name: str, output: Path, *options: str) -> str | int | None:
 def pairs(folder: Path, source: str, target: str) -> dict[str, list[tuple[str, str]]]:
     recipe = DataRecipe(source=source, target=target)
     names = ("train", "validation", "test")
-    return {name: list(read_json(recipe, folder, f"{name}.jsonl.gz")) for name in names}
+    return {name: list(read_json_lines(recipe, folder, f"{name}.jsonl.gz")) for name in names}
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
@@ -266,6 +266,7 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
         ("no archive", "not a complete archive: File is not a zip file"),
         ("a folder in use", "is in use and has no prepared.json; name a new folder."),
         ("another set", "has self-dialogue, expected gum; name a new folder."),
+        ("a torn record", "prepared.json: cannot be read ("),
         ("a damaged set", "has another train.ptb.gz; got SHA-256 "),
     ],
 )
@@ -288,6 +289,9 @@ def test_invalid_copy_or_folder_is_one_line(
             assert run("gum", output, f"--from={folder}") == 0
             record = json.loads((output / prepare.RECORD).read_text())
             (output / prepare.RECORD).write_text(json.dumps(record | {"name": "self-dialogue"}))
+        case "a torn record":
+            output.mkdir()
+            (output / prepare.RECORD).write_text("{")
         case "a damaged set":
             assert run("gum", output, f"--from={folder}") == 0
             (output / "train.ptb.gz").write_bytes(gzip.compress(b"(ROOT"))

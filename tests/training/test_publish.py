@@ -87,7 +87,7 @@ def save_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ('{"num_beams": 4, "len', r"generation_config\.json: not a readable JSON file \("),
+        ('{"num_beams": 4, "len', r"generation_config\.json: cannot be read \("),
         (None, r"run: has no generation_config\.json, the search that this package saves with every model; restore"),
         ("{}", r"run: num_beams in its generation_config\.json is not that of results\.json; got None, expected 4\."),
         ('{"num_beams": 1}', r"is not that of results\.json; got 1, expected 4\. Restore the file\.$"),

@@ -125,7 +125,7 @@ def check_unicode(text: str, where: str) -> None:
         ) from error
 
 
-def read_json(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
     path, empty = folder / name, 0
     for number, line in numbered_lines(path):
@@ -198,7 +198,7 @@ def read_tree_pairs(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tup
     warn_of_empty(folder / name, empty)
 
 
-READERS = {"json": read_json, "text": read_text, "trees": read_tree_pairs}
+READERS = {"json": read_json_lines, "text": read_text, "trees": read_tree_pairs}
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:

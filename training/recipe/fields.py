@@ -262,7 +262,7 @@ class Recipe:
 
     @property
     def family(self) -> Family:
-        """The kind of model."""
+        """The family of the model."""
         return FAMILIES[self.model.get("kind", AUTOREGRESSIVE)]
 
 

@@ -78,9 +78,9 @@ def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, 
         return
     sources, targets = (lengths(train, column) for column in COLUMNS)
     limits = [getattr(config, name) for name in names]
-    compared = targets if len(limits) == 1 else [t - s for s, t in zip(sources, targets, strict=True)]
+    compared = targets if len(limits) == 1 else targets - sources
     low, high = (1, *limits) if len(limits) == 1 else limits
-    outside = sum(not low <= length <= high for length in compared)
+    outside = int(((compared < low) | (compared > high)).sum())
     if not outside:
         return
     fields = ", ".join(f"model.{name}" for name in names)
@@ -88,7 +88,7 @@ def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, 
     first = "first " if recipe.data.streaming else ""
     message = (
         f"{fields}: {outside:,d} of the {first}{len(train):,d} training {what} lengths that the model never predicts; "
-        f"got {min(compared)} to {max(compared)} tokens, expected {low} to {high}."
+        f"got {compared.min()} to {compared.max()} tokens, expected {low} to {high}."
     )
     if outside == len(train):
         raise UserError(f"{message} Set {fields}, or drop such pairs.")
@@ -100,12 +100,12 @@ def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
     """Warn of validation and test pairs that are longer than training pairs may be: they are translated whole."""
     limit = recipe.data.max_length
     for split in sorted(set(encoded) - {"train"}):
-        longest = list(map(max, *(lengths(encoded[split], column) for column in COLUMNS)))
-        if (count := sum(length > limit for length in longest)) and PartialState().is_main_process:
+        longest = np.maximum(*(lengths(encoded[split], column) for column in COLUMNS))
+        if (count := int((longest > limit).sum())) and PartialState().is_main_process:
             logger.warning(
                 "data.%s: %d of %d pairs are longer than data.max_length (%d), the longest has %d tokens; each "
                 "evaluation translates them whole, which may take minutes.",
-                *(split, count, len(longest), limit, max(longest)),
+                *(split, count, len(longest), limit, longest.max()),
             )
 
 

@@ -15,7 +15,7 @@ from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
 
 
 def pair_generators(batch: dict[str, Any], seed: int, step: int) -> Iterator[tuple[int, int, torch.Generator]]:
-    """Yield for each pair of a batch on the host its row, its target's tokens, and a generator of its own seed."""
+    """Yield each pair of a batch on the host: its row, the number of its target's tokens, a generator seeded for it."""
     source, labels = batch["input_ids"], batch["labels"]  # (B, S), (B, T)
     is_source, is_target, generator = batch["attention_mask"].bool(), labels.ne(-100), torch.Generator()
     for row in range(len(labels)):

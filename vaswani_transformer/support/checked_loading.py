@@ -4,7 +4,6 @@ Only `load_pretrained` calls `from_pretrained`. A model's own code runs only wit
 """
 
 import contextlib
-import json
 import logging
 import math
 from collections.abc import Generator
@@ -29,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from ..config import VaswaniTransformerConfig
 from ..tokenizer import check_vocabulary, text_encoder
 from .errors import UserError, one_line
-from .files import MODEL_MARKER
+from .files import MODEL_MARKER, read_json
 from .saved_settings import check_search_settings
 
 logger = transformers_logging.get_logger(__name__)
@@ -41,6 +40,7 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SPARE_NUMBERS = 1 << 24  # that a model may compute and its file leave out, such as a table of positions
+FIX_OF_FILE = "restore it, or save the model again."
 PACKED = 8  # numbers of four bits in one of 32, as quantized weights store them
 
 
@@ -98,22 +98,6 @@ def find_file(name: str, file: str, revision: str = "main", local_files_only: bo
         return None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-        UserError: the file cannot be read, or holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-        problem = f"got {type(content).__name__}, expected an object"
-    except (OSError, ValueError, RecursionError) as error:
-        problem = one_line(error, with_file=False)
-    raise UserError(f"{path}: not a readable JSON file ({problem}); restore it, or save the model again.")
-
-
 def own_model_types(config_class: type[VaswaniTransformerConfig] = VaswaniTransformerConfig) -> set[str]:
     """Return the model types of a configuration and of those derived from it: by default all of this package."""
     derived = map(own_model_types, config_class.__subclasses__())
@@ -137,7 +121,7 @@ def load_config(
     check_model_name(name)
     with load_errors(name):
         if (path := find_file(name, MODEL_MARKER, **settings)) is not None:
-            read_json(path)
+            read_json(path, FIX_OF_FILE)
         config = cast(PreTrainedConfig, load_pretrained(AutoConfig, name, **settings))
     if model_type is not None and config.model_type != model_type:
         raise UserError(
@@ -153,7 +137,7 @@ def weight_sizes(name: str, **settings: Any) -> list[int]:
     first = next((path for path in found if path is not None), None)
     if first is None:
         return []
-    files = {first.name} if first.suffix != ".json" else set(read_json(first)["weight_map"].values())
+    files = {first.name} if first.suffix != ".json" else set(read_json(first, FIX_OF_FILE)["weight_map"].values())
     sizes: list[int] = []
     for path in (find_file(name, file, **settings) for file in sorted(files)):
         if path is not None and path.suffix == ".safetensors":
@@ -276,9 +260,9 @@ def find_search(name: str, **settings: Any) -> dict[str, Any] | None:
         UserError: its file cannot be read, or a model of this package, which is never saved without one, has none.
     """
     if (path := find_file(name, GENERATION_CONFIG, **settings)) is not None:
-        return read_json(path)
+        return read_json(path, FIX_OF_FILE)
     config = find_file(name, MODEL_MARKER, **settings)
-    if config is not None and read_json(config).get("model_type") in own_model_types():
+    if config is not None and read_json(config, FIX_OF_FILE).get("model_type") in own_model_types():
         raise UserError(
             f"{name}: has no {GENERATION_CONFIG}, the search that this package saves with every model; restore it, or "
             "save the model again."
@@ -312,7 +296,8 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         search, config = find_search(name, **source), find_file(name, MODEL_MARKER, **source)
         if config is not None and (sizes := weight_sizes(name, **source)):
             described = describe_model(name, model_class, sizes, **source)
-            check_search_settings(name, read_json(config) if search is None else search, count_tokens(described))
+            saved = read_json(config, FIX_OF_FILE) if search is None else search
+            check_search_settings(name, saved, count_tokens(described))
         model, info = load_pretrained(
             model_class, name, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
@@ -346,7 +331,7 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
     with load_errors(f"{name}: its tokenizer"):
         for path in (folder / file for file in TOKENIZER_JSON):
             if path.is_file():
-                read_json(path)
+                read_json(path, FIX_OF_FILE)
         tokenizer = cast(PreTrainedTokenizerBase, load_pretrained(tokenizer_class, name, **settings))
         text_encoder(tokenizer)("a")  # some settings are read only now
     return tokenizer
@@ -366,6 +351,7 @@ def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
 
 
 __all__ = [
+    "FIX_OF_FILE",
     "GENERATION_CONFIG",
     "check_finite",
     "check_model_name",
@@ -376,5 +362,4 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "own_model_types",
-    "read_json",
 ]

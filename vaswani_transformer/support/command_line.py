@@ -24,7 +24,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def not_one_of(value: object, options: Iterable[str]) -> str:
-    """Return what is wrong with a value that is none of the options."""
+    """Return the error of a value that is not one of the options."""
     options = list(options)
     return f"{value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}"
 
@@ -41,7 +41,7 @@ class ArgumentParser(argparse.ArgumentParser):
         self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
 
     def unknown_option(self, argument: str, fields: Collection[str] = ()) -> str:
-        """Return what is wrong with an argument that is none of the parser's options and none of a recipe's fields."""
+        """Return the error of an argument that is neither an option of the parser nor a field of a recipe."""
         given = argument.partition("=")[0]
         options = re.findall(r"--[\w-]+", self.format_usage())
         known, more = [*options, *(f"--{field}" for field in fields)], " and a recipe's fields" if fields else ""

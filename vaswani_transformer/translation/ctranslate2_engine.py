@@ -15,8 +15,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..search import LENGTH_PENALTY_TYPES, length_penalty
-from ..support.checked_loading import GENERATION_CONFIG, load_errors, load_tokenizer, read_json
+from ..support.checked_loading import FIX_OF_FILE, GENERATION_CONFIG, load_errors, load_tokenizer
 from ..support.errors import UserError, one_line
+from ..support.files import read_json
 from ..support.saved_settings import check_search_settings
 from ..tokenizer import text_encoder
 from .engine import ScoredTokens
@@ -60,7 +61,7 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
         raise UserError(
             f'{folder}: has no model that "vaswani-convert ctranslate2" wrote; convert one to this folder first.'
         ) from error
-    settings = read_json(folder / GENERATION_CONFIG)
+    settings = read_json(folder / GENERATION_CONFIG, FIX_OF_FILE)
     check_search_settings(str(folder), settings, len(tokens))
     with load_errors(str(folder)):
         saved = GenerationConfig.from_dict(settings)
