@@ -15,6 +15,7 @@ from torch import Tensor
 
 from training.run.checkpoints import (
     CHECKPOINTS,
+    EXTRA,
     MANIFEST,
     STATE,
     WEIGHTS,
@@ -75,7 +76,7 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     Raises:
         UserError: one is not as training wrote it.
     """
-    checkpoints = [path for path in all_checkpoints(run) if not is_unfinished(path)]
+    checkpoints = [path for path in all_checkpoints(run) if not (is_unfinished(path) or (path / EXTRA).exists())]
     for checkpoint in checkpoints[-last:]:
         if (name := changed_file(checkpoint)) is not None:
             raise UserError(f"{checkpoint / name}: is not as training wrote it; {FIX}")

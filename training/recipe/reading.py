@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import types
@@ -87,7 +86,16 @@ def settings(cls: Any, prefix: str = "") -> dict[str, Setting]:
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML's safe loader, which also rejects a repeated key, as YAML specifies."""
+    """YAML's safe loader, which also rejects a repeated key, as YAML specifies, and aliases.
+
+    A few lines of aliases within aliases are a value of billions of members, or one without end.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise UserError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}; write its value there.")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -107,13 +115,11 @@ def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        UserError: a key occurs twice in a mapping; the message begins with its line.
+        UserError: a key occurs twice in a mapping, or a value is an alias; the message begins with the line.
         ValueError: the text is not YAML, or has a number or a date that Python cannot hold, or too many levels.
     """
     try:
-        value = yaml.load(text, RecipeLoader)
-        json.dumps(value, default=str, skipkeys=True)  # an alias within its own anchor is a value without end
-        return value
+        return yaml.load(text, RecipeLoader)
     except yaml.YAMLError as error:
         raise ValueError(one_line(error, is_complete=True)) from error
     except RecursionError as error:

@@ -25,6 +25,7 @@ from training.recipe.fields import Recipe, to_dict
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.run.checkpoints import (
+    EXTRA,
     STATE,
     best_fix,
     changed_file,
@@ -45,6 +46,7 @@ from training.trainer.callbacks import (
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
+    StopSignalCallback,
     StreamEpochCallback,
     TimeLimitCallback,
 )
@@ -165,6 +167,8 @@ class RecipeTrainer(EvaluatingTrainer):
             self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
+        self.stopping = StopSignalCallback()
+        self.add_callback(self.stopping)
         self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +180,8 @@ class RecipeTrainer(EvaluatingTrainer):
             state = read_stream(Path(resume_from_checkpoint))
             self.stream.load_state_dict(state["position"])
             self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with self.stopping.handlers():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     @property
     def folder(self) -> Path:
@@ -365,6 +370,8 @@ class RecipeTrainer(EvaluatingTrainer):
         with run_write_errors(checkpoint), writing(checkpoint):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:  # without the best one's path, since the run's folder may move
+                if self.stopping.is_extra:
+                    (checkpoint / EXTRA).touch()
                 dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
         if self.args.should_save:
             rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)

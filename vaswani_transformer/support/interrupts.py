@@ -9,6 +9,12 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 """The exit status that shells give SIGINT."""
+TERMINATED = 143
+"""The exit status that shells give SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it, where a command ends itself after it."""
 
 
 def is_command() -> bool:
@@ -40,4 +46,4 @@ def raise_interrupts() -> None:
 
 exit_on_early_interrupt()
 
-__all__ = ["INTERRUPTED", "raise_interrupts"]
+__all__ = ["INTERRUPTED", "TERMINATED", "Terminated", "raise_interrupts"]

@@ -99,4 +99,4 @@ def check_search_settings(name: str, settings: Mapping[str, Any], vocabulary: in
             )
 
 
-__all__ = ["LONGEST", "MAX_ALPHA", "check_search_settings", "most_beams"]
+__all__ = ["LONGEST", "MAX_ALPHA", "check_search_settings", "is_whole", "most_beams"]
