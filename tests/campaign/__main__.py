@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
-from tests.campaign import workers
+from tests.campaign import kills, workers
 from training.report.results import commit, cpu_name
 
 
@@ -20,6 +20,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     hostile = campaigns.add_parser("inputs", help="hostile input for every reader and loader")
     hostile.add_argument("--count", type=int, default=100_000, help="cases (100,000)")
     hostile.add_argument("--only", default="", metavar="TARGET[/NUMBER]", help="one target, or one case again")
+    killed = campaigns.add_parser("kills", help="jobs that are killed and started again")
+    killed.add_argument("--hours", type=float, default=1.0, help="the time (1)")
+    killed.add_argument("--kills", type=float, default=float("inf"), help="kills after which it ends")
+    killed.add_argument("--only", default="", metavar="JOB", help="one job")
     for each in campaigns.choices.values():
         each.add_argument("--seed", type=int, default=1, help="it decides every case (1)")
         each.add_argument("--output", type=Path, metavar="FILE", help="the log, as JSON")
@@ -31,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     start = time.time()
     log: dict[str, Any] = {"campaign": options.campaign, "seed": options.seed, "commit": commit(), "cpu": cpu_name()}
-    log |= workers.run(options)
+    log |= {"inputs": workers.run, "kills": kills.run}[options.campaign](options)
     log["seconds"] = round(time.time() - start)
     if options.output is not None:
         options.output.write_text(json.dumps(log, indent=1), encoding="utf-8")

@@ -5,6 +5,7 @@ for input that the reader rejected by a UserError of one line.
 """
 
 import argparse
+import copy
 import functools
 import gzip
 import html.parser
@@ -311,8 +312,12 @@ def model_card(case: Case) -> bool:
 def saved_model(family: str) -> dict[str, bytes]:
     """Return the files of a tiny model of a family, with a tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = model_of_pairs()[1]
-        model = (FAMILY | {"autoregressive": tiny_model})[family](vocab_size=len(tokenizer))
+        tokenizer = copy.deepcopy(model_of_pairs()[1])
+        if family == "parser":
+            tokenizer.add_tokens(["(S", ")S", "(NP", ")NP", "()NN", "()VB"])
+        model = (FAMILY | dict.fromkeys(("autoregressive", "parser"), tiny_model))[family](vocab_size=len(tokenizer))
+        if family in ("autoregressive", "parser"):
+            model.use_paper_decoding()
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

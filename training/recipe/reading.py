@@ -112,12 +112,7 @@ class RecipeLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        UserError: a key occurs twice in a mapping, or a value is an alias; the message begins with the line.
-        ValueError: the text is not YAML, or has a number or a date that Python cannot hold, or too many levels.
-    """
+    """Return the value of a YAML text."""
     try:
         return yaml.load(text, RecipeLoader)
     except yaml.YAMLError as error:
@@ -241,9 +236,6 @@ def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
     Args:
         recipe: the recipe.
         ignored: groups of fields that need none.
-
-    Raises:
-        UserError: naming all fields that lack the same one.
     """
     known = settings(type(recipe))
     values = {name: attrgetter(name)(recipe) for name in known}

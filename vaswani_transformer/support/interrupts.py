@@ -45,5 +45,3 @@ def raise_interrupts() -> None:
 
 
 exit_on_early_interrupt()
-
-__all__ = ["INTERRUPTED", "TERMINATED", "Terminated", "raise_interrupts"]
