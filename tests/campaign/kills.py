@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, s
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     os.environ.update(variables)
     sys.orig_argv[:] = [sys.executable, "-m", job.module]
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
@@ -137,7 +138,7 @@ def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, s
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         status = 1
     sys.stderr.flush()
     os._exit(status)
