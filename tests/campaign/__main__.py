@@ -10,6 +10,8 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
+from transformers.utils.logging import disable_progress_bar
+
 from tests.campaign import kills, workers
 from training.report.results import commit, cpu_name
 
@@ -21,10 +23,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     hostile.add_argument("--count", type=int, default=100_000, help="cases (100,000)")
     hostile.add_argument("--only", default="", metavar="TARGET[/NUMBER]", help="one target, or one case again")
     killed = campaigns.add_parser("kills", help="jobs that are killed and started again")
-    killed.add_argument("--hours", type=float, default=1.0, help="the time (1)")
     killed.add_argument("--kills", type=float, default=float("inf"), help="kills after which it ends")
     killed.add_argument("--only", default="", metavar="JOB", help="one job")
     for each in campaigns.choices.values():
+        each.add_argument("--hours", type=float, default=1.0, help="the time after which it ends (1)")
         each.add_argument("--seed", type=int, default=1, help="it decides every case (1)")
         each.add_argument("--output", type=Path, metavar="FILE", help="the log, as JSON")
     return parser.parse_args(arguments)
@@ -33,6 +35,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run a campaign; return 0 if nothing failed, else 1."""
     options = parse_arguments(arguments)
+    disable_progress_bar()
     start = time.time()
     log: dict[str, Any] = {"campaign": options.campaign, "seed": options.seed, "commit": commit(), "cpu": cpu_name()}
     log |= {"inputs": workers.run, "kills": kills.run}[options.campaign](options)

@@ -92,11 +92,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         chunks = [(only, range(int(number), int(number) + 1))]
     counts: Counter[str] = Counter()
     slowest: dict[str, float] = {}
-    failures = []
-    done = 0
+    failures, done, end = [], 0, time.monotonic() + 3600 * options.hours
     total = sum(len(numbers) for _, numbers in chunks)
     with tempfile.TemporaryDirectory() as folder:
         for name, numbers in chunks:
+            if time.monotonic() > end:
+                break
             for case, outcome, problem, seconds in run_chunk(options.seed, name, numbers, Path(folder)):
                 counts[f"{name}: {outcome}"] += 1
                 slowest[name] = max(slowest.get(name, 0), round(seconds, 3))
@@ -104,4 +105,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     failures.append({"case": f"{name}/{case}", "error": problem})
             done += len(numbers)
             print(f"{done:,d} of {total:,d} cases, {len(failures)} failed ({name})", file=sys.stderr, flush=True)
-    return {"cases": total, "outcomes": dict(counts), "slowest_seconds": slowest, "failures": failures}
+    return {"cases": done, "outcomes": dict(counts), "slowest_seconds": slowest, "failures": failures}
