@@ -230,7 +230,7 @@ def distillation(case: Case) -> bool:
     case.write(name, edit_bytes(old, case.draw) if name.endswith("l") else json_bytes(json.loads(old), case.draw))
     read = Distillation.load(case.folder)
     read.check_complete()
-    assert sum(1 for _ in read.pairs()) == read.totals()["kept"]
+    assert sum(1 for _ in read.pairs()) == read.totals["kept"]
     return True
 
 
