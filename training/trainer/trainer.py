@@ -46,6 +46,7 @@ from training.recipe.fields import Recipe
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.run.checkpoints import (
+    EXTRA,
     STATE,
     best_fix,
     check_best,
