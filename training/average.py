@@ -109,12 +109,8 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     weights = mean_weights(checkpoints)
     with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
         for path in checkpoints[-1].iterdir():
-            if (
-                path.is_file()
-                and not path.is_symlink()
-                and path.suffix not in OF_TRAINING
-                and path.name not in (STATE, MANIFEST, WEIGHTS)
-            ):
+            is_file = path.is_file() and not path.is_symlink()
+            if is_file and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):
                 shutil.copy(path, staging / path.name)
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]

@@ -36,6 +36,7 @@ from training.data.files import read_file
 from training.recipe.fields import DataRecipe, load_recipe
 from training.report.card import make_card
 from training.report.results import read_results, results_errors
+from training.run.checkpoints import changed_file, checkpoint_at, intact_checkpoint, settle, writing
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.figures.page import render_page
 from vaswani_transformer.parsing.linear import delinearize, linearize
@@ -232,6 +233,36 @@ def distillation(case: Case) -> bool:
     read.check_complete()
     assert sum(1 for _ in read.pairs()) == read.totals["kept"]
     return True
+
+
+def make_checkpoint(run: Path, step: int) -> Path:
+    folder = checkpoint_at(run, step)
+    state = {"global_step": step, "best_global_step": 3, "log_history": [], "stateful_callbacks": {}}
+    with writing(folder):
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "stream.json"):
+            (folder / name).write_bytes(name.encode() * 50)
+    return folder
+
+
+@target(2)
+def checkpoint(case: Case) -> bool:
+    """A file of the newest of two checkpoints is changed or lost; a run resumes from the other, and keeps this one."""
+    earlier, newest = make_checkpoint(case.folder, 3), make_checkpoint(case.folder, 6)
+    path = case.draw.choice(sorted(newest.iterdir()))
+    before = path.read_bytes()
+    if case.draw.random() < 0.1:
+        path.unlink()
+        after = None
+    else:
+        path.write_bytes(after := edit_bytes(before, case.draw))
+    settle(case.folder)
+    if after == before or (path.name == "manifest.json" and intact_checkpoint(case.folder) == newest):
+        assert changed_file(newest) is None
+        return True
+    assert intact_checkpoint(case.folder) == earlier
+    assert after is None or newest.with_name("checkpoint-6.damaged").joinpath(path.name).read_bytes() == after
+    return False
 
 
 class PageOutline(html.parser.HTMLParser):

@@ -6,6 +6,7 @@ tenth one is started as users start it.
 """
 
 import argparse
+import errno
 import faulthandler
 import json
 import os
@@ -30,7 +31,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from tests.campaign.inputs import saved_model
 from tests.helpers import PAIRS, ROOT
-from tests.training.runs import LANGUAGE, TINY, TWO_PROCESSES, kill, make_arguments, start
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, kill, make_arguments, start
 from training import distill, train
 from training.run.checkpoints import all_checkpoints, complete_checkpoints
 from vaswani_transformer.parsing import command as parse
@@ -93,11 +94,11 @@ def make_jobs(folder: Path) -> list[Job]:
     (folder / "runs").mkdir()
     recipe, *_ = make_arguments(folder / "runs", train=5 * LANGUAGE)
     runs = [
-        Job(name, "training.train", train.main, [recipe, *TINY, *STEPS, *more], "--output_dir", result_of_run)
+        Job(name, "training.train", train.main, [recipe, *STEPS, *more], "--output_dir", result_of_run)
         for name, more in RUNS.items()
     ]
     for name, kind in (("two processes", "files"), ("stream in two processes", "stream")):
-        arguments = [recipe, *TINY, *STEPS, *RUNS[kind]]
+        arguments = [recipe, *STEPS, *RUNS[kind]]
         runs.append(Job(name, "training.train", train.main, arguments, "--output_dir", result_of_run, processes=2))
     for name, family in (("model", "autoregressive"), ("parser", "parser")):
         (folder / name).mkdir()
@@ -123,7 +124,22 @@ def launch_environment(port: int) -> dict[str, str]:
     return {name: value for name, value in prepare_multi_gpu_env(arguments).items() if "ACCELERATE" in name} | address
 
 
-def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, str]) -> NoReturn:
+def fill_disk(folder: str, writes: int) -> None:
+    """Let this process begin some files of a folder, and no further one."""
+    left = writes
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        is_write = event in ("os.rename", "os.mkdir") or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        if is_write and str(arguments[0]).startswith(folder):
+            left -= 1
+            if left < 0:
+                raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
+
+    sys.addaudithook(check)
+
+
+def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, str], writes: int | None) -> NoReturn:
     """Run a command in this forked process, and end it."""
     os.setpgid(0, 0)
     with log.open("a") as file:
@@ -131,6 +147,8 @@ def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, s
             os.dup2(file.fileno(), stream)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     os.environ.update(variables)
+    if writes is not None:
+        fill_disk(arguments[-1].partition("=")[2], writes)
     sys.orig_argv[:] = [sys.executable, "-m", job.module]
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     try:
@@ -151,14 +169,14 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def begin(job: Job, output: Path, log: Path) -> list[int]:
-    """Start a job by forking, and return its processes."""
+def begin(job: Job, output: Path, log: Path, writes: int | None = None) -> list[int]:
+    """Start a job by forking, whose disk is full after some writes if that is given, and return its processes."""
     arguments, pids = [*job.arguments, f"{job.output}={output}"], []
     variables = launch_environment(free_port()) if job.processes > 1 else {}
     for rank in range(job.processes):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if job.processes > 1 else {}
         if not (pid := os.fork()):
-            run_forked(job, arguments, log, variables | ranks)
+            run_forked(job, arguments, log, variables | ranks, writes)
         pids.append(pid)
     return pids
 
@@ -226,6 +244,20 @@ def disturb(job: Job, output: Path, log: Path, seconds: float, draw: random.Rand
     return f"{sent.name} in {phase_of(log)}"
 
 
+def fill(job: Job, output: Path, log: Path, draw: random.Random) -> str:
+    """Start a job whose disk is full after some writes; return that, or "finished".
+
+    Raises:
+        RuntimeError: it ends with something else than one line and status 2.
+    """
+    log.unlink(missing_ok=True)
+    statuses = wait(begin(job, output, log, draw.choice((draw.randrange(8), draw.randrange(80)))), SECONDS)
+    text = log.read_text(errors="replace")
+    if set(statuses) - {0, 2} or "Traceback" in text or (any(statuses) and "No space left on device" not in text):
+        raise RuntimeError(f"{job.name} ends with {statuses} on a full disk: {text[-1200:]}")
+    return "full disk" if any(statuses) else "finished"
+
+
 def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
     """Start a job as users do, in a new process, and kill it after some seconds; return where it was."""
     if job.module == "training.train":
@@ -251,6 +283,8 @@ def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[flo
     for _ in range(draw.choice((1, 1, 2, 3))):
         if number % 10 == 9:
             moments.append(start_and_kill(job, output, draw))
+        elif job.processes == 1 and draw.random() < 0.25:
+            moments.append(fill(job, output, log, draw))
         else:
             moments.append(disturb(job, output, log, draw.uniform(0.02, 1.1) * seconds, draw))
         if moments[-1] == "finished":
@@ -284,6 +318,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 found = run_case(job, number, options.seed, folder, expected[job.name])
                 moments.update(moment for moment in found if moment != "finished")
             except (AssertionError, RuntimeError, OSError, KeyError) as error:
+                print(f"{job.name}/{number}: {error}", file=sys.stderr)
                 failures.append({"case": f"{job.name}/{number}", "error": str(error)[:1500]})
             jobs_done[job.name] += 1
             number += 1
