@@ -3,7 +3,9 @@
 import itertools
 import math
 import random
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore, PrefixStore
 from torch.utils.data import DataLoader, Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.testing_utils import CaptureLogger
@@ -189,9 +192,49 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position() -> None:
     resumed.load_state_dict(stream.state_dict())
     encoded.clear()
     assert numbers([next(iter(resumed))]) == plain[-1:]
-    assert encoded == list(range(240, 300))  # the last buffer only
-    with pytest.raises(ValueError, match=r"encode returned 2 pairs for 300 items; return one for each"):
+    assert encoded[:60] == list(range(240, 300))  # the last buffer, then perhaps the next epoch
+    with pytest.raises(ValueError, match=r"encode returned 2 pairs for 66 items; return one for each"):
         next(iter(streamed(pairs, encode=lambda items: items[:2])))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_ranks_with_a_store_encode_each_item_once_and_have_the_batches_of_ranks_without(
+    monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    """Two epochs, the second of a resumed stream, with pairs that are too long."""
+    monkeypatch.setattr(stream_module, "ENCODE_BATCH", 7)
+    pairs, encoded, store = [(number % 35 + 1, number % 40 + 1) for number in range(200)], [], HashStore()
+
+    def encode(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        encoded.extend(item["input_ids"][0] for item in items)
+        return items
+
+    def two_epochs(rank: int, store: HashStore | None = None, **more: Any) -> list[list[int]]:
+        options: dict[str, Any] = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"} | more
+        stores = [None if store is None else PrefixStore(name, store) for name in ("first", "second")]
+        first, second = (streamed(pairs, rank=rank, num_processes=2, store=each, **options) for each in stores)
+        batches = numbers(first.batches_of(0))
+        iterator = iter(first)
+        list(itertools.islice(iterator, len(batches) + accumulation))
+        second.load_state_dict(first.state_dict())
+        iterator.close()
+        return batches + numbers(itertools.islice(second, 8))
+
+    with ThreadPoolExecutor(2) as threads:
+        shared = list(threads.map(lambda rank: two_epochs(rank, store, encode=encode), range(2)))
+    assert shared == [two_epochs(rank) for rank in range(2)]
+    assert sorted(encoded[:200]) == list(range(200))
+
+
+def test_stream_that_is_left_in_the_middle_ends_its_thread() -> None:
+    """Rank 1 has stopped, so the next buffer never comes."""
+    pairs, store = [(number % 9 + 1, 5) for number in range(600)], HashStore()
+    ranks = [iter(streamed(pairs, rank=rank, num_processes=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        assert all(list(threads.map(next, ranks)))
+    for rank in ranks:
+        rank.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly() -> None:

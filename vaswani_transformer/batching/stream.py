@@ -196,7 +196,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         for stop in self._stops:
             stop.set()
 
-    def __iter__(self) -> Iterator[dict[str, Ragged]]:
+    def __iter__(self) -> Generator[dict[str, Ragged]]:
         if (worker := get_worker_info()) is not None and worker.num_workers > 1:
             raise ValueError(
                 f"{worker.num_workers} worker processes would each yield all batches; give the DataLoader "
@@ -204,7 +204,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
             )
         return self._batches(self._buffers)
 
-    def batches_of(self, epoch: int) -> Iterator[dict[str, Ragged]]:
+    def batches_of(self, epoch: int) -> Generator[dict[str, Ragged]]:
         """Return the batches of one epoch, for a training loop without the Trainer."""
         return self._batches(partial(self._buffers_of_epoch, StreamPosition(epoch=epoch)))
 
