@@ -33,11 +33,7 @@ OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files th
 
 
 def mean_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each weight over checkpoints of one model, summed in float64, in the weight's dtype.
-
-    Raises:
-        UserError: a checkpoint cannot be read, has other weights than the first, or one that is not finite.
-    """
+    """Return the mean of each weight over checkpoints of one model, summed in float64, in the weight's dtype."""
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
@@ -70,11 +66,7 @@ def without_older_best(checkpoints: list[Path]) -> list[Path]:
 
 
 def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted.
-
-    Raises:
-        UserError: one is not as training wrote it.
-    """
+    """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
     checkpoints = [path for path in all_checkpoints(run) if not is_unfinished(path)]
     for checkpoint in checkpoints[-last:]:
         if (name := changed_file(checkpoint)) is not None:
@@ -83,11 +75,7 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
 
 
 def enough_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last `last` checkpoints of a run.
-
-    Raises:
-        UserError: the run has fewer, or the folder holds no run; or as `last_checkpoints`.
-    """
+    """Return the last `last` checkpoints of a run."""
     if not (run / CHECKPOINTS).is_dir():
         raise UserError(f"{run}: is not the folder of a run, or does not exist; give the --output_dir of a training.")
     checkpoints = last_checkpoints(run, last)

@@ -36,11 +36,7 @@ REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.
 
 
 def finished_results(run: Path) -> dict[str, Any]:
-    """Return a finished run's `results.json`.
-
-    Raises:
-        UserError: the folder holds no finished run.
-    """
+    """Return a finished run's `results.json`."""
     if (run / RESULTS).exists():
         return read_results(run / RESULTS)
     fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
@@ -49,11 +45,7 @@ def finished_results(run: Path) -> dict[str, Any]:
 
 
 def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    """Return the model and the tokenizer of a run's folder.
-
-    Raises:
-        UserError: they cannot be loaded.
-    """
+    """Return the model and the tokenizer of a run's folder."""
     try:
         model = load_model(str(run), local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
@@ -69,11 +61,7 @@ def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
 
 
 def check_search(run: Path, model: ProjectedModel, results: dict[str, Any]) -> None:
-    """Check that a run's folder has the search by which its results were scored, as the card says.
-
-    Raises:
-        UserError: it has another one.
-    """
+    """Check that a run's folder has the search by which its results were scored, as the card says."""
     search = results["recipe"]["decoding"]
     for name, expected in search.items():
         is_unused = name.startswith("length_penalty") and search.get("num_beams") == 1
@@ -165,11 +153,7 @@ def error_chain(error: BaseException) -> str:
 
 
 def check_name(repository: str) -> None:
-    """Check that a repository's name is valid and has an owner.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a repository's name is valid and has an owner."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:

@@ -78,43 +78,27 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def check_split(recipe: Recipe, split: str) -> None:
-    """Check that a recipe names a split.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a recipe names a split."""
     if getattr(recipe.data, split) is None:
         raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
 
 
 def load_split(recipe: Recipe, split: str) -> Dataset:
-    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read.
-
-    Raises:
-        UserError: the recipe has none of that name, or it cannot be used.
-    """
+    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read."""
     check_split(recipe, split)
     without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     return load_pairs(dataclasses.replace(recipe.data, **without_others))[split]
 
 
 def load_training_targets(recipe: Recipe) -> list[str]:
-    """Return the first `LM_TARGETS` training targets of a recipe.
-
-    Raises:
-        UserError: the recipe has no training set, or it cannot be used.
-    """
+    """Return the first `LM_TARGETS` training targets of a recipe."""
     if is_streamed(recipe.data, "train"):
         return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
     return load_split(recipe, "train")["target"][:LM_TARGETS]
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a tokenizer has the tokens that scoring needs.
-
-    Raises:
-        UserError: it has no pad or eos token.
-    """
+    """Check that a tokenizer has the tokens that scoring needs."""
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
             raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
@@ -199,11 +183,7 @@ def translate_all(
 
 
 def check_output(path: Path) -> None:
-    """Check that a new file can be written.
-
-    Raises:
-        UserError: the file exists, or its folder does not, or takes no file.
-    """
+    """Check that a new file can be written."""
     folder = path.absolute().parent
     if path.exists() or not folder.is_dir():
         what = "exists already" if path.exists() else "its folder does not exist"

@@ -89,11 +89,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
-    """Return a size or count of a row, in the paper's ratio to the base.
-
-    Raises:
-        UserError: the result is not an integer.
-    """
+    """Return a size or count of a row, in the paper's ratio to the base."""
     base_value, paper = ((config.head_dim if name == "d_k" else getattr(config, name)) for config in (base, PAPER_BASE))
     value = int(PAPER_SETTINGS[row][name])
     size, remainder = divmod(base_value * value, paper)
@@ -125,9 +121,6 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
     """Return the run of a row: its model, evaluated once, at the end, by the recipe's search.
 
     There is no mean of checkpoints, as in the paper.
-
-    Raises:
-        UserError: the row has no model at this size.
     """
     training, base = recipe.training, recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     run_folder = folder / row / f"seed-{seed}"
@@ -161,11 +154,7 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
 
 
 def check_base(recipe: Recipe) -> None:
-    """Check that the base is the paper's kind of model without d_k and d_v.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that the base is the paper's kind of model without d_k and d_v."""
     if (kind := recipe.model.get("kind", AUTOREGRESSIVE)) != AUTOREGRESSIVE:
         raise UserError(f"model.kind: Table 3 varies the paper's model; got {kind}, expected {AUTOREGRESSIVE}.")
     for name in ("d_k", "d_v"):
@@ -174,11 +163,7 @@ def check_base(recipe: Recipe) -> None:
 
 
 def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
-    """Check that the rows differ.
-
-    Raises:
-        UserError: two are the same model.
-    """
+    """Check that the rows differ."""
     vocab_size = recipe.tokenizer.vocab_size
     models = {run.row: run.recipe.model_config(vocab_size=vocab_size).to_dict() for run in runs}
     for one, other in itertools.combinations(models, 2):
@@ -190,11 +175,7 @@ def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
 
 
 def is_finished(run: RowRun) -> bool:
-    """Return whether a run is complete.
-
-    Raises:
-        UserError: its folder holds a run of another recipe, or something else.
-    """
+    """Return whether a run is complete."""
     if (run.folder / RECIPE).exists() and (changed := changed_fields(run.folder, run.recipe)):
         raise UserError(
             f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "
@@ -215,11 +196,7 @@ def runs_on_disk(folder: Path) -> list[tuple[str, int]]:
 
 
 def check_rows_share_data(runs: list[RowRun]) -> None:
-    """Check that the data fits every run's model and batches; the folder of the first run is prepared for it.
-
-    Raises:
-        UserError: it does not fit; no new folder remains.
-    """
+    """Check that the data fits every run's model and batches; the folder of the first run is prepared for it."""
 
     def check_rows(encoded: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
         for run in runs:
@@ -233,11 +210,7 @@ def check_rows_share_data(runs: list[RowRun]) -> None:
 
 
 def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> list[RowRun]:
-    """Return the runs that are not complete, all rows of one seed before the next seed.
-
-    Raises:
-        UserError: a row cannot be trained at this size, on this data or in this folder; this costs no training time.
-    """
+    """Return the runs that are not complete, all rows of one seed before the next seed."""
     check_base(recipe)
     wanted = [make_run(recipe, folder, row, seed) for seed in seeds for row in rows]
     check_models(recipe, wanted)

@@ -122,11 +122,7 @@ def training_arguments(recipe: Recipe, folder: Path) -> Seq2SeqTrainingArguments
 
 
 def train_on(trainer: RecipeTrainer, folder: Path) -> None:
-    """Train from the newest complete checkpoint, if there is one; if training had ended there, load the best model.
-
-    Raises:
-        UserError: this launch cannot load the checkpoint.
-    """
+    """Train from the newest complete checkpoint, if there is one; if training had ended there, load the best model."""
     checkpoint = last_checkpoint(folder)
     if checkpoint is None:
         trainer.train()
@@ -209,16 +205,7 @@ def test_scores(trainer: RecipeTrainer, recipe: Recipe, pairs: Dataset, encoded:
 def prepare(
     recipe: Recipe, folder: Path, check_more: Callable[[DatasetDict, PreTrainedTokenizerBase], None] | None = None
 ) -> tuple[DatasetDict, DatasetDict, PreTrainedTokenizerBase]:
-    """Return the pairs as text, the pairs as token ids, and the tokenizer; write tokenizer and recipe.
-
-    Args:
-        recipe: the run's recipe.
-        folder: the run's folder, locked.
-        check_more: a further check of the token ids and the tokenizer.
-
-    Raises:
-        UserError: the data or the tokenizer cannot be used; a new run then leaves nothing in the folder.
-    """
+    """Return the pairs as text, the pairs as token ids, and the tokenizer; write tokenizer and recipe."""
     with PartialState().local_main_process_first():
         pairs = load_pairs(recipe.data)
     PartialState().wait_for_everyone()  # every process checks the folder before one writes
@@ -276,11 +263,7 @@ def make_trainer(
 
 
 def check_before_data(recipe: Recipe, folder: Path) -> None:
-    """Check what needs no data: the model, and the models that it begins with.
-
-    Raises:
-        UserError: the recipe cannot be used.
-    """
+    """Check what needs no data: the model, and the models that it begins with."""
     check_model_trains(recipe)
     check_encoder(recipe, folder)
     check_start(recipe, folder)

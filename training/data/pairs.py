@@ -15,7 +15,7 @@ from training.data.cache import cached_pairs
 from training.data.distilled import check_sources, open_distilled
 from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
 from training.recipe.fields import DataRecipe
-from training.toy_task import make_splits
+from training.toy_task.splits import make_splits
 from vaswani_transformer.support.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
@@ -138,11 +138,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
-    """Open a split of a data set of the Hub; streamed training pairs as a stream.
-
-    Raises:
-        UserError: the split cannot be loaded.
-    """
+    """Open a split of a data set of the Hub; streamed training pairs as a stream."""
     name, path = getattr(recipe, split), recipe.path or ""
     try:
         return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
@@ -168,11 +164,7 @@ def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tu
 
 
 def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
-    """Yield the real training sources of a recipe in their order; those of files and streams are never all in memory.
-
-    Raises:
-        UserError: as `load_pairs`, for a bad line on reaching it.
-    """
+    """Yield the real training sources in their order; those of files and streams are never all in memory."""
     if recipe.kind not in ("grammar", "hub"):
         return (source for source, _ in read_file(recipe, recipe.train))
     without_others: dict[str, Any] = {"validation": None, "test": None}

@@ -43,11 +43,7 @@ def sample_texts(
 def train_tokenizer(
     recipe: Recipe, train: datasets.Dataset | PairStream, sides: tuple[str, ...], tokens: set[str]
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer trained on sides of the training pairs, to which `tokens` are added, each as one token.
-
-    Raises:
-        UserError: the vocabulary size is too small.
-    """
+    """Return a tokenizer trained on sides of the training pairs, to which `tokens` are added, each as one token."""
     texts, size = sample_texts(train, recipe.tokenizer.sample, sides), recipe.tokenizer.vocab_size
     try:
         tokenizer = VaswaniTransformerTokenizer.train_from_iterator(
@@ -66,10 +62,6 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     """Return the tokenizer that the recipe names, or one trained on the training pairs.
 
     For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
-
-    Raises:
-        UserError: the recipe's path has no tokenizer, or one that lacks tokens for training, or one that pads targets
-            on the wrong side for the kind of model; or the vocabulary size is too small.
     """
     tokenizer = train_or_load(recipe, pairs)
     if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
@@ -100,11 +92,7 @@ def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase
 
 
 def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs.
-
-    Raises:
-        UserError: the path has no such tokenizer.
-    """
+    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs."""
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:

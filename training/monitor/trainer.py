@@ -36,10 +36,6 @@ class MonitoredTrainer(Seq2SeqTrainer):
     known. A model that predicts lengths also logs their loss, divided as `loss` is. Glancing adds the share of target
     tokens that the first pass predicts, and IterativeVAE the losses, divergences and weights of its layers.
 
-    Args:
-        best_metric: the task's metric, which the progress shows.
-        kind: the kind of model.
-
     Attributes:
         monitor: counts and times the steps of this process.
     """

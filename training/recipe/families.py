@@ -186,11 +186,7 @@ def owners(group: str, name: str) -> list[str]:
 
 
 def check_family(tree: dict[str, Any]) -> None:
-    """Check that a recipe, as a nested dictionary, has a kind of model, and fields of no other kind.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Check that a recipe, as a nested dictionary, has a kind of model, and fields of no other kind."""
     if not isinstance(model := tree.get("model") or {}, dict):
         return  # `build` raises the error
     if (kind := model.get("kind") or AUTOREGRESSIVE) not in FAMILIES:

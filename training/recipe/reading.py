@@ -104,12 +104,7 @@ class RecipeLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        UserError: a key occurs twice in a mapping; the message begins with its line.
-        ValueError: the text is not YAML, or has a number or a date that Python cannot hold, or too many levels.
-    """
+    """Return the value of a YAML text."""
     try:
         value = yaml.load(text, RecipeLoader)
         json.dumps(value, default=str, skipkeys=True)  # an alias within its own anchor is a value without end
@@ -235,9 +230,6 @@ def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
     Args:
         recipe: the recipe.
         ignored: groups of fields that need none.
-
-    Raises:
-        UserError: naming all fields that lack the same one.
     """
     known = settings(type(recipe))
     values = {name: attrgetter(name)(recipe) for name in known}

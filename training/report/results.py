@@ -108,11 +108,7 @@ def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the content of a `results.json`.
-
-    Raises:
-        UserError: it cannot be read, or lacks a field.
-    """
+    """Return the content of a `results.json`."""
     results = read_json(path, RESULTS_FIX)
     if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")

@@ -23,11 +23,7 @@ def opening_line(recipe: Recipe) -> str:
 
 
 def targets_line(recipe: Recipe) -> str:
-    """Return which targets a run learns from: those of its data, or a teacher's.
-
-    Raises:
-        UserError: the recipe names a distillation that it cannot use.
-    """
+    """Return which targets a run learns from: those of its data, or a teacher's."""
     use = "Training targets" if recipe.training.energy_from is None else "Training targets, for their lengths only"
     if (folder := recipe.data.distilled) is None:
         return f"{use}: those of the data."

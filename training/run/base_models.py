@@ -20,11 +20,7 @@ def recorded_models(folder: Path) -> dict[str, str]:
 
 
 def record_models(recipe: Recipe, folder: Path) -> None:
-    """Write the digests of the models that a recipe names, as long as the run has no checkpoint made from others.
-
-    Raises:
-        UserError: the model does not exist.
-    """
+    """Write the digests of the models that a recipe names, as long as the run has no checkpoint made from others."""
     if has_trained(folder):
         return
     models = {f"training.{name}": getattr(recipe.training, name) for name in FIELDS}
@@ -34,11 +30,7 @@ def record_models(recipe: Recipe, folder: Path) -> None:
 
 
 def check_same_energy(recipe: Recipe, folder: Path) -> None:
-    """Check that a run with a checkpoint resumes under the teacher whose energy it began with.
-
-    Raises:
-        RunError: the teacher is another one.
-    """
+    """Check that a run with a checkpoint resumes under the teacher whose energy it began with."""
     name, model = "training.energy_from", recipe.training.energy_from
     before = recorded_models(folder).get(name)
     if model is None or before is None or not has_trained(folder):

@@ -16,12 +16,6 @@ def flush_stdout(fix: str) -> Generator[None]:
 
     A character that the output's encoding lacks becomes an escape. A reader that closes the pipe, as `head` does, gets
     no more.
-
-    Args:
-        fix: where the results are too, or how to get them, if standard output is full.
-
-    Raises:
-        OutputError: standard output is full.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

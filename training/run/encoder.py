@@ -34,11 +34,7 @@ def teacher_to_start_from(recipe: Recipe, folder: Path) -> str | None:
 
 
 def check_encoder(recipe: Recipe, folder: Path) -> None:
-    """Check, before the data is read, that the teacher is autoregressive and its encoder's layers fit the model's.
-
-    Raises:
-        UserError: its configuration or weights cannot be loaded, or it is of another kind, or differs in a field.
-    """
+    """Check, before the data is read, that the teacher is autoregressive and its encoder's layers fit the model's."""
     if (name := teacher_to_start_from(recipe, folder)) is None:
         return
     teacher = load_config(name, VaswaniTransformerConfig.model_type, "training.encoder_from")
@@ -59,26 +55,13 @@ def check_encoder(recipe: Recipe, folder: Path) -> None:
 
 
 def check_encoder_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the teacher's vocabulary is the run's.
-
-    Raises:
-        UserError: the vocabularies differ by more than `<mask>`.
-    """
+    """Check that the teacher's vocabulary is the run's."""
     if (name := teacher_to_start_from(recipe, folder)) is not None:
         check_same_vocabulary("training.encoder_from", name, tokenizer)
 
 
 def check_same_vocabulary(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that every token of a model has the same id in the run's vocabulary, and no other token is there.
-
-    Args:
-        field: the field of the recipe that names the model.
-        name: the model's folder, or its name on the Hub.
-        tokenizer: the run's.
-
-    Raises:
-        UserError: the vocabularies differ by more than `<mask>`.
-    """
+    """Check that every token of a model has the same id in the run's vocabulary, and no other token is there."""
     theirs, ours = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
     if ours != theirs | ({} if (mask := tokenizer.mask_token) is None else {str(mask): ours[str(mask)]}):
         raise UserError(
@@ -88,11 +71,7 @@ def check_same_vocabulary(field: str, name: str, tokenizer: PreTrainedTokenizerB
 
 
 def load_encoder(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
-    """Copy the teacher's encoder layers and embeddings into a new model; an added `<mask>` keeps its random embedding.
-
-    Raises:
-        UserError: the teacher's weights cannot be loaded.
-    """
+    """Copy the teacher's encoder and embeddings into a new model; an added `<mask>` keeps its random embedding."""
     if (name := teacher_to_start_from(recipe, folder)) is None:
         return
     taught = load_model(name, VaswaniTransformerForConditionalGeneration).model

@@ -57,11 +57,7 @@ FREE_FIELDS = (*LIMIT_FIELDS, *EXECUTION_FIELDS, *LOCATION_FIELDS)
 
 @contextlib.contextmanager
 def open_folder(recipe: Recipe) -> Generator[Path]:
-    """Lock and yield the run's folder: new, or with a run of the same recipe to resume or to extend by larger limits.
-
-    Raises:
-        UserError: it has no name, cannot be written, is in use, or holds something else.
-    """
+    """Lock and yield the run's folder: new, or with a run of the same recipe to resume or extend."""
     folder = writable_folder(recipe)
     with run_lock(folder):
         check_folder(folder, recipe)
@@ -72,11 +68,7 @@ def open_folder(recipe: Recipe) -> Generator[Path]:
 
 
 def prepare_folder(recipe: Recipe) -> Path:
-    """Return the run's folder, which a run can use now; a new one is not made.
-
-    Raises:
-        UserError: as `open_folder`.
-    """
+    """Return the run's folder, which a run can use now; a new one is not made."""
     folder = writable_folder(recipe)
     check_folder(folder, recipe)
     if (folder / LOCK).exists():
@@ -86,11 +78,7 @@ def prepare_folder(recipe: Recipe) -> Path:
 
 
 def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits."""
     if not (folder / RECIPE).exists():
         if folder.exists() and any(path.suffix != PARTIAL and path.name != LOCK for path in folder.iterdir()):
             raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
@@ -119,14 +107,7 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
 
 
 def check_chosen_fields(folder: Path, recipe: Recipe, names: list[str]) -> None:
-    """Check that a run which gets other steps or another machine keeps what its recipe left open.
-
-    Args:
-        names: the fields in which the recipe differs from the run.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a run which gets other steps or another machine keeps what its recipe left open."""
     for name in CHOSEN_FIELDS:
         if name in names and set(names) <= {*CHOSEN_FIELDS, *FREE_FIELDS}:
             group, _, field = name.partition(".")
@@ -138,11 +119,7 @@ def check_chosen_fields(folder: Path, recipe: Recipe, names: list[str]) -> None:
 
 
 def writable_folder(recipe: Recipe) -> Path:
-    """Return the run's folder, which can be written or made.
-
-    Raises:
-        UserError: it cannot, or has no name.
-    """
+    """Return the run's folder, which can be written or made."""
     if recipe.output_dir is None:
         raise UserError("output_dir: the run needs a folder; give --output_dir=...")
     check_writable(folder := Path(recipe.output_dir))
@@ -150,11 +127,7 @@ def writable_folder(recipe: Recipe) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder can be written or made.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a folder can be written or made."""
     ancestor = folder
     try:
         ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
@@ -168,11 +141,7 @@ def check_writable(folder: Path) -> None:
 
 
 def stored_recipe(folder: Path) -> dict[str, Any]:
-    """Return the recipe of the run in a folder, as a dictionary.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the recipe of the run in a folder, as a dictionary."""
     path = folder / RECIPE
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -228,14 +197,7 @@ def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
 
 
 def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
-    """Check that the run in a folder, if there is one, started with the same data.
-
-    Args:
-        present: the fingerprints of the present data.
-
-    Raises:
-        RunError: it started with other data.
-    """
+    """Check that the run in a folder, if there is one, started with the same data."""
     if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
         return
     for split, before in read_fingerprints(folder, **dict.fromkeys(present, dict)).items():
@@ -248,11 +210,7 @@ def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
 
 
 def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of the data with which the run in a folder started.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return the fingerprints of the data with which the run in a folder started."""
     fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
     return read_json(folder / DATA_FILE, fix, **splits)
 
@@ -260,11 +218,7 @@ def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]
 def write_new_run(
     recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, data: dict[str, dict[str, Any]]
 ) -> list[Path]:
-    """Write the recipe, the fingerprints of the data and the tokenizer into a run's folder, and return the files.
-
-    Raises:
-        OutputError: one cannot be written.
-    """
+    """Write the recipe, the fingerprints of the data and the tokenizer into a run's folder, and return the files."""
     with run_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, folder)
@@ -279,13 +233,6 @@ def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> tuple[Pr
     """Write the recipe, the data's fingerprints and the tokenizer into the folder of a new run.
 
     Existing files stay as they are.
-
-    Returns:
-        The tokenizer, and the files that this process wrote for a new run.
-
-    Raises:
-        UserError: the tokenizer cannot be made.
-        RunError: the run started with other data.
     """
     present, written = fingerprints(recipe, pairs) if PartialState().is_main_process else {}, []
     check_same_data(folder, *broadcast_object_list([present]))

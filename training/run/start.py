@@ -23,11 +23,7 @@ def model_to_start_from(recipe: Recipe, folder: Path) -> str | None:
 
 
 def check_start(recipe: Recipe, folder: Path) -> None:
-    """Check, before the data is read, that the model to start from has the recipe's kind and shape.
-
-    Raises:
-        UserError: its configuration or weights cannot be loaded, or it is of another kind, or differs in a field.
-    """
+    """Check, before the data is read, that the model to start from has the recipe's kind and shape."""
     if (name := model_to_start_from(recipe, folder)) is None:
         return
     trained = load_config(name, recipe.family.config_class.model_type, "training.start_from")
@@ -43,20 +39,12 @@ def check_start(recipe: Recipe, folder: Path) -> None:
 
 
 def check_start_tokenizer(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the vocabulary of the model to start from is the run's.
-
-    Raises:
-        UserError: the vocabularies differ.
-    """
+    """Check that the vocabulary of the model to start from is the run's."""
     if (name := model_to_start_from(recipe, folder)) is not None:
         check_same_vocabulary("training.start_from", name, tokenizer)
 
 
 def load_start(model: ProjectedModel, recipe: Recipe, folder: Path) -> None:
-    """Copy all weights of the trained model into a new one.
-
-    Raises:
-        UserError: they cannot be loaded.
-    """
+    """Copy all weights of the trained model into a new one."""
     if (name := model_to_start_from(recipe, folder)) is not None:
         model.load_state_dict(load_model(name, type(model)).state_dict())

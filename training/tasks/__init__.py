@@ -7,8 +7,6 @@ from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
 from training.tasks.translation import TranslationTask
 
-__all__ = ["DialogueTask", "Metric", "ParsingTask", "Task", "TranslationTask", "make_task", "selection_metric"]
-
 ENERGY = Metric("energy", "energy", "signature", greater_is_better=False)
 
 

@@ -123,32 +123,20 @@ class Energy:
 
 
 def check_energy(recipe: Recipe) -> None:
-    """Check, before the data is read, that the teacher of the energy is autoregressive.
-
-    Raises:
-        UserError: the teacher is another kind of model, or missing, or its weights cannot be loaded.
-    """
+    """Check, before the data is read, that the teacher of the energy is autoregressive."""
     if (name := recipe.training.energy_from) is not None:
         load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
         load_model(name, VaswaniTransformerForConditionalGeneration)  # only to check its weights
 
 
 def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the teacher's vocabulary is the run's, `<mask>` aside.
-
-    Raises:
-        UserError: the vocabularies differ.
-    """
+    """Check that the teacher's vocabulary is the run's, `<mask>` aside."""
     if recipe.training.energy_from is not None:
         check_same_vocabulary("training.energy_from", recipe.training.energy_from, tokenizer)
 
 
 def load_energy(recipe: Recipe, teacher: str, device: torch.device) -> Energy:
-    """Return the energy under a teacher, the model's folder or its name on the Hub, that a recipe trains by.
-
-    Raises:
-        UserError: the teacher's weights cannot be loaded.
-    """
+    """Return the energy under a teacher, the model's folder or its name on the Hub, that a recipe trains by."""
     model = load_model(teacher, VaswaniTransformerForConditionalGeneration)
     operators = (recipe.training.energy_inputs or "softmax", recipe.training.energy_outputs or "softmax")
     return Energy(model.to(device), *operators)

@@ -42,12 +42,6 @@ def evaluation_batches(sources: list[int], targets: list[int], size: int, tokens
 
     A batch has at most `size` pairs, and on each side at most `tokens` positions, padding included. A longer pair is a
     separate batch.
-
-    Args:
-        sources: the tokens of each source.
-        targets: the tokens of each target.
-        size: the pairs of a batch.
-        tokens: the positions of a side.
     """
     batches: list[list[int]] = []
     longest = 0

@@ -75,11 +75,7 @@ AHEAD = 2  # batches that a thread prepares
 
 
 def read_stream(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's position in the stream, and the fingerprints of the pairs up to it.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return a checkpoint's position in the stream, and the fingerprints of the pairs up to it."""
     return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
 
 
@@ -198,21 +194,13 @@ class RecipeTrainer(EvaluatingTrainer):
         return checkpoints_folder(self.args).parent
 
     def checked_weights(self, folder: Path, fix: str) -> dict[str, torch.Tensor]:
-        """Return the weights in a folder of the run: exactly those of its model, all finite; `fix` ends the message.
-
-        Raises:
-            UserError: they are others, or cannot be read.
-        """
+        """Return the weights in a folder of the run: exactly those of its model, all finite; `fix` ends the message."""
         weights = read_weights(folder, fix)
         check_weights(self.model, weights, str(folder), fix)
         return weights
 
     def load_best(self) -> None:
-        """Load the weights of the best checkpoint, or where no checkpoint has been evaluated of the last one.
-
-        Raises:
-            UserError: they cannot be used.
-        """
+        """Load the weights of the best checkpoint, or where no checkpoint has been evaluated of the last one."""
         step = self.state.best_global_step or self.state.global_step
         best, fix = checkpoint_at(self.folder, step), best_fix(self.folder, step)
         if (name := changed_file(best)) is not None:
