@@ -37,6 +37,18 @@ def test_each_part_is_done_once_and_every_rank_gets_all_results(num_processes: i
     assert store.num_keys() <= 10  # of the last call
 
 
+def test_result_stays_until_every_rank_has_it() -> None:
+    """Rank 0 alone does the part of the second call, and ends it before rank 1 has the results of the first."""
+    store = HashStore()
+    first, second = (Exchange(store, "name", 2, rank, Event()) for rank in range(2))
+    second.calls = 1
+    second._do(str, 1, [1, 2])  # sends its part before it waits for the other
+    expected = [["1", "2"], ["3"]]
+    assert [first(str, parts) for parts in ([1, 2], [3])] == expected
+    second.calls = 0
+    assert [second(str, parts) for parts in ([1, 2], [3])] == expected
+
+
 def test_error_on_one_rank_is_raised_on_all() -> None:
     def work(part: int) -> int:
         if part == 3:

@@ -206,6 +206,7 @@ def test_ranks_with_a_store_encode_each_item_once_and_have_the_batches_of_ranks_
     pairs, encoded, store = [(number % 35 + 1, number % 40 + 1) for number in range(200)], [], HashStore()
 
     def encode(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert items
         encoded.extend(item["input_ids"][0] for item in items)
         return items
 

@@ -50,7 +50,7 @@ class Exchange:
             CancelledError: `stop` was set.
             Exception: `work` raised it on any rank, and so every rank raises it.
         """
-        self.calls, before, self.sent = self.calls + 1, self.sent, []
+        self.calls, before = self.calls + 1, len(self.sent)
         own = {number: self._do(work, number, parts) for number in range(self.rank, len(parts), self.num_processes)}
         outcomes = (own[number] if number in own else self._receive(number) for number in range(len(parts)))
         results = []
@@ -58,8 +58,10 @@ class Exchange:
             if isinstance(outcome, Failure):
                 raise outcome.error
             results.append(outcome)
-        for key in before:  # all results of this call are there, so every rank has read those of the call before
-            self._store.delete_key(key)
+        if len(parts) >= self.num_processes:  # every rank has done a part, so it has the results of all calls before
+            for key in self.sent[:before]:
+                self._store.delete_key(key)
+            del self.sent[:before]
         return results
 
     def _do(self, work: Callable[[Item], Result], number: int, parts: Sequence[Item]) -> Result | Failure:

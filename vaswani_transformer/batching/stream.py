@@ -258,7 +258,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
     def _encoded(self, items: list[Any], exchange: Exchange) -> tuple[Ragged, Ragged]:
         """Return the tokens of items, of which this rank encodes its share."""
         ranks = exchange.num_processes
-        count = ranks * -(-len(items) // (ENCODE_BATCH * ranks))
+        count = min(len(items), ranks * -(-len(items) // (ENCODE_BATCH * ranks)))  # none is empty
         bounds = [number * len(items) // count for number in range(count + 1)]
         sides = exchange(self._encode_part, [items[start:end] for start, end in pairwise(bounds)])
         sources, targets = (Ragged.join(parts) for parts in zip(*sides, strict=True))
@@ -274,7 +274,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         """Return the pairs that are not too long; `first` is the number of the first one's item.
 
         Raises:
-            ValueError: one is too long, and such pairs are no to be dropped.
+            ValueError: one is too long, and such pairs are not to be dropped.
         """
         lengths = [side.lengths for side in sides]
         fits = (lengths[0] <= self.limits[0]) & (lengths[1] <= self.limits[1])
