@@ -4,7 +4,7 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,7 +53,8 @@ class Timers:
 
     def __init__(self) -> None:
         self.parts, self.last = ["trainer_loop"], time.thread_time()
-        self.seconds, self.steps = Counter[str](), list[Counter[str]]()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.steps: list[dict[str, float]] = []
 
     def count(self) -> None:
         """Count the time since the last call for the present part."""
@@ -80,7 +81,7 @@ class Timers:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.count()
-            self.steps.append(Counter(self.seconds))
+            self.steps.append(defaultdict(float, self.seconds))
             return function(*args, **kwargs)
 
         return wrapper
@@ -103,7 +104,7 @@ def invent_run(folder: Path, tokens: int) -> list[str]:
 
 
 def measure_host_step(family: str, tokens: int = 25_000) -> dict[str, float]:
-    """Measure the milliseconds of CPU that a step takes from the training thread, by part; `own` is their share here."""
+    """Measure the milliseconds of CPU that a step takes from the training thread, by part, the first steps left out."""
     timers = Timers()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as patches:
         for part, owner, names in PARTS:
