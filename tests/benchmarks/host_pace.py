@@ -17,7 +17,6 @@ from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 from training.monitor.monitor import TrainingMonitor
-from training.monitor.trainer import MonitoredTrainer
 from training.recipe.fields import load_recipe
 from training.train import run
 from training.trainer.divergence import DivergenceGuard
@@ -28,12 +27,12 @@ PAIRS, WORDS, MEAN_LENGTH = 20_000, 300, 22
 TINY = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("model", MonitoredTrainer, ("compute_loss",)),
+    ("model", RecipeTrainer, ("compute_loss",)),
     ("model", torch.Tensor, ("backward",)),
     ("model", torch.optim.Adam, ("step",)),
     ("draws", RecipeTrainer, ("add_random_choices",)),
     ("counting", TrainingMonitor, ("count", "add_loss", "add_part", "metrics")),
-    ("counting", MonitoredTrainer, ("floating_point_ops",)),
+    ("counting", RecipeTrainer, ("floating_point_ops",)),
     ("guard", DivergenceGuard, ("add", "inspect", "on_step_end")),
     ("callbacks", CallbackHandler, ("call_event",)),
     ("trainer_inputs", Trainer, ("_prepare_inputs",)),
