@@ -210,11 +210,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 f"d_model ({self.d_model}) must be divisible by num_heads ({self.num_heads}) when d_k or d_v is not "
                 "given; change one of them or give both d_k and d_v."
             )
-        if self.attention_window is not None and self.model_type != VaswaniTransformerConfig.model_type:
-            raise ValueError(
-                f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
-                "expected None. Leave it out."
-            )
 
     def validate_token_ids(self) -> None:
         """Check that every special token lies inside the vocabulary."""
