@@ -25,7 +25,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
+from training.data.distilled import RECORD, Distillation, digest_sources
 from training.data.pairs import sources_in_order
 from training.data.tokenizing import token_ids
 from training.recipe.fields import DataRecipe, load_recipe
@@ -38,9 +38,10 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
-from vaswani_transformer.translation.engine import TransformersEngine, is_non_autoregressive
-from vaswani_transformer.translation.loading import load_model_and_tokenizer
-from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.translation.engine import TransformersEngine
+from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
+from vaswani_transformer.translation.options import add_load_options
 from vaswani_transformer.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
@@ -87,15 +88,13 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
     machine.add_argument(
         "--window",
+        dest="sort_lines",
         type=positive_argument,
         default=2048,
         metavar="N",
         help="sources sorted by length, and of a part (2048)",
     )
-    machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    machine.add_argument("--revision", help="of a model on the Hub")
-    machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    add_load_options(machine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -139,7 +138,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
     Raises:
         UserError: the model cannot be loaded, has no padding token, or lacks the search that is given.
     """
-    model, tokenizer = load_model_and_tokenizer(options)
+    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     if tokenizer.pad_token_id is None:
         raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
     if not tokenizer.is_fast:
@@ -156,7 +155,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
     limit = min(max_length, engine.max_source_tokens())
     saved = model.generation_config.to_diff_dict()
     saved.pop("transformers_version", None)
-    return Translator(engine, tokenizer, limit, options.batch_tokens, options.window), saved | settings
+    return Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines), saved | settings
 
 
 def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
@@ -166,16 +165,17 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
         UserError: a line of the sources is bad, or the data has no training sources.
     """
     is_folder = Path(options.model).is_dir()
-    digest = digest_model(options.model, options.revision, options.trust_remote_code)
+    digest = LoadOptions.of(options).digest()
     digests = digest_sources(sources_in_order(recipe))
     if not digests["sources"]:
         raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")
-    names = ("min_length_difference", "max_length_difference", "batch_tokens", "window", "dtype")
+    names = ("min_length_difference", "max_length_difference", "batch_tokens", "dtype")
+    settings = {"max_length": recipe.max_length, "window": options.sort_lines}
     return {
         "teacher": {"name": Path(options.model).resolve().name if is_folder else options.model, "digest": digest},
         "data": {"source": recipe.source, "target": recipe.target} | digests,
         "search": search,
-        "settings": {"max_length": recipe.max_length} | {name: getattr(options, name) for name in names},
+        "settings": settings | {name: getattr(options, name) for name in names},
         "versions": versions(),
         "commit": commit(),
     }
@@ -323,8 +323,8 @@ def write_parts(
     """
     sources, first = sources_in_order(recipe), 0  # the number of the next source
     for number in numbers:
-        start = number * distillation.window
-        part = list(itertools.islice(sources, start - first, start - first + distillation.window))
+        start = number * distillation.sort_lines
+        part = list(itertools.islice(sources, start - first, start - first + distillation.sort_lines))
         first = start + len(part)
         pairs, dropped = translate_part(translator, distillation, part, progress.bar.update)
         with write_errors(distillation.folder, "make room, and the same command resumes it"):

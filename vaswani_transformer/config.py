@@ -211,6 +211,13 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 "given; change one of them or give both d_k and d_v."
             )
 
+    def validate_is_encoder_decoder(self) -> None:
+        """Check that nobody says otherwise: Transformers would load and decode it as another kind of model."""
+        if not self.is_encoder_decoder:
+            raise ValueError(
+                f"is_encoder_decoder: a {self.model_type} has both stacks; got False, expected True. Leave it out."
+            )
+
     def validate_token_ids(self) -> None:
         """Check that every special token lies inside the vocabulary."""
         for name in TOKEN_IDS:

@@ -262,11 +262,7 @@ class Flow(nn.Module):
         return super()._apply(keep_wide, recurse)
 
     def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return eps (k B, T, d), and the log-determinant (k B,) of F over the places of tokens.
-
-        Raises:
-            FlowError: the actnorms have no start; a matrix is singular; a log-determinant is not finite.
-        """
+        """Return eps (k B, T, d), and the log-determinant (k B,) of F over the places of tokens."""
         log_dets = torch.zeros_like(latents[..., 0])  # (k B, T)
         for layer in self.layers:
             latents, log_det = layer(latents, inputs)
@@ -276,20 +272,12 @@ class Flow(nn.Module):
         return latents, log_det
 
     def log_prob(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant.
-
-        Raises:
-            FlowError: as `forward`.
-        """
+        """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant."""
         noise, log_det = self(latents, inputs)
         return normal_log_prob(noise, inputs.is_real) + log_det, log_det
 
     def inverse(self, noise: Tensor, inputs: FlowInputs) -> Tensor:
-        """Return z (k B, T, d) for eps of that shape; a flow without a start is inverted too, with a warning.
-
-        Raises:
-            FlowError: a matrix is singular; a latent is not finite.
-        """
+        """Return z (k B, T, d) for eps of that shape; a flow without a start is inverted too, with a warning."""
         latents = noise
         for layer in reversed(self.layers):
             latents = cast(FlowLayer, layer).inverse(latents, inputs)
@@ -310,9 +298,6 @@ class Flow(nn.Module):
         """Check that `values` are finite, and for a density that the flow has a start.
 
         An accelerator's host waits here; a compiled graph cannot check.
-
-        Raises:
-            FlowError: naming the part.
         """
         if torch.compiler.is_compiling():
             return

@@ -113,11 +113,7 @@ def fail(subject: str, problem: str, fix: str) -> Never:
 
 
 def whole_number(name: str, value: object, fix: str, least: int | None = None) -> int:
-    """Return `value`, also NumPy's, as an int.
-
-    Raises:
-        ValueError: it is no whole number of at least `least`.
-    """
+    """Return `value`, also NumPy's, as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and int(value) < least):
         expected = "a whole number" + ("" if least is None else f" of at least {least}")
         fail(name, f"got {value!r}, expected {expected}", fix)
@@ -125,11 +121,7 @@ def whole_number(name: str, value: object, fix: str, least: int | None = None) -
 
 
 def temperature(name: str, value: object) -> float:
-    """Return `value`, also NumPy's, as a float.
-
-    Raises:
-        ValueError: it is no finite number of at least 0.
-    """
+    """Return `value`, also NumPy's, as a float."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
         fail(name, f"got {value!r}, expected a finite number of at least 0", "Give 0 for the mode.")
     return float(value)

@@ -8,7 +8,6 @@ Processes and shards write different parts, so that parts from several machines 
 is complete.
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -22,7 +21,7 @@ from typing import Any
 from training.recipe.fields import DataRecipe, Recipe
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
-from vaswani_transformer.translation.loading import model_digest
+from vaswani_transformer.translation.loading import LoadOptions
 
 RECORD = "distillation.json"
 COUNTS = {"distillation", "kept", "dropped", "bytes", "sha256"}  # of a part
@@ -40,16 +39,6 @@ def digest_sources(sources: Iterable[str]) -> dict[str, Any]:
     return {"sources": digest.count, "sha256": digest.hexdigest(), "first": first}
 
 
-def digest_model(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """Return the digest of a model's files, or of a model on the Hub its name and commit.
-
-    Raises:
-        UserError: there is no such model.
-    """
-    options = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code, "engine": "torch"}
-    return model_digest(argparse.Namespace(**options))
-
-
 class Distillation:
     """A folder of distilled pairs.
 
@@ -61,8 +50,8 @@ class Distillation:
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.folder, self.record = folder, record
         self.sources: int = record["data"]["sources"]
-        self.window: int = record["settings"]["window"]
-        self.num_parts = math.ceil(self.sources / self.window)
+        self.sort_lines: int = record["settings"]["window"]
+        self.num_parts = math.ceil(self.sources / self.sort_lines)
 
     @classmethod
     def load(cls, folder: Path) -> "Distillation":
@@ -91,7 +80,7 @@ class Distillation:
 
     def sources_of(self, number: int) -> int:
         """Return the number of sources of a part."""
-        return min(self.window, self.sources - number * self.window)
+        return min(self.sort_lines, self.sources - number * self.sort_lines)
 
     def paths(self, number: int) -> tuple[Path, Path]:
         """Return the paths of a part's pairs and of its counts."""
@@ -221,7 +210,7 @@ def check_teacher(recipe: Recipe) -> None:
     if data.distilled is None or named is None:
         return
     teacher = Distillation.load(Path(data.distilled)).record["teacher"]
-    if digest_model(named) != teacher["digest"]:
+    if LoadOptions(named).digest() != teacher["digest"]:
         raise UserError(
             f"data.distilled: {data.distilled} was written by another teacher; got {teacher['name']}, expected the "
             f"present model in {named}. Distill that model, or set data.teacher to the one that wrote it."

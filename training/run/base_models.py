@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from training.data.distilled import digest_model
 from training.recipe.fields import Recipe
 from training.run.distributed import RunError
 from training.run.encoder import has_trained
 from vaswani_transformer.support.files import read_json, write_atomically
+from vaswani_transformer.translation.loading import LoadOptions
 
 MODELS_FILE = "models.json"
 FIELDS = ("encoder_from", "start_from", "energy_from")
@@ -28,7 +28,7 @@ def record_models(recipe: Recipe, folder: Path) -> None:
     if has_trained(folder):
         return
     models = {f"training.{name}": getattr(recipe.training, name) for name in FIELDS}
-    digests = {name: digest_model(model) for name, model in models.items() if model is not None}
+    digests = {name: LoadOptions(model).digest() for name, model in models.items() if model is not None}
     if digests != recorded_models(folder):
         write_atomically(folder / MODELS_FILE, json.dumps(digests, indent=2))
 
@@ -43,7 +43,7 @@ def check_same_energy(recipe: Recipe, folder: Path) -> None:
     before = recorded_models(folder).get(name)
     if model is None or before is None or not has_trained(folder):
         return
-    if (digest := digest_model(model)) != before:
+    if (digest := LoadOptions(model).digest()) != before:
         raise RunError(
             f"{name}: {model} is not the teacher that the run in {folder} was begun with; got digest {digest[:12]}, "
             f"expected {before[:12]}. Restore it, or give another --output_dir."
