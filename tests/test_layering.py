@@ -36,6 +36,7 @@ ROOMS = {
     "cpu": set(),
     "convert": {"translation"},
     "figures": {"batching"},
+    "demo": {"figures", "parsing", "translation"},
     "parsing": {"figures", "translation"},
     "translation": {"cpu"},
 }
