@@ -48,6 +48,9 @@ PAIRS = {
     "what is your name": "como te llamas",
 }
 
+# Ends a script or an attribute, and means something to a browser and to templates.
+HOSTILE_TEXT = '</script><img src=x onerror=alert(1)> "${alert(2)}" {{alert}} <script>alert(3)</script>'
+
 # Two orders of summing the same float32 numbers: a few units in the last place at each of about ten operations on
 # values near 1 (eps is 1.2e-7), with ten times the margin.
 FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}

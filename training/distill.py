@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 import re
 import sys
 import time
@@ -23,7 +22,6 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
@@ -31,9 +29,9 @@ from training.data.tokenizing import token_ids
 from training.recipe.fields import DataRecipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
-from training.run.command import flush_stdout
+from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
-from training.run.folder import check_writable, diff_trees
+from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
@@ -48,11 +46,7 @@ LOG_SECONDS = 10.0  # at least, between lines of progress
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Return `i/n` as two numbers, i from 1 to n.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not of that form.
-    """
+    """Return `i/n` as two numbers, i from 1 to n."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected i/n with i from 1 to n, such as 2/3")
@@ -120,11 +114,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe:
-    """Return the data of the recipe with the options' length limit.
-
-    Raises:
-        UserError: the options contradict each other, or the recipe's pairs are distilled already.
-    """
+    """Return the data of the recipe with the options' length limit."""
     low, high = options.min_length_difference, options.max_length_difference
     if low > high:
         raise UserError(f"--min_length_difference={low}: more than --max_length_difference={high}; exchange them.")
@@ -134,11 +124,7 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
 
 
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
-    """Return the teacher's translator and the settings of its search.
-
-    Raises:
-        UserError: the model cannot be loaded, has no padding token, or lacks the search that is given.
-    """
+    """Return the teacher's translator and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(options)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
@@ -160,11 +146,7 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
 
 
 def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of `distillation.json`, for which all sources are read once.
-
-    Raises:
-        UserError: a line of the sources is bad, or the data has no training sources.
-    """
+    """Return the content of `distillation.json`, for which all sources are read once."""
     is_folder = Path(options.model).is_dir()
     digest = digest_model(options.model, options.revision, options.trust_remote_code)
     digests = digest_sources(sources_in_order(recipe))
@@ -182,11 +164,7 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is new or holds a distillation, and can be written.
-
-    Raises:
-        UserError: it holds something else, or cannot be written.
-    """
+    """Check that a folder is new or holds a distillation, and can be written."""
     check_writable(folder)
     if not folder.exists() or (folder / RECORD).exists():
         return
@@ -195,12 +173,7 @@ def check_folder(folder: Path) -> None:
 
 
 def open_distillation(folder: Path, record: dict[str, Any]) -> Distillation:
-    """Return the distillation in a folder, which gets the record if it is new.
-
-    Raises:
-        UserError: the folder holds another distillation.
-        OutputError: it cannot be written.
-    """
+    """Return the distillation in a folder, which gets the record if it is new."""
     distillation = Distillation(folder, record)
     if not (folder / RECORD).exists():
         with write_errors(folder, "give another --output_dir"):
@@ -218,11 +191,7 @@ def open_distillation(folder: Path, record: dict[str, Any]) -> Distillation:
 
 @contextlib.contextmanager
 def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
-    """Lock a shard of a folder against other commands, in the main process.
-
-    Raises:
-        UserError: another command is writing the shard.
-    """
+    """Lock a shard of a folder against other commands, in the main process."""
     if not PartialState().is_main_process:
         yield
         return
@@ -269,12 +238,7 @@ def translate_part(
 
 
 class Progress:
-    """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere.
-
-    Args:
-        distillation: the folder.
-        numbers: the parts of the shard.
-    """
+    """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere."""
 
     def __init__(self, distillation: Distillation, numbers: list[int]) -> None:
         self.distillation, self.numbers = distillation, numbers
@@ -313,14 +277,7 @@ class Progress:
 def write_parts(
     translator: Translator, recipe: DataRecipe, distillation: Distillation, numbers: list[int], progress: Progress
 ) -> None:
-    """Translate and write parts.
-
-    Args:
-        numbers: the parts of this process, in ascending order.
-
-    Raises:
-        OutputError: a part cannot be written.
-    """
+    """Translate and write parts."""
     sources, first = sources_in_order(recipe), 0  # the number of the next source
     for number in numbers:
         start = number * distillation.window
@@ -359,15 +316,13 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         with contextlib.closing(progress.bar):
             write_parts(translator, recipe, distillation, rank_parts, progress)
         state.wait_for_everyone()
-    return {"output_dir": str(folder), **distillation.totals(), "missing_parts": len(distillation.missing_parts())}
+    return {"output_dir": str(folder), **distillation.totals, "missing_parts": len(distillation.missing_parts())}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
-    is_first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
-    disable_progress_bar()
+    start_log()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
         totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
         if PartialState().is_main_process:

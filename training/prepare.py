@@ -35,16 +35,7 @@ def digests(files: Files) -> dict[str, str]:
 
 
 def download(source: Source, names: list[str], again: bool = False) -> Files:
-    """Return the content of files of a source, from the cache where they are there.
-
-    Args:
-        source: the source.
-        names: the files.
-        again: whether to download what is in the cache too.
-
-    Raises:
-        UserError: a file cannot be downloaded.
-    """
+    """Return the content of files of a source, from the cache where they are there."""
     config = DownloadConfig(use_etag=source.sums is None, force_download=again, max_retries=3)
     try:
         paths = DownloadManager(download_config=config).download([source.base + name for name in names])
@@ -57,11 +48,7 @@ def download(source: Source, names: list[str], again: bool = False) -> Files:
 
 
 def read_archive(archive: Path, names: list[str]) -> Files:
-    """Return the content of files in an archive of a repository, which has all of them in one folder.
-
-    Raises:
-        UserError: one is missing, or the file is no archive.
-    """
+    """Return the content of files in an archive of a repository, which has all of them in one folder."""
     try:
         with read_errors(archive), zipfile.ZipFile(archive) as opened:
             folder = opened.namelist()[0].partition("/")[0]
@@ -71,11 +58,7 @@ def read_archive(archive: Path, names: list[str]) -> Files:
 
 
 def read_copy(copy: Path, names: list[str]) -> Files:
-    """Return the content of files in a local copy: a folder, its archive, or the only file.
-
-    Raises:
-        UserError: one cannot be read.
-    """
+    """Return the content of files in a local copy: a folder, its archive, or the only file."""
     if [copy.name] == names:
         copy = copy.parent
     elif copy.suffix == ".zip":
@@ -88,11 +71,7 @@ def read_copy(copy: Path, names: list[str]) -> Files:
 
 
 def read_source(source: Source, copy: Path | None) -> Files:
-    """Return the content of a source's files, checked.
-
-    Raises:
-        UserError: a file is missing, or is not the expected one.
-    """
+    """Return the content of a source's files, checked."""
     expected = source.expected
     names = list(expected)
     files = download(source, names) if copy is None else read_copy(copy, names)
@@ -114,11 +93,7 @@ def text_digest(path: Path) -> str:
 
 
 def check_output(folder: Path, record: dict[str, Any]) -> bool:
-    """Return whether a folder has the set of a record already.
-
-    Raises:
-        UserError: it has another one, or other files.
-    """
+    """Return whether a folder has the set of a record already."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if not (folder / RECORD).is_file():
@@ -152,11 +127,7 @@ def write_set(folder: Path, texts: dict[str, bytes], licenses: Files, record: di
 
 
 def prepare(name: str, output: Path, copy: Path | None) -> None:
-    """Write a set, and print where it comes from and what was written.
-
-    Raises:
-        UserError: the source or the folder cannot be used.
-    """
+    """Write a set, and print where it comes from and what was written."""
     source = SOURCES[name]
     files = read_source(source, copy)
     lines = {f"{file}.gz": rows for file, rows in source.cut(files).items()}

@@ -23,24 +23,20 @@ from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
 from training.run.checkpoints import RECIPE
-from training.run.command import flush_stdout
+from training.run.command import check_empty, flush_stdout
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import holds_files, staged_files, write_errors
+from vaswani_transformer.support.files import staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
 
 
 def finished_results(run: Path) -> dict[str, Any]:
-    """Return a finished run's `results.json`.
-
-    Raises:
-        UserError: the folder holds no finished run.
-    """
+    """Return a finished run's `results.json`."""
     if (run / RESULTS).exists():
         return read_results(run / RESULTS)
     fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
@@ -49,11 +45,7 @@ def finished_results(run: Path) -> dict[str, Any]:
 
 
 def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    """Return the model and the tokenizer of a run's folder.
-
-    Raises:
-        UserError: they cannot be loaded.
-    """
+    """Return the model and the tokenizer of a run's folder."""
     try:
         model = load_model(str(run), local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
@@ -69,11 +61,7 @@ def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
 
 
 def check_search(run: Path, model: ProjectedModel, results: dict[str, Any]) -> None:
-    """Check that a run's folder has the search by which its results were scored, as the card says.
-
-    Raises:
-        UserError: it has another one.
-    """
+    """Check that a run's folder has the search by which its results were scored, as the card says."""
     search = results["recipe"]["decoding"]
     for name, expected in search.items():
         is_unused = name.startswith("length_penalty") and search.get("num_beams") == 1
@@ -165,11 +153,7 @@ def error_chain(error: BaseException) -> str:
 
 
 def check_name(repository: str) -> None:
-    """Check that a repository's name is valid and has an owner.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a repository's name is valid and has an owner."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -201,8 +185,8 @@ def publish(
     results = finished_results(run)
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
-    if dry_run is not None and holds_files(dry_run):
-        raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
+    if dry_run is not None:
+        check_empty(dry_run, "--dry_run")
     model, tokenizer = load_run(run)
     check_search(run, model, results)
     if dry_run is not None:

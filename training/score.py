@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import json
 import math
-import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -25,10 +24,10 @@ from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
 from training.recipe.decoding import decoding_config
 from training.recipe.families import family_of
-from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, fingerprint, hardware, versions
-from training.run.command import flush_stdout
+from training.run.command import check_new_file, flush_stdout
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
@@ -78,43 +77,27 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def check_split(recipe: Recipe, split: str) -> None:
-    """Check that a recipe names a split.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a recipe names a split."""
     if getattr(recipe.data, split) is None:
         raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
 
 
 def load_split(recipe: Recipe, split: str) -> Dataset:
-    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read.
-
-    Raises:
-        UserError: the recipe has none of that name, or it cannot be used.
-    """
+    """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read."""
     check_split(recipe, split)
     without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     return load_pairs(dataclasses.replace(recipe.data, **without_others))[split]
 
 
 def load_training_targets(recipe: Recipe) -> list[str]:
-    """Return the first `LM_TARGETS` training targets of a recipe.
-
-    Raises:
-        UserError: the recipe has no training set, or it cannot be used.
-    """
+    """Return the first `LM_TARGETS` training targets of a recipe."""
     if is_streamed(recipe.data, "train"):
         return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
     return load_split(recipe, "train")["target"][:LM_TARGETS]
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a tokenizer has the tokens that scoring needs.
-
-    Raises:
-        UserError: it has no pad or eos token.
-    """
+    """Check that a tokenizer has the tokens that scoring needs."""
     for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
         if value is None:
             raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
@@ -182,7 +165,7 @@ def translate_all(
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
-    constraint = make_task(to_dict(recipe)).constraint(model, tokenizer)
+    constraint = make_task(recipe).constraint(model, tokenizer)
     limit = engine.max_source_tokens()
     translate = Translator(engine, tokenizer, limit, tokens, too_long="keep", constraint=constraint)
     start = time.perf_counter()
@@ -194,22 +177,8 @@ def translate_all(
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": to_dict(recipe)["decoding"] if is_own else model.generation_config.to_diff_dict(),
+        "search": recipe.search if is_own else model.generation_config.to_diff_dict(),
     }
-
-
-def check_output(path: Path) -> None:
-    """Check that a new file can be written.
-
-    Raises:
-        UserError: the file exists, or its folder does not, or takes no file.
-    """
-    folder = path.absolute().parent
-    if path.exists() or not folder.is_dir():
-        what = "exists already" if path.exists() else "its folder does not exist"
-        raise UserError(f"--output={path}: {what}; give a new file in an existing folder.")
-    with write_errors(f"--output={path}", "give a file in a folder that can be written"):
-        tempfile.TemporaryFile(dir=folder).close()
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
@@ -219,7 +188,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
     if options.output is not None:
-        check_output(options.output)
+        check_new_file(options.output)
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
@@ -233,7 +202,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     training_targets = load_training_targets(recipe) if options.lm_score else None
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
-    task = make_task(to_dict(recipe))
+    task = make_task(recipe)
     return {
         "model": options.model,
         "digest": digest,

@@ -271,15 +271,3 @@ class CrossAttention(MultiHeadAttention):
             attended = attended.reshape(rows, length, *attended.shape[2:])  # (k B, Q, H, d_v)
             weights = None if weights is None else split_weights_by_beam(weights, rows, length)  # (k B, H, Q, K)
         return self.o_proj(attended.flatten(-2)), weights
-
-
-__all__ = [
-    "BlockwiseMask",
-    "CausalSelfAttention",
-    "CrossAttention",
-    "MultiHeadAttention",
-    "SelfAttention",
-    "additive_mask",
-    "padding_mask",
-    "scaled_dot_product_attention",
-]

@@ -214,6 +214,3 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
             return cross_entropy(self.lm_head(hidden_states), labels, smoothing, num_items_in_batch), logits
         loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
         return loss, logits
-
-
-__all__ = ["EncoderDecoder", "ProjectedModel", "is_unwrapped_linear"]

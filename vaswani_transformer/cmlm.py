@@ -355,6 +355,3 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
             log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)
             history.append(tokens)
         return NarTargets(tokens, log_probs, history)
-
-
-__all__ = ["VaswaniCmlmConfig", "VaswaniCmlmForConditionalGeneration", "VaswaniCmlmModel"]

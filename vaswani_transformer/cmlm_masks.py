@@ -98,6 +98,3 @@ class MaskingCollator:
             worker = get_worker_info()
             self.generator = torch.Generator().manual_seed(self.seed if worker is None else worker.seed + self.seed)
         return self.generator
-
-
-__all__ = ["MaskingCollator", "mask_targets", "sample_masks"]

@@ -274,6 +274,3 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"{unknown[0]}: not a field of {cls.__name__}; choose one of {', '.join(own_fields)}.")
         settings: dict[str, Any] = PAPER_SETTINGS[name] | overrides
         return cls(**settings)
-
-
-__all__ = ["PAPER_SETTINGS", "TOKEN_IDS", "VaswaniTransformerConfig", "as_token_ids"]

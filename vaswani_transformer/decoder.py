@@ -178,6 +178,3 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             check_rows(rows, sources)
             inputs_embeds = inputs_embeds.reshape(sources, -1, inputs_embeds.shape[-1])  # (B, k T, d_model)
         return padding_mask(self.config, inputs_embeds, attention_mask, encoder_hidden_states)
-
-
-__all__ = ["VaswaniTransformerDecoder", "check_rows", "empty_cache"]

@@ -20,6 +20,3 @@ class Dropout(nn.Dropout):
         words = draws.view(torch.int16)[: input.numel()].view(input.shape)  # uniform from -32,768 to 32,767
         is_kept = torch.ge(words, dropped - 2**15, out=torch.empty_like(input))  # 0 or 1, of the input's dtype
         return input * is_kept.mul_(2**16 / (2**16 - dropped))
-
-
-__all__ = ["Dropout"]

@@ -82,6 +82,3 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)  # (B, S, d_model)
         return BaseModelOutput(last_hidden_state=hidden_states)
-
-
-__all__ = ["VaswaniTransformerEncoder"]

@@ -368,18 +368,3 @@ def normal_log_prob(noise: Tensor, is_real: Tensor) -> Tensor:
     """Return log N(eps; 0, I) (k B,) of eps (k B, T, d) over the places of tokens, `is_real` (k B, T, 1)."""
     log_probs = -0.5 * (noise.square() + math.log(2 * math.pi))
     return (log_probs * is_real).sum((1, 2))
-
-
-__all__ = [
-    "ActNorm",
-    "Coupling",
-    "Flow",
-    "FlowError",
-    "FlowInputs",
-    "HeadLinear",
-    "LatentReader",
-    "SmallLinear",
-    "half_positions",
-    "init_flow",
-    "normal_log_prob",
-]

@@ -359,6 +359,3 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
             losses.append(functional.cross_entropy(logits, chunk_words, reduction="none"))
         summed = torch.cat(losses)
         return summed.new_zeros(mask.numel()).index_copy(0, rows, -summed).view(mask.shape).sum(1)
-
-
-__all__ = ["VaswaniFlowSeqConfig", "VaswaniFlowSeqForConditionalGeneration", "VaswaniFlowSeqModel"]

@@ -304,6 +304,3 @@ class PaperBeamSearch(GenerationMixin):
             return super()._sample(*given, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
         settings, _ = search_settings(input_ids, logits_processor, stopping_criteria, config)
         return greedy_search(self.make_decoder(share_sources(model_kwargs, rows), rows), input_ids, settings)
-
-
-__all__ = ["ModelDecoder", "PaperBeamSearch"]

@@ -237,6 +237,3 @@ def search_settings(
         compacts=compacts,
     )
     return settings, scores
-
-
-__all__ = ["CallSettings", "SourceLimitCriteria", "search_settings"]

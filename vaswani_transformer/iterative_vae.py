@@ -244,11 +244,3 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
         earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
         history = [self.read_words(states, lengths, settings)[0] for states in earlier]
         return NarTargets(tokens, log_probs, [*history, tokens])
-
-
-__all__ = [
-    "LatentDecoder",
-    "VaswaniIterativeVaeConfig",
-    "VaswaniIterativeVaeForConditionalGeneration",
-    "VaswaniIterativeVaeModel",
-]

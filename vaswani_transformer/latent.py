@@ -180,6 +180,3 @@ class LatentPass:
         if not (step.training and torch.is_grad_enabled()):
             return run(states, table)
         return checkpoint(run, states, table, use_reentrant=False)
-
-
-__all__ = ["LatentPass", "LatentStep", "LatentTokens", "gumbel_noise"]

@@ -97,6 +97,3 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
             )
             hidden_states = self.cross_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
-
-
-__all__ = ["AddAndNorm", "FeedForward", "VaswaniTransformerDecoderLayer", "VaswaniTransformerEncoderLayer"]

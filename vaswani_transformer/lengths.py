@@ -117,14 +117,3 @@ class LengthDifference(nn.Module):
     def lengths(self, classes: Tensor, source_lengths: Tensor) -> Tensor:
         """Return the target lengths (B, l) of `classes` (B, l): n plus the difference, at least 1."""
         return (source_lengths[:, None] + classes + self.smallest).clamp(min=1)
-
-
-__all__ = [
-    "LengthDifference",
-    "canvas",
-    "check_right_padded",
-    "choose_positions",
-    "length_cross_entropy",
-    "real_tokens",
-    "soft_copy",
-]

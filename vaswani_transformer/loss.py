@@ -191,6 +191,3 @@ def cross_entropy(
         reduction="sum",
     )
     return reduce_loss(loss, labels, num_items_in_batch)
-
-
-__all__ = ["cross_entropy", "projected_cross_entropy"]

@@ -119,6 +119,3 @@ class VaswaniTransformerForConditionalGeneration(ProjectedModel, PaperBeamSearch
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
-
-
-__all__ = ["VaswaniTransformerForConditionalGeneration", "VaswaniTransformerModel"]

@@ -74,6 +74,3 @@ class NarDecoder(VaswaniTransformerDecoder):
         length = hidden_states.shape[1]
         positions = text_positions(hidden_states, None)  # (1, T)
         return self.input_embedding.positions(positions, length).to(hidden_states.dtype)
-
-
-__all__ = ["NarDecoder", "NarDecoderLayer"]

@@ -416,6 +416,3 @@ class NarGeneration(GenerationMixin):
             lengths=lengths,
             history=history,
         )
-
-
-__all__ = ["NarGenerateOutput", "NarGeneration", "NarSettings", "NarTargets"]

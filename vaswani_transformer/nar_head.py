@@ -236,6 +236,3 @@ class NarHead(ProjectedModel):
             length_loss=length_loss,
             accuracy=accuracy,
         )
-
-
-__all__ = ["EncodedSource", "NarHead", "NarLMOutput", "WeighsDivergence", "check_labels", "loss_weight"]

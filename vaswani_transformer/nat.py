@@ -263,12 +263,3 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
         outputs = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)
         tokens, log_probs = self.read_words(outputs[0], lengths, settings)
         return NarTargets(tokens, log_probs, [tokens])
-
-
-__all__ = [
-    "LengthDifferenceConfig",
-    "PositionalHead",
-    "VaswaniNatConfig",
-    "VaswaniNatForConditionalGeneration",
-    "VaswaniNatModel",
-]

@@ -169,6 +169,3 @@ class PositionalDecoder(NarDecoder):
         if mask.dtype == torch.bool if mask is not None else self.config._attn_implementation != "eager":
             return allowed
         return additive_mask(allowed, hidden_states.dtype)
-
-
-__all__ = ["PositionalAttention", "PositionalDecoder", "PositionalDecoderLayer", "RelativeSelfAttention"]

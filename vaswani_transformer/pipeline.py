@@ -141,5 +141,3 @@ PUBLISHED_PIPELINES = {
     }
 }
 """The entry for the pipeline in config.json of a published model."""
-
-__all__ = ["PUBLISHED_PIPELINES", "TASK", "VaswaniTransformerTranslationPipeline"]

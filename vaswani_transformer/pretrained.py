@@ -215,14 +215,3 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """Return a small batch for tracing: two sources of five tokens and two targets."""
         tokens = torch.arange(10, device=self.device).view(2, 5) % self.config.vocab_size
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "decoder_input_ids": tokens}
-
-
-__all__ = [
-    "VaswaniTransformerPreTrainedModel",
-    "check_labels_are_ids",
-    "check_mask",
-    "check_private_names",
-    "check_single_input",
-    "check_tokens",
-    "tensor_parallel_plan",
-]

@@ -213,6 +213,3 @@ class Window:
             1, reach + block + after, block
         )  # (B, N, w)
         return Band(((is_near & keys[:, :, None]) | (distance == 0))[:, :, None], reach)
-
-
-__all__ = ["MIN_BLOCK", "Band", "Window"]

@@ -381,14 +381,3 @@ def greedy_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) ->
                 settings.keep(kept)
             active = active[kept]
             rows = active.flatten()
-
-
-__all__ = [
-    "LENGTH_PENALTY_TYPES",
-    "Decoder",
-    "Hypotheses",
-    "SearchSettings",
-    "beam_search",
-    "greedy_search",
-    "length_penalty",
-]

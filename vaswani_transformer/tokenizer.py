@@ -245,6 +245,3 @@ def check_own_vocabulary(model: Any, tokenizer: Any) -> None:
     if hasattr(model, "with_remote_code"):
         config, mask_token_id = model.config, getattr(model.config, "mask_token_id", None)
         check_vocabulary(tokenizer, config.vocab_size, mask_token_id, config.name_or_path or type(model).__name__)
-
-
-__all__ = ["VaswaniTransformerTokenizer", "check_own_vocabulary", "check_vocabulary", "text_encoder", "unknown_words"]

@@ -74,11 +74,7 @@ def complete(folder: Path, what: str) -> None:
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """Check that a disk has room, before any time is lost.
-
-    Raises:
-        UserError: it has less than `needed` bytes.
-    """
+    """Check that a disk has room, before any time is lost."""
     if (free := shutil.disk_usage(folder).free) < needed:
         raise UserError(
             f"{folder}: the disk is too full for {what}; got {free / 1e9:.2f} GB free, expected about "
@@ -87,16 +83,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 
 def cached_pairs(read: Callable[[], Iterator[tuple[str, str]]], files: list[Path], *key: Any) -> Dataset | None:
-    """Return the pairs of large files, read once; None if they are small, or where nothing can be written.
-
-    Args:
-        read: returns the pairs.
-        files: the files that they come from.
-        key: everything else that decides them.
-
-    Raises:
-        UserError: as `read`, or the disk is full.
-    """
+    """Return the pairs of large files, read once; None if they are small, or where nothing can be written."""
     if not all(path.is_file() for path in files) or sum(path.stat().st_size for path in files) < CACHED_BYTES:
         return None
     if (folder := cache_folder([digest_of_file(path) for path in files], key)) is None:
@@ -121,17 +108,7 @@ def write_pairs(file: Any, pairs: Iterator[tuple[str, str]]) -> None:
 
 
 def map_tokens(pairs: Dataset, encode: Callable, columns: list[str], key: str) -> Dataset:
-    """Return pairs as token ids: those of a data set on disk once for all runs, by all cores.
-
-    Args:
-        pairs: `source` and `target`, and other columns.
-        encode: makes `input_ids` and `labels` of a batch.
-        columns: those that the result lacks.
-        key: of `encode`.
-
-    Raises:
-        UserError: the disk is full.
-    """
+    """Return pairs as token ids: those of a data set on disk once for all runs, by all cores."""
     ids = {name: List(Value("int32")) for name in ("input_ids", "labels")}
     kept = {name: feature for name, feature in pairs.features.items() if name not in columns}
     settings: dict[str, Any] = {"batched": True, "remove_columns": columns, "desc": "Tokenizing"}

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from training.recipe.fields import DataRecipe, Recipe
+from training.recipe.fields import DataRecipe
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
 from vaswani_transformer.translation.loading import model_digest
@@ -41,22 +41,13 @@ def digest_sources(sources: Iterable[str]) -> dict[str, Any]:
 
 
 def digest_model(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """Return the digest of a model's files, or of a model on the Hub its name and commit.
-
-    Raises:
-        UserError: there is no such model.
-    """
+    """Return the digest of a model's files, or of a model on the Hub its name and commit."""
     options = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code, "engine": "torch"}
     return model_digest(argparse.Namespace(**options))
 
 
 class Distillation:
-    """A folder of distilled pairs.
-
-    Args:
-        folder: the folder.
-        record: the content of its `distillation.json`.
-    """
+    """A folder of distilled pairs."""
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.folder, self.record = folder, record
@@ -66,11 +57,7 @@ class Distillation:
 
     @classmethod
     def load(cls, folder: Path) -> "Distillation":
-        """Return the distillation in a folder, complete or not.
-
-        Raises:
-            UserError: the folder holds none.
-        """
+        """Return the distillation in a folder, complete or not."""
         try:
             return cls(folder, parse_json((folder / RECORD).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -98,13 +85,7 @@ class Distillation:
         return self.folder / f"{number:05d}.jsonl", self.folder / f"{number:05d}.json"
 
     def write_part(self, number: int, pairs: list[dict[str, str]], dropped: Counter[str]) -> None:
-        """Write a part; a kill at any moment leaves it complete or incomplete, never wrong.
-
-        Args:
-            number: the part's number.
-            pairs: the source and the translation of each pair that is kept, by language.
-            dropped: the number of pairs that are not kept, by reason.
-        """
+        """Write a part; a kill at any moment leaves it complete or incomplete, never wrong."""
         data, counts = self.paths(number)
         lines = (json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs)
         write_atomically(data, "".join(f"{line}\n" for line in lines))
@@ -113,11 +94,7 @@ class Distillation:
         write_atomically(counts, json.dumps(content | {"bytes": size, "sha256": sha256}))
 
     def counts(self, number: int) -> dict[str, Any] | None:
-        """Return the counts of a part; None if it is missing or incomplete.
-
-        Raises:
-            UserError: the part belongs to another distillation.
-        """
+        """Return the counts of a part; None if it is missing or incomplete."""
         data, path = self.paths(number)
         try:
             counts = parse_json(path.read_bytes())
@@ -136,11 +113,7 @@ class Distillation:
         return [number for number in range(self.num_parts) if self.counts(number) is None]
 
     def check_complete(self) -> None:
-        """Check that the folder has all parts.
-
-        Raises:
-            UserError: it lacks some.
-        """
+        """Check that the folder has all parts."""
         if missing := self.missing_parts():
             raise UserError(
                 f"{self.folder}: the distillation is unfinished; got {self.num_parts - len(missing)} parts, expected "
@@ -148,6 +121,7 @@ class Distillation:
                 "parts there."
             )
 
+    @cached_property
     def totals(self) -> dict[str, Any]:
         """Return the numbers of sources and of kept pairs, of dropped pairs by reason, and the SHA-256 of all parts."""
         kept, dropped, digest = 0, Counter[str](), hashlib.sha256()
@@ -167,14 +141,10 @@ class Distillation:
         """Return the record of the pairs in `results.json`: teacher, sources, search, settings and counts."""
         names = {name: self.record[name] for name in ("teacher", "search", "settings")}
         sources = {"sources_sha256": self.record["data"]["sha256"]}
-        return names | sources | self.totals()
+        return names | sources | self.totals
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield the kept pairs in the order of their sources.
-
-        Raises:
-            UserError: a part was changed after it was written.
-        """
+        """Yield the kept pairs in the order of their sources."""
         languages = [self.record["data"][side] for side in ("source", "target")]
         for number in range(self.num_parts):
             (path, _), counts = self.paths(number), self.counts(number)
@@ -190,11 +160,7 @@ class Distillation:
 
 
 def open_distilled(recipe: DataRecipe) -> Distillation:
-    """Return the distillation that a recipe names, complete and of its languages.
-
-    Raises:
-        UserError: the distillation is missing, unfinished or of other languages.
-    """
+    """Return the distillation that a recipe names, complete and of its languages."""
     distillation = Distillation.load(Path(recipe.distilled or ""))
     name, data = f"data.distilled: {recipe.distilled}", distillation.record["data"]
     if (data["source"], data["target"]) != (recipe.source, recipe.target):
@@ -203,29 +169,11 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
             f"{recipe.source}-{recipe.target}. Name another folder, or set data.source and data.target."
         )
     distillation.check_complete()
-    if not distillation.totals()["kept"]:
+    if not distillation.totals["kept"]:
         raise UserError(
             f"{name} has no pairs, since all were dropped; distill by another teacher or with other limits."
         )
     return distillation
-
-
-def check_teacher(recipe: Recipe) -> None:
-    """Check that the teacher that a recipe names, or else the one of its encoder, wrote the distilled pairs.
-
-    Raises:
-        UserError: another teacher wrote them.
-    """
-    data = recipe.data
-    named = data.teacher or recipe.training.encoder_from
-    if data.distilled is None or named is None:
-        return
-    teacher = Distillation.load(Path(data.distilled)).record["teacher"]
-    if digest_model(named) != teacher["digest"]:
-        raise UserError(
-            f"data.distilled: {data.distilled} was written by another teacher; got {teacher['name']}, expected the "
-            f"present model in {named}. Distill that model, or set data.teacher to the one that wrote it."
-        )
 
 
 def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:
@@ -235,9 +183,6 @@ def check_sources(distillation: Distillation, sources: Iterable[str], is_stream:
         distillation: the distilled pairs.
         sources: the sources, or of a stream the first ones.
         is_stream: whether they are the first ones of a stream.
-
-    Raises:
-        UserError: the sources differ.
     """
     data = distillation.record["data"]
     before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}

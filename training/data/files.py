@@ -26,11 +26,7 @@ JSON_TYPES = {
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file, compressed or not, for reading bytes.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Open a file, compressed or not, for reading bytes."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
     if path.suffix == ".gz":
@@ -42,9 +38,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
 
     Only a line feed ends a line, or a carriage return in a file without line feeds.
-
-    Raises:
-        UserError: the file is missing, is not UTF-8 text, or its compressed data is truncated.
     """
     number = 0
     try:
@@ -64,11 +57,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
-    """Return whether both sides of a pair have text.
-
-    Raises:
-        UserError: one is empty, and the recipe does not drop such pairs.
-    """
+    """Return whether both sides of a pair have text."""
     if source and target:
         return True
     if recipe.empty == "error":
@@ -83,11 +72,7 @@ def warn_of_empty(where: object, count: int) -> None:
 
 
 def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
-    """Return the source and the target of a line of JSON.
-
-    Raises:
-        UserError: it lacks a side that the recipe names.
-    """
+    """Return the source and the target of a line of JSON."""
     pair = row.get("translation") if isinstance(row, dict) else None
     if not isinstance(pair, dict):
         schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
@@ -111,11 +96,7 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
 
 
 def check_unicode(text: str, where: str) -> None:
-    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -166,11 +147,7 @@ def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str
 
 
 def matching_files(folder: Path, names: str) -> list[Path]:
-    """Return the files of one name, or of patterns separated by spaces, each pattern's in alphabetical order.
-
-    Raises:
-        UserError: a pattern matches no file, or the name is that of a folder.
-    """
+    """Return the files of one name, or of patterns separated by spaces, each pattern's in alphabetical order."""
     if (folder / names).is_dir():
         raise UserError(f"{folder / names}: is a folder; name its files by a pattern such as '{names}/*.mrg'.")
     if (folder / names).exists():

@@ -12,20 +12,21 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from training.data.cache import cached_pairs
-from training.data.distilled import check_sources, open_distilled
+from training.data.distilled import Distillation, check_sources, open_distilled
 from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
 from training.recipe.fields import DataRecipe
-from training.toy_task import make_splits
+from training.toy_task.splits import make_splits
 from vaswani_transformer.support.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
 
 
-def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+def load_pairs(recipe: DataRecipe, distillation: Distillation | None = None) -> datasets.DatasetDict:
     """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
 
-    If `data.distilled` is set, the training pairs have a teacher's translations as targets.
+    If `data.distilled` is set, the training pairs have a teacher's translations as targets: those of `distillation` if
+    it is open already.
 
     Raises:
         UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
@@ -33,7 +34,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """
     if recipe.distilled is None or recipe.train is None:
         return load_real_pairs(recipe)
-    distillation = open_distilled(recipe)
+    distillation = distillation or open_distilled(recipe)
     splits = load_real_pairs(recipe)
     sources = sources_in_order(recipe) if recipe.streaming else iterate_column(splits["train"], "source")
     check_sources(distillation, sources, recipe.streaming)
@@ -138,11 +139,7 @@ def load_from_hub(recipe: DataRecipe) -> datasets.DatasetDict:
 
 
 def open_hub_split(recipe: DataRecipe, split: str) -> Any:
-    """Open a split of a data set of the Hub; streamed training pairs as a stream.
-
-    Raises:
-        UserError: the split cannot be loaded.
-    """
+    """Open a split of a data set of the Hub; streamed training pairs as a stream."""
     name, path = getattr(recipe, split), recipe.path or ""
     try:
         return datasets.load_dataset(path, recipe.subset, split=name, streaming=is_streamed(recipe, split))
@@ -168,11 +165,7 @@ def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tu
 
 
 def sources_in_order(recipe: DataRecipe) -> Iterator[str]:
-    """Yield the real training sources of a recipe in their order; those of files and streams are never all in memory.
-
-    Raises:
-        UserError: as `load_pairs`, for a bad line on reaching it.
-    """
+    """Yield the real training sources in their order; those of files and streams are never all in memory."""
     if recipe.kind not in ("grammar", "hub"):
         return (source for source, _ in read_file(recipe, recipe.train))
     without_others: dict[str, Any] = {"validation": None, "test": None}

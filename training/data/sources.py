@@ -84,11 +84,7 @@ def cut_multi30k(files: Files, names: str) -> Lines:
 
 
 def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
-    """Return the different English-German pairs of the archive `deu-eng.zip`, in its order.
-
-    Raises:
-        UserError: it is another archive.
-    """
+    """Return the different English-German pairs of the archive `deu-eng.zip`, in its order."""
     try:
         text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:

@@ -37,11 +37,7 @@ def token_ids(
 def make_encode_fn(
     tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> Callable[[list[tuple[str, str]]], list[dict[str, list[int]]]]:
-    """Return a function that makes `input_ids` and `labels` from streamed pairs.
-
-    Raises:
-        UserError: when called, a pair is too long and the recipe says `too_long: error`.
-    """
+    """Return a function that makes `input_ids` and `labels` from streamed pairs."""
 
     def encode(pairs: list[tuple[str, str]]) -> list[dict[str, list[int]]]:
         sources, targets = (list(side) for side in zip(*pairs, strict=True))
@@ -68,9 +64,6 @@ def tokenize(
     """Return the splits as `input_ids` and `labels`; of all but training pairs the texts too, `source` and `reference`.
 
     Training pairs that are too long are dropped; the others have their `number`, by which a message names them.
-
-    Raises:
-        UserError: a training pair is too long and the recipe says `too_long: error`, or all are.
     """
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -98,11 +91,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
-    """Return the training pairs that are not too long, with their `number` among all.
-
-    Raises:
-        UserError: as `tokenize`.
-    """
+    """Return the training pairs that are not too long, with their `number` among all."""
     longest = np.maximum(lengths(train, "input_ids"), lengths(train, "labels"))
     kept = np.flatnonzero(longest <= recipe.max_length)
     numbered = train.add_column(

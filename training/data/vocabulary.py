@@ -9,7 +9,7 @@ from datasets import DatasetDict
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
-from training.recipe.fields import Recipe, to_dict
+from training.recipe.fields import Recipe
 from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.support.checked_loading import load_tokenizer
@@ -43,11 +43,7 @@ def sample_texts(
 def train_tokenizer(
     recipe: Recipe, train: datasets.Dataset | PairStream, sides: tuple[str, ...], tokens: set[str]
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer trained on sides of the training pairs, to which `tokens` are added, each as one token.
-
-    Raises:
-        UserError: the vocabulary size is too small.
-    """
+    """Return a tokenizer trained on sides of the training pairs, to which `tokens` are added, each as one token."""
     texts, size = sample_texts(train, recipe.tokenizer.sample, sides), recipe.tokenizer.vocab_size
     try:
         tokenizer = VaswaniTransformerTokenizer.train_from_iterator(
@@ -66,16 +62,12 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     """Return the tokenizer that the recipe names, or one trained on the training pairs.
 
     For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
-
-    Raises:
-        UserError: the recipe's path has no tokenizer, or one that lacks tokens for training, or one that pads targets
-            on the wrong side for the kind of model; or the vocabulary size is too small.
     """
     tokenizer = train_or_load(recipe, pairs)
     if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
         raise UserError(
             f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
-            f"model.kind {recipe.model['kind']} must begin at the first position; set its padding_side to 'right' and "
+            f"model.kind {recipe.kind} must begin at the first position; set its padding_side to 'right' and "
             "save it again."
         )
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
@@ -85,7 +77,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
 
 def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
-    task = make_task(to_dict(recipe))
+    task = make_task(recipe)
     train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
     tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
     if (path := recipe.tokenizer.path) is None:
@@ -100,11 +92,7 @@ def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase
 
 
 def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs.
-
-    Raises:
-        UserError: the path has no such tokenizer.
-    """
+    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs."""
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:

@@ -1,8 +1,10 @@
 """Count the tokens, operations and seconds of a run's steps."""
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,7 @@ def trained_seconds(checkpoint: Path) -> float:
 
 
 def read_times(folder: Path) -> dict[str, Any]:
-    """Return the seconds that a checkpoint or the folder of a run has recorded, as `TrainingMonitor.save` writes them.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return the seconds that a checkpoint or the folder of a run has recorded by `TrainingMonitor.save`."""
     fix = "restore it, or remove it, and the time up to there counts as 0."
     return read_json(folder / MONITOR_FILE, fix, trained=float, time=dict)
 
@@ -68,6 +66,13 @@ class TrainingMonitor(TrainerCallback):
         """Return the seconds of every phase so far."""
         self.stopwatch.flush()
         return dict(self.stopwatch.seconds)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Count the time until the end of the context as a phase."""
+        self.stopwatch.enter(name)
+        yield
+        self.stopwatch.enter("other")
 
     def save(self, folder: Path) -> None:
         """Write the time so far into the folder of a checkpoint."""
@@ -139,11 +144,7 @@ class TrainingMonitor(TrainerCallback):
         return means
 
     def metrics(self, flops: float) -> dict[str, float]:
-        """Return the metrics of the steps since the last call, of all processes, which must call together.
-
-        Args:
-            flops: the operations of training so far, on all processes.
-        """
+        """Return the metrics of the steps since the last call, of all processes, which must call together."""
         seconds, new_flops = self.stepping() - self.last_stepping, flops - self.flops
         counts = (self.source_tokens, self.target_tokens, self.learned_tokens, self.positions)
         everyone = gather_object([(float(self.loss), int(self.left_out), *counts)])

@@ -13,11 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricFormat:
-    """The metrics of a log entry that a user sees during a run, as text.
-
-    Args:
-        best_metric: the task's metric that evaluations log.
-    """
+    """The metrics of a log entry that a user sees during a run, as text."""
 
     def __init__(self, best_metric: Metric) -> None:
         self.formats = (  # key in the log, name for the reader, format

@@ -20,6 +20,7 @@ from transformers import TrainerState, TrainingArguments
 
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import TrainingRecipe
+from training.run.distributed import RunError
 from vaswani_transformer.support.errors import OutputError, UserError, one_line
 from vaswani_transformer.support.files import (
     PARTIAL,
@@ -89,6 +90,11 @@ def last_checkpoint(run: Path) -> Path | None:
     return next(reversed(complete_checkpoints(run)), None)
 
 
+def has_trained(run: Path) -> bool:
+    """Return whether a run has weights to resume."""
+    return last_checkpoint(run) is not None or (run / STATE).exists()
+
+
 def size_and_digest(path: Path) -> list[int | str]:
     """Return the bytes of a file and their XXH3, which shows damage and costs little more than reading them."""
     with path.open("rb") as file:
@@ -112,11 +118,7 @@ def changed_file(checkpoint: Path) -> str | None:
 
 
 def intact_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint of a run whose files are all as training wrote them; None before the first one.
-
-    Raises:
-        UserError: there are checkpoints, and none is intact.
-    """
+    """Return the newest checkpoint of a run whose files are all as training wrote them; None before the first one."""
     written = [checkpoint for checkpoint in all_checkpoints(run) if not is_unfinished(checkpoint)]
     if (intact := next((path for path in reversed(written) if changed_file(path) is None), None)) or not written:
         return intact
@@ -132,11 +134,7 @@ def fix_of(checkpoint: Path) -> str:
 
 
 def read_state(folder: Path, fix: str) -> TrainerState:
-    """Return the Trainer's state in a checkpoint or in the folder of a run; `fix` ends the message.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the Trainer's state in a checkpoint or in the folder of a run; `fix` ends the message."""
     content = read_json(folder / STATE, fix, global_step=int, log_history=list, stateful_callbacks=dict)
     try:
         return TrainerState(**content)
@@ -145,11 +143,7 @@ def read_state(folder: Path, fix: str) -> TrainerState:
 
 
 def read_weights(folder: Path, fix: str) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint or another folder of a run; `fix` ends the message.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return the weights in a checkpoint or another folder of a run; `fix` ends the message."""
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -208,11 +202,10 @@ def set_aside(checkpoint: Path) -> Path:
     return checkpoint.rename(next(path for path in paths if not path.exists()))
 
 
-def settle(run: Path) -> None:
+def settle(run: Path, needs_best: bool = True) -> None:
     """Leave a run's newest checkpoint intact: set later ones aside, and delete those that were never finished.
 
-    Raises:
-        UserError: no checkpoint is intact, or the best one is not.
+    The best one must be intact too if the run needs it.
     """
     for partial in (run / CHECKPOINTS).glob(f"checkpoint-*{PARTIAL}"):
         if NAME.fullmatch(partial.stem):  # a deletion was interrupted
@@ -222,21 +215,17 @@ def settle(run: Path) -> None:
         remove(checkpoint)
     if (intact := intact_checkpoint(run)) is None:
         return
-    check_best(run, intact)
+    if needs_best:
+        check_best(run, read_state(intact, fix_of(intact)).best_global_step)
     for checkpoint in [path for path in all_checkpoints(run) if step_of(path) > step_of(intact)]:
         name, aside = changed_file(checkpoint), set_aside(checkpoint)
         logger.warning("%s: %s is not as training wrote it; kept as %s.", checkpoint, name, aside.name)
 
 
-def check_best(run: Path, checkpoint: Path) -> None:
-    """Check the best checkpoint of a run that resumes from a checkpoint.
-
-    Raises:
-        UserError: it is not as training wrote it.
-    """
-    state = read_state(checkpoint, fix_of(checkpoint))
-    if (step := state.best_global_step) is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
-        raise UserError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
+def check_best(run: Path, step: int | None) -> None:
+    """Check that the best checkpoint of a run, that of a step, is as training wrote it."""
+    if step is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
+        raise RunError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
 
 
 def best_fix(run: Path, step: int) -> str:
@@ -249,11 +238,7 @@ def best_fix(run: Path, step: int) -> str:
 
 
 def check_same_sharding(checkpoint: Path, is_sharded: bool) -> None:
-    """Check that this launch can load a checkpoint's optimizer state.
-
-    Raises:
-        UserError: FSDP2 wrote it and this launch does not use FSDP2, or the other way round.
-    """
+    """Check that this launch can load a checkpoint's optimizer state."""
     was_sharded = (checkpoint / SHARDED_WEIGHTS).exists()
     if was_sharded != is_sharded:
         raise UserError(
@@ -267,10 +252,6 @@ def run_lock(folder: Path) -> Generator[None]:
     """Lock a run's folder against other commands, in the main process, where the file system has locks.
 
     A missing folder is made. The lock's file is removed at the end, and if no run begins, so is the folder.
-
-    Raises:
-        UserError: another run holds the lock; its processes may have outlived a launcher that was killed.
-        OutputError: the folder cannot be made.
     """
     if not PartialState().is_main_process:
         yield
@@ -317,11 +298,7 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
 
 @contextmanager
 def run_write_errors(path: Path) -> Generator[None]:
-    """Turn a failed write of a run's file into an OutputError: a full disk, a used-up quota, a broken device.
-
-    Raises:
-        OutputError: `path` cannot be written.
-    """
+    """Turn a failed write of a run's file into an OutputError: a full disk, a used-up quota, a broken device."""
     try:
         yield
     except Exception as error:

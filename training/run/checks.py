@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +24,7 @@ COLUMNS = ("input_ids", "labels")
 
 
 def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict) -> None:
-    """Check that every pair fits into the model and into a batch.
-
-    Raises:
-        UserError: one training pair exceeds a step's tokens, or a source, target or hypothesis can exceed the table
-            of learned positions.
-    """
+    """Check that every pair fits into the model and into a batch."""
     longest = {
         (split, column): int(lengths(pairs, column).max()) for split, pairs in encoded.items() for column in COLUMNS
     }
@@ -69,11 +63,7 @@ def check_data_fits(recipe: Recipe, config: VaswaniTransformerConfig, encoded: D
 
 
 def check_predictable_lengths(recipe: Recipe, config: VaswaniTransformerConfig, train: Dataset) -> None:
-    """Count the training pairs with a target whose length a non-autoregressive model never predicts, and warn of them.
-
-    Raises:
-        UserError: it predicts none of the lengths.
-    """
+    """Warn of training pairs whose target has a length that a non-autoregressive model never predicts."""
     if not (names := recipe.family.length_limits):
         return
     sources, targets = (lengths(train, column) for column in COLUMNS)
@@ -109,19 +99,10 @@ def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
             )
 
 
-def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
-    """Check that the resumed run's steps have the same pairs as before; very small micro-batches can change them.
-
-    Args:
-        before: the recipe, as a dictionary, that the run started with.
-        recipe: the recipe to resume with.
-        pairs: the training pairs.
-
-    Raises:
-        RunError: under one of the two recipes a step has fewer pairs than micro-batches.
-    """
+def check_same_steps(before: Recipe, recipe: Recipe, pairs: Dataset) -> None:
+    """Check that a step of the resumed run has the same pairs as before; very small micro-batches can change them."""
     training, processes = recipe.training, PartialState().num_processes
-    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    other = dataclasses.replace(training, device_tokens=before.training.device_tokens)
     micro_batches = [
         processes * accumulation(dataclasses.replace(recipe, training=either), processes)
         for either in (other, training)
@@ -137,12 +118,16 @@ def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> 
         )
 
 
-def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
-    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens.
+def check_pairs(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict, before: Recipe) -> None:
+    """Check that pairs fit a run's model, its batches and what it has trained so far, by the recipe `before`."""
+    check_data_fits(recipe, config, encoded)
+    check_predictable_lengths(recipe, config, encoded["train"])
+    warn_of_long_texts(recipe, encoded)
+    check_same_steps(before, recipe, encoded["train"])
 
-    Raises:
-        UserError: the tokenizer lacks a token that this kind of model needs.
-    """
+
+def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
+    """Return the recipe's model configuration with its tokenizer's vocabulary size and special tokens."""
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -159,19 +144,14 @@ def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def check_model_trains(recipe: Recipe) -> None:
-    """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe.
-
-    Raises:
-        UserError: its attention implementation does not train here, it cannot be sharded, or it has too few lengths to
-            try.
-    """
+    """Check, before the data is read, that the recipe's model can train on this machine and decode by the recipe."""
     name = attention(recipe)
     if uses_cpu() and name not in ("eager", "sdpa"):
         raise UserError(
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
-    if "decoder_steps" in recipe.family.training and is_set("ACCELERATE_USE_FSDP"):
+    if recipe.kind == "flowseq" and is_set("ACCELERATE_USE_FSDP"):
         raise UserError(
             "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "
             "file of training/accelerate that does not shard."
@@ -190,11 +170,7 @@ def check_model_trains(recipe: Recipe) -> None:
 
 
 def set_attention(model: ProjectedModel, name: str) -> None:
-    """Set a model's attention implementation by its name in Transformers.
-
-    Raises:
-        UserError: it is not installed, or does not support this model.
-    """
+    """Set a model's attention implementation by its name in Transformers."""
     try:
         model.set_attn_implementation(name)
     except (ImportError, ValueError) as error:

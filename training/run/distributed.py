@@ -43,12 +43,7 @@ class RunError(UserError):
 
 @contextlib.contextmanager
 def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[None]:
-    """End a command of one or several processes with one line: status 2 for a user's error, 130 for Ctrl-C.
-
-    Args:
-        what_now: the end of the line after Ctrl-C.
-        more_errors: further exceptions that end the command like a user's error.
-    """
+    """End a command of one or several processes with one line: status 2 for a user's error, 130 for Ctrl-C."""
     raise_interrupts()
     try:
         yield
@@ -83,11 +78,7 @@ def report_lost_peer(what_now: str) -> None:
 
 
 def raise_together(function: Callable[[], T]) -> T:
-    """Return the function's result; if it fails on one process, all processes raise that error.
-
-    Raises:
-        RunError: a UserError was raised on any process.
-    """
+    """Return the function's result; if it fails on one process, all processes raise that error."""
     results: list[T] = []
     failure = None
     try:
@@ -115,9 +106,6 @@ def init_distributed() -> None:
     """Initialize the process group; no code may read the number of processes earlier.
 
     A process on a CPU gets its limits of cached kernels here.
-
-    Raises:
-        UserError: training does not support the launch's kind of distribution.
     """
     for name in [name for name in os.environ if name.startswith(RECIPE_SETS)]:
         if os.environ.pop(name).lower() not in ("no", "false", "default"):
@@ -161,17 +149,7 @@ def drop_tied_duplicates(weights: dict[str, Tensor], model: ProjectedModel) -> d
 
 
 def check_weights(model: ProjectedModel, weights: dict[str, Tensor], name: str, fix: str) -> None:
-    """Check that full weights are exactly those of a model, of its shapes and finite.
-
-    Args:
-        model: the model, which may be sharded.
-        weights: the weights, with a tied matrix once.
-        name: the folder of the weights, as the message names it.
-        fix: what the user can do, which ends the message.
-
-    Raises:
-        RunError: naming the weights that differ.
-    """
+    """Check that full weights are exactly those of a model, of its shapes and finite."""
     expected = drop_tied_duplicates(model.state_dict(), model)
     misshapen = [
         f"{key} {tuple(weights[key].shape)}, expected {tuple(weight.shape)}"

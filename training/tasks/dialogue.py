@@ -8,11 +8,7 @@ from training.tasks.text_statistics import text_statistics
 
 
 class DialogueTask(Task):
-    """Replies to prompts, scored by BLEU-1 and BLEU-2 and described by their variety.
-
-    Args:
-        tokenize: sacreBLEU's tokenizer; "none" for texts that are tokenized.
-    """
+    """Replies to prompts, scored by BLEU-1 and BLEU-2 and described by their variety."""
 
     hub_name = "text-generation"
     verb = "answer"

@@ -16,9 +16,6 @@ Gram = tuple[str, ...]
 class DiscountedCounts:
     """Counts of the n-grams of one order, and what interpolation needs of each context.
 
-    Args:
-        counts: of each n-gram, above 0.
-
     Attributes:
         discount: D = n1 / (n1 + 2 n2), where n1 and n2 n-grams have the counts 1 and 2 (Ney et al. 1994); 0.5 where
             either is 0.
@@ -50,9 +47,6 @@ class TrigramModel:
     falls back on 1 / |V|, where V holds the words of the texts, `</s>` and `<unk>`. A word that the texts lack is
     `<unk>`, which gets a share of the fallback only. Words are split at white space. Each text has two `<s>` before it
     and one `</s>` after it.
-
-    Args:
-        texts: the training targets.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:

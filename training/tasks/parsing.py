@@ -16,11 +16,7 @@ PARSING_STATISTICS = {"repaired": "percent of the sentences whose output was mal
 
 
 class ParsingTask(Task):
-    """Parsing of one language into linear trees.
-
-    Args:
-        language: the language code of the sentences.
-    """
+    """Parsing of one language into linear trees."""
 
     hub_name = "token-classification"  # the Hub has no name for parsing
     best_metric = Metric("f1", "F1", SIGNATURE)

@@ -10,12 +10,7 @@ SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages 
 
 
 class TranslationTask(Task):
-    """Translation from one language into another.
-
-    Args:
-        source, target: the language codes.
-        tokenize: sacreBLEU's tokenizer; "none" for texts that are tokenized.
-    """
+    """Translation from one language into another."""
 
     hub_name = "translation"
     verb = "translate"

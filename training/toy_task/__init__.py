@@ -3,7 +3,3 @@
 `lexicon` and `function_words` hold the words, `verbs` and `phrases` make them agree, `grammar` builds sentences from
 them, and `splits` makes the data set.
 """
-
-from training.toy_task.splits import make_splits
-
-__all__ = ["make_splits"]

@@ -64,11 +64,6 @@ class DivergenceGuard(TrainerCallback):
     The gradient is that of the complete step, so all processes make the same decision, and it is not finite if a loss
     is not. Before an evaluation and a checkpoint the guard checks the weights too, because a finite gradient can give
     an infinite update.
-
-    Args:
-        training: the recipe's; `on_divergence` and `skip_limit` count.
-        tokenizer: which turns the first of the pairs to name into text.
-        device: where the model trains.
     """
 
     def __init__(self, training: TrainingRecipe, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
@@ -113,11 +108,7 @@ class DivergenceGuard(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Read the flags where the host waits for the device anyway, and check weights before their use.
-
-        Raises:
-            RunError: the run has diverged.
-        """
+        """Read the flags where the host waits for the device anyway, and check weights before their use."""
         run = checkpoints_folder(args).parent
         is_counted = control.should_evaluate or control.should_save
         if is_counted or control.should_log or control.should_training_stop or self.device.type == "cpu":
@@ -126,11 +117,7 @@ class DivergenceGuard(TrainerCallback):
             self.stop(f"step {state.global_step}: its update has made weights that are not finite", run)
 
     def read_flags(self, run: Path) -> None:
-        """End the run, or log the skipped update, for each flagged step since the last call.
-
-        Raises:
-            RunError: a step's gradient is not finite, and the run does not skip it.
-        """
+        """End the run, or log the skipped update, for each flagged step since the last call."""
         steps, self.steps = self.steps, []
         flags = torch.stack([step.flag for step in steps]).tolist() if steps else []
         for step, flag in zip(steps, flags, strict=True):
@@ -145,11 +132,7 @@ class DivergenceGuard(TrainerCallback):
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
     def stop(self, what: str, run: Path) -> None:
-        """End the run.
-
-        Raises:
-            RunError: always.
-        """
+        """End the run."""
         raise RunError(f"{what}; {remedy(run)}.")
 
     def describe(self, step: Step) -> str:

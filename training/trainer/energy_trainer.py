@@ -17,9 +17,6 @@ class EnergyTrainer(RecipeTrainer):
 
     A target gives only its length. Evaluations log the `energy` of the likeliest words at the references' lengths,
     which chooses the best checkpoint.
-
-    Args:
-        energy: of the student's output; its teacher is no part of the model.
     """
 
     def __init__(self, energy: Energy, *args: Any, **kwargs: Any) -> None:

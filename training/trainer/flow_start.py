@@ -29,13 +29,7 @@ def gather_pairs(batches: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 class FlowStart:
-    """Starts a model's flow before a step, once, unless it has a start, as that of a resumed run has.
-
-    Args:
-        model: the model, which is not sharded.
-        after: the steps before it.
-        device: where the model trains.
-    """
+    """Starts a model's flow before a step, once, unless it has a start, as that of a resumed run has."""
 
     def __init__(self, model: VaswaniFlowSeqForConditionalGeneration, after: int, device: torch.device) -> None:
         self.model, self.after, self.device = model, after, device

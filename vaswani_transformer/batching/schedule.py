@@ -56,6 +56,3 @@ def paper_adam(parameters: Iterable[nn.Parameter]) -> Adam:
     return Adam(
         [{"params": group} for group in groups.values()], lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=is_fusable or None
     )
-
-
-__all__ = ["learning_rate", "paper_adam", "paper_schedule"]

@@ -257,6 +257,3 @@ def to_ctranslate2(
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
     return Path(output_dir)
-
-
-__all__ = ["QUANTIZATIONS", "to_ctranslate2"]

@@ -188,6 +188,3 @@ def from_fairseq(
     difference, largest = (None, None) if reference is None else check_equivalence(model, reference, name)
     model.generation_config = model.config.make_generation_config(num_beams=5, max_source_relative_length=50)
     return ImportResult(model, tokenizer, difference, largest)
-
-
-__all__ = ["from_fairseq"]

@@ -98,6 +98,3 @@ def fairseq_tokenizer(dictionary: Path, codes: Path | None) -> VaswaniTransforme
     )
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
     return VaswaniTransformerTokenizer(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
-
-
-__all__ = ["SPECIAL_TOKENS", "fairseq_tokenizer"]

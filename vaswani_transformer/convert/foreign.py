@@ -305,19 +305,3 @@ def check_equivalence(
     if not difference <= 1e-3 * max(1.0, largest):
         raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")
     return difference, largest
-
-
-__all__ = [
-    "IGNORED_KEYS",
-    "TABLES",
-    "ForeignModel",
-    "ImportResult",
-    "activation_name",
-    "build_model",
-    "check_equivalence",
-    "check_supported",
-    "concatenated_sinusoids",
-    "largest_difference",
-    "require_equal",
-    "split_fused",
-]

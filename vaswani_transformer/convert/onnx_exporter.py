@@ -148,6 +148,3 @@ def to_onnx(model: PreTrainedModel, output_dir: str | os.PathLike[str], *, force
         export_graph(DecoderGraph(model), inputs, folder / "decoder.onnx")
         model.config.save_pretrained(folder)
     return Path(output_dir)
-
-
-__all__ = ["to_onnx"]

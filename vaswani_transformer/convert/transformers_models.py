@@ -104,6 +104,3 @@ def from_fsmt(folder: str, with_tokenizer: bool = True) -> ImportResult:
     """
     load_config(folder, "fsmt")
     return import_transformers_model(folder, FSMTForConditionalGeneration, FSMTTokenizer if with_tokenizer else None)
-
-
-__all__ = ["from_fsmt", "from_marian"]

@@ -258,6 +258,3 @@ class PreparedDecoder:
         self.key_values = [(keys[sources], values[sources]) for keys, values in self.key_values]
         self.mask = None if self.mask is None else self.mask[sources]
         self.cross_attention = self.attend_to_sources()
-
-
-__all__ = ["BeamCache", "CachedCrossAttention", "DecoderStep", "PreparedDecoder"]

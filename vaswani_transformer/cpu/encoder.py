@@ -91,6 +91,3 @@ class PreparedEncoder:
             and config.attention_window is None
             and not torch.is_autocast_enabled("cpu")
         )
-
-
-__all__ = ["PreparedEncoder"]

@@ -128,6 +128,3 @@ class UnwrappedLayer:
             return attended.transpose(0, 1).reshape(attended.shape[1], -1)
         by_source = attended.view(num_sources, self.heads, -1, attended.shape[2])  # (B, H, T, d_v)
         return by_source.transpose(1, 2).reshape(num_sources * attended.shape[1], -1)
-
-
-__all__ = ["GROWTH", "UnwrappedLayer", "attend", "embed_fn", "fuse_qkv", "has_fused_qkv", "raw_forward", "replace"]

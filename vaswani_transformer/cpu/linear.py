@@ -187,6 +187,3 @@ def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
 def is_narrow(linear: nn.Linear) -> bool:
     """Return whether a layer is faster as a `TransposedLinear`."""
     return min(linear.weight.shape) <= NARROW_WIDTH and linear.weight.numel() <= NARROW_ENTRIES
-
-
-__all__ = ["PreparedLinear", "linear_factory"]

@@ -169,6 +169,3 @@ def deepcopy_memo(model: nn.Module) -> dict[int, Tensor]:
     kept = {id(weight) for module in other_modules for weight in module.parameters(recurse=False)}
     weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
     return {id(weight): weight for weight in weights if id(weight) not in kept}
-
-
-__all__ = ["Prepared", "prepare_for_inference"]

@@ -64,6 +64,3 @@ def draw_layer_complexity(measurements: Sequence[dict[str, Any]]) -> "Figure":
             axes.set_xlabel("n")
     figure.legend(handles=handles, loc="outside upper center", ncols=len(layers), frameon=False, labelcolor=INK)
     return figure
-
-
-__all__ = ["draw_layer_complexity"]

@@ -201,6 +201,3 @@ def draw_loss(run: str | Path) -> "Figure":
             handles += draw_score(axes, log, name)
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, labelcolor=INK)
     return figure
-
-
-__all__ = ["draw_label_smoothing", "draw_learning_rate", "draw_loss", "draw_positional_encoding"]

@@ -101,6 +101,3 @@ def draw_heat_maps(
     index = index_from_1("layer", layer, len(weights))
     title = f"{title}, layer {layer} of {len(weights)}"
     return draw_one_layer(weights[index], indices, maps.queries(stack), maps.keys(stack), title)
-
-
-__all__ = ["draw_heat_maps"]

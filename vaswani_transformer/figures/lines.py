@@ -144,6 +144,3 @@ def draw_attention(
     figure.suptitle(f"{TITLES[stack]}, layer {index + 1} of {layers}", fontsize=11, color=INK)
     add_legend(figure, CAPTIONS[stack], indices, count)
     return figure
-
-
-__all__ = ["draw_attention"]

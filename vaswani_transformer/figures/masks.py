@@ -47,6 +47,3 @@ def draw_masks(masks: Mapping[str, tuple[Tensor | np.ndarray, Sequence[str], Seq
         axes.set_yticks(np.arange(-0.5, len(queries)), minor=True)
         axes.grid(which="minor", color="white", linewidth=1.5)
     return figure
-
-
-__all__ = ["draw_masks"]

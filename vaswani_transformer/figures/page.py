@@ -57,6 +57,3 @@ def attention_page(
     example `page.html#cross-2&heads=1.3&query=4`.
     """
     return render_page(attention_maps(model, tokenizer, source, target))
-
-
-__all__ = ["attention_page", "render_page"]

@@ -132,6 +132,3 @@ def attention_maps(
         decoder=stack_layers(outputs.decoder_attentions),
         cross=stack_layers(outputs.cross_attentions),
     )
-
-
-__all__ = ["STACKS", "AttentionMaps", "attention_maps"]

@@ -139,6 +139,3 @@ def tree_constraint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     if tokens is None:
         return None
     return lambda texts, limits: WellFormedTrees(tokens, [len(split_tokenized(text)) for text in texts], limits)
-
-
-__all__ = ["TreeTokens", "WellFormedTrees", "tree_constraint"]

@@ -17,6 +17,3 @@ def draw_tree_text(tree: Tree) -> str:
             inner = indent + ("    " if is_last else "│   ")
             stack.extend((child, inner, index == 0) for index, child in enumerate(node.children[::-1]))
     return "\n".join(lines)
-
-
-__all__ = ["draw_tree_text"]

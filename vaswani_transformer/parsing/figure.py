@@ -76,6 +76,3 @@ def draw_tree(tree: Tree) -> "Figure":
         if isinstance(node, Leaf):
             axes.text(x, -0.42 * LEVEL, node.word, **style).set_fontsize(11)
     return figure
-
-
-__all__ = ["draw_tree"]

@@ -114,6 +114,3 @@ def delinearize(text: str, words: Sequence[str]) -> ParsedSentence:
     while len(stack) > 1:
         close_innermost(stack)
     return ParsedSentence(Tree(ROOT, tuple(stack[0][1])), not is_well_formed)
-
-
-__all__ = ["UNKNOWN_TAG", "ParsedSentence", "delinearize", "has_places", "linear_tokens", "linearize", "place_count"]

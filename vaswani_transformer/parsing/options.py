@@ -44,6 +44,3 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
     group.add_argument("--interactive", action="store_true", help="parse each line as soon as it is typed")
     group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
-
-
-__all__ = ["parse_options"]

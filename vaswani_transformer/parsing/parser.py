@@ -95,6 +95,3 @@ def parse(
     settings = {"constraint": tree_constraint(model, tokenizer)} | settings
     for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
         yield texts.tree(number, translation.text)
-
-
-__all__ = ["SourceTexts", "check_parser", "parse"]

@@ -146,6 +146,3 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], own_punctuation
             raise UserError(f"predicted, tree {number}: its words are not those of the gold tree. Pair the trees.")
         total += score_sentence(right, predicted_brackets, own_punctuation)
     return total
-
-
-__all__ = ["BracketScores", "score_trees"]

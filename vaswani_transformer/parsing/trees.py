@@ -183,6 +183,3 @@ def evaluation_tree(tree: Tree) -> Tree | None:
             stack[-1].append(Tree(evaluation_label(node.label), tuple(children)))
     (cleaned,) = stack[0] or [None]
     return cleaned if isinstance(cleaned, Tree) else None
-
-
-__all__ = ["EMPTY_TAG", "ROOT", "Leaf", "Tree", "evaluation_tree", "read_trees"]

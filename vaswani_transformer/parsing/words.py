@@ -41,6 +41,3 @@ def split_plain(text: str) -> list[str]:
     for pattern, replacement in SPLITS:
         text = pattern.sub(replacement, text)
     return split_tokenized(text)
-
-
-__all__ = ["escape_brackets", "split_plain", "split_tokenized"]

@@ -348,18 +348,3 @@ def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         check_vocabulary(tokenizer, entries, getattr(model.config, "mask_token_id", None), name)
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-__all__ = [
-    "FIX_OF_FILE",
-    "GENERATION_CONFIG",
-    "check_finite",
-    "check_model_name",
-    "check_tokenizer_fits",
-    "check_weights_fit",
-    "load_config",
-    "load_errors",
-    "load_model",
-    "load_tokenizer",
-    "own_model_types",
-]

@@ -119,14 +119,3 @@ def silence_stdout() -> None:
     """Discard what standard output could not take, which Python would write again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-__all__ = [
-    "ArgumentParser",
-    "did_you_mean",
-    "finite_float",
-    "not_one_of",
-    "positive_argument",
-    "silence_stdout",
-    "utf8_text",
-]

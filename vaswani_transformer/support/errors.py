@@ -70,6 +70,3 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
         sys.exit(2)
     except KeyboardInterrupt:
         exit_interrupted(what_now)
-
-
-__all__ = ["OutputError", "UserError", "exit_interrupted", "exit_on_user_error", "one_line", "printable"]

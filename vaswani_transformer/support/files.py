@@ -271,26 +271,3 @@ def digest_of_model(folder: Path) -> str:
                 while block := file.read(BLOCK):
                     sha256.update(block)
     return sha256.hexdigest()
-
-
-__all__ = [
-    "MODEL_MARKER",
-    "PARTIAL",
-    "TextDigest",
-    "atomic_folder",
-    "check_new_folder",
-    "digest_of_file",
-    "digest_of_model",
-    "free_megabytes",
-    "holds_files",
-    "is_write_error",
-    "lines_of",
-    "lock",
-    "open_lock",
-    "parse_json",
-    "read_errors",
-    "read_json",
-    "staged_files",
-    "write_atomically",
-    "write_errors",
-]

@@ -39,5 +39,3 @@ def raise_interrupts() -> None:
 
 
 exit_on_early_interrupt()
-
-__all__ = ["INTERRUPTED", "raise_interrupts"]

@@ -32,6 +32,3 @@ def eager_attention(model: PreTrainedModel) -> Generator[None]:
     finally:
         for config, implementation in before:
             config._attn_implementation = implementation
-
-
-__all__ = ["eager_attention", "eval_mode"]

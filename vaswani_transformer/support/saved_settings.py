@@ -97,6 +97,3 @@ def check_search_settings(name: str, settings: Mapping[str, Any], vocabulary: in
                 f"{name}: {setting} of its saved search is invalid; got {got}, expected {expected}. Restore "
                 "generation_config.json, or save the model again."
             )
-
-
-__all__ = ["LONGEST", "MAX_ALPHA", "check_search_settings", "most_beams"]

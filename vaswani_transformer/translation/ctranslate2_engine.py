@@ -255,6 +255,3 @@ class CTranslate2Engine:
         encode = text_encoder(self.tokenizer)
         hypotheses = self(encode(list(texts), return_attention_mask=False)["input_ids"])
         return self.tokenizer.batch_decode([best[0][0] for best in hypotheses], skip_special_tokens=True)
-
-
-__all__ = ["CTranslate2Engine"]

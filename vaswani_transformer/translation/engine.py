@@ -155,14 +155,3 @@ class TransformersEngine:
         """Return the tokens that no text may exceed; None where no table of learned positions of this package ends."""
         is_learned = getattr(self.model.config, "position_embedding", None) == "learned"
         return self.max_source_tokens() if is_learned else None
-
-
-__all__ = [
-    "Constraint",
-    "DecodingEngine",
-    "ScoredTokens",
-    "TransformersEngine",
-    "is_non_autoregressive",
-    "log_probabilities",
-    "pad_rows",
-]

@@ -233,6 +233,3 @@ def model_digest(options: argparse.Namespace) -> str:
         options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
     )
     return f"{options.model}@{getattr(config, '_commit_hash', None)}"
-
-
-__all__ = ["load_model_and_tokenizer", "make_translator", "model_digest"]

@@ -131,6 +131,3 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--output={options.output}: {options.output.absolute().parent} is not a folder; make it first.")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         parser.error(f"--output={options.output}: is the input itself; name another file.")
-
-
-__all__ = ["DTYPES", "DTYPE_HELP", "parse_arguments"]

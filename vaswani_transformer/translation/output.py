@@ -222,6 +222,3 @@ class ResumableFile:
             self.file.flush()
             self._write_record(texts, output=digest_of_file(self.path))
             self.file.close()
-
-
-__all__ = ["ResumableFile", "StreamOutput", "is_finished", "read_record"]

@@ -140,6 +140,3 @@ class DigestedInput:
     def _read(self, text: str) -> str:
         self._digest.add(text)
         return text
-
-
-__all__ = ["DigestedInput", "json_texts", "text_lines"]

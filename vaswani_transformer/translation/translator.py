@@ -245,6 +245,3 @@ def translate(
     settings = (batch_tokens, window, too_long, engine.max_positions(), constraint)
     translator = Translator(engine, tokenizer, limit, *settings)
     return translator(texts, skip, progress)
-
-
-__all__ = ["Hypothesis", "TooLong", "TooLongError", "Translation", "Translator", "batches_by_length", "translate"]

@@ -3,8 +3,8 @@ import itertools
 import pytest
 from datasets import DatasetDict
 
-from training.toy_task import make_splits
 from training.toy_task.grammar import Sentence, generate_sentences
+from training.toy_task.splits import make_splits
 
 
 @pytest.fixture(scope="package")

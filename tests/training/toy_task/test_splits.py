@@ -18,9 +18,8 @@ from tests.training.toy_task.words import (
     VERB_OF,
     english_forms,
 )
-from training.toy_task import make_splits
 from training.toy_task.grammar import Sentence
-from training.toy_task.splits import assign_split, reserved_split
+from training.toy_task.splits import assign_split, make_splits, reserved_split
 
 
 def test_splits_have_the_schema_of_a_translation_data_set(splits: DatasetDict) -> None:

@@ -1,0 +1,121 @@
+"""The steps of a search: against `generate()`, the model's own probabilities, and a search written as plain lists."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import small_model, source
+from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from tests.nar_models import FAMILY
+from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
+from vaswani_transformer.demo.steps import RecordingEngine, decode_with_steps, mark_changes
+from vaswani_transformer.translation.engine import log_probabilities
+
+END = 2
+SEEDS = range(4)
+
+
+def approximately(expected: Any) -> Any:
+    return pytest.approx(expected, rel=FLOAT32["rtol"], abs=FLOAT32["atol"])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("prepares", [False, True])
+def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, prepares: bool) -> None:
+    model = small_model(seed, vocab_size=40)
+    model = prepare_for_inference(model) if prepares else model
+    settings: dict[str, Any] = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7}
+    engine = RecordingEngine(model, 1, **settings)
+    engine([source(4, 5).tolist()[0]])
+    output = model.generate(source(4, 5), **settings, return_dict_in_generate=True, output_scores=True)
+    ended = sorted((each for step in engine.steps for each in step if each.is_finished), key=lambda each: -each.score)
+    sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
+    assert [list(each.tokens) for each in ended[:beams]] == sequences
+    if beams > 1:
+        assert [each.score for each in ended[:beams]] == approximately(output.sequences_scores.tolist())
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_log_p_is_the_sum_over_the_tokens_and_lp_that_of_the_paper(beams: int) -> None:
+    model = small_model(1, vocab_size=40)
+    engine = RecordingEngine(model, 1, num_beams=beams, length_penalty=0.6, max_new_tokens=6)
+    engine([source(4, 5).tolist()[0]])
+    for candidate in (each for step in engine.steps for each in step):
+        labels = torch.tensor([candidate.tokens])
+        expected = log_probabilities(model, source(4, 5), torch.ones(1, 3, dtype=torch.long), labels)
+        assert candidate.log_prob == approximately(float(expected))
+        assert candidate.length_penalty == approximately(((5 + len(candidate.tokens)) / 6) ** 0.6)
+
+
+def plain_beams(model: Any, tokens: Tensor, k: int, steps: int) -> list[list[float]]:
+    """Return log P of the k open beams after each step: of all continuations, the likeliest that do not end."""
+    beams, results = [([0], 0.0)], []
+    for _ in range(steps):
+        every = []
+        for beam, total in beams:
+            logits = model(input_ids=tokens, decoder_input_ids=torch.tensor([beam])).logits[0, -1]
+            log_probs = logits.log_softmax(-1).tolist()
+            every += [([*beam, token], total + log_probs[token]) for token in range(len(log_probs))]
+        every.sort(key=lambda pair: -pair[1])
+        beams = [pair for pair in every if pair[0][-1] != END][:k]
+        results.append([total for _, total in beams])
+    return results
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_open_beams_are_those_of_a_plain_search(seed: int) -> None:
+    model, k = small_model(seed, vocab_size=40), 3
+    engine = RecordingEngine(model, 1, num_beams=k, max_new_tokens=5)
+    engine([source(4, 5).tolist()[0]])
+    before_limit = engine.steps[:4]
+    recorded = [[each.log_prob for each in step if not each.is_finished] for step in before_limit]
+    for values, expected in zip(recorded, plain_beams(model, source(4, 5), k, len(before_limit)), strict=True):
+        assert values == approximately(expected)
+
+
+def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return tokenizer
+
+
+@pytest.mark.parametrize(("family", "passes"), [("nat", 1), ("iterative_vae", 2), ("flowseq", 1), ("cmlm", 3)])
+def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int) -> None:
+    tokenizer = tokenizer_with_mask()
+    is_cmlm = family == "cmlm"
+    fields = {"mask_token_id": tokenizer.mask_token_id} if is_cmlm else {}
+    model = FAMILY[family](vocab_size=len(tokenizer), **fields)
+    settings = {"length_beam_size": 3} | ({"num_iterations": 3} if is_cmlm else {})
+    batch = tokenizer(["hello world"], return_tensors="pt")
+    expected = model.generate(**batch, **settings)[0, 1:].tolist()
+    engine = RecordingEngine(model, 1, **settings)
+    ((hypothesis,),) = engine(batch["input_ids"].tolist())
+    assert (len(engine.history), engine.history[-1], hypothesis[0]) == (passes, expected, expected)
+    result = decode_with_steps(model, tokenizer, "hello world", **settings)
+    assert (len(result.passes), result.steps, result.tree) == (passes, [], None)
+
+
+def test_changes_are_marked_against_the_pass_before() -> None:
+    tokenizer = model_of_pairs()[1]
+    one, two, three = (tokenizer(text)["input_ids"] for text in ("el gato", "el gato", "te gato"))
+    marked = mark_changes(tokenizer, [one, two, three])
+    assert [[text for text, is_changed in line if is_changed] for line in marked] == [[], [], ["te"]]
+    assert ["".join(text for text, _ in line) for line in marked] == ["el gato</s>", "el gato</s>", "te gato</s>"]
+    assert mark_changes(tokenizer, []) == []
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_parser_shows_the_tree_of_its_constrained_search(beams: int) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a b c"], vocab_size=262)
+    tokenizer.add_tokens(["(A", ")A", "()t", "()u"])
+    model = tiny_model(vocab_size=len(tokenizer))
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 12}
+    result = decode_with_steps(model, tokenizer, "a b c.", **settings)
+    (expected,) = parse(model, tokenizer, ["a b c."], **settings)
+    assert (result.tree, expected.is_repaired) == (expected.tree, False)
+    assert result.source == "a b c ."
+    assert tokenizer.decode(list(result.finished[0].tokens), skip_special_tokens=True) == result.translation.text
+    assert all(candidate.log_prob > -torch.inf for step in result.steps for candidate in step)

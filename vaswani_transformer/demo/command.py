@@ -1,0 +1,68 @@
+"""The command `vaswani-demo MODEL`, also `python -m vaswani_transformer.demo`: open a page where a model runs."""
+
+import argparse
+import os
+import sys
+import threading
+from typing import Any
+
+from transformers.utils import logging
+
+from ..support.command_line import ArgumentParser, positive_argument
+from ..support.errors import UserError, exit_on_user_error
+from ..translation.options import DTYPE_HELP, DTYPES
+from .page import check_gradio, load_page
+
+LAUNCH: dict[str, Any] = {
+    "server_name": "127.0.0.1",
+    "share": False,
+    "ssr_mode": False,  # else Node, where it is installed
+    "run_history": False,  # else the browser stores every text
+    "enable_monitoring": False,
+    "footer_links": [],
+    "quiet": True,
+    "prevent_thread_lock": True,
+}
+"""The arguments of Gradio's `launch()`: for this machine only, and nothing that reaches beyond it."""
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options."""
+    parser = ArgumentParser(
+        prog="vaswani-demo",
+        description="Serve a page on this machine that translates or parses what is typed, and shows how.",
+        epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="of the address (7860)")
+    parser.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
+    parser.add_argument("--revision", help="of a model on the Hub")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    return parser.parse_args(arguments)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises:
+        UserError: Gradio is not installed, the model cannot be loaded, or the port cannot be used.
+    """
+    check_gradio()
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
+    page = load_page(options.model, options.device, options.dtype, options.revision, options.trust_remote_code)
+    try:
+        _, address, _ = page.launch(server_port=options.port, **LAUNCH)
+    except OSError as error:
+        raise UserError(f"--port={options.port}: is in use, or not permitted; give another --port.") from error
+    sys.stdout.write(f"{address}\n")
+    sys.stdout.flush()
+    threading.Event().wait()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's error ends it with one line and exit status 2."""
+    options = parse_arguments(arguments)
+    logging.disable_progress_bar()
+    with exit_on_user_error():
+        serve(options)

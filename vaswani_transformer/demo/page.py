@@ -1,0 +1,150 @@
+"""The page where a model runs, in Gradio's components, which show text as text; only `gr.HTML` takes markup."""
+
+import argparse
+import html
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..support.errors import UserError
+from ..support.saved_settings import MAX_ALPHA
+from ..translation.engine import is_non_autoregressive
+from ..translation.loading import load_model_and_tokenizer
+from .content import CHANGED, COLUMNS, attention_frame, page_content
+from .steps import is_parser
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+MAX_BEAMS = 16
+MAX_NEW_TOKENS = 512
+MAX_CHARACTERS = 10_000
+
+
+def check_gradio() -> None:
+    """Check that Gradio is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    if find_spec("gradio") is None:
+        raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
+
+
+def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
+    """Return Gradio's inputs for the settings of a model's `generate()`, with its own values, by their names."""
+    import gradio as gr
+
+    def count(name: str, label: str, most: int) -> gr.Slider:
+        value = getattr(model.generation_config, name, None) or 1
+        return gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
+
+    def limit() -> dict[str, Any]:
+        label = "Length limit in tokens (0: the model's own)"
+        return {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=MAX_NEW_TOKENS, precision=0)}
+
+    if is_non_autoregressive(model):
+        iterations = {"num_iterations": count("num_iterations", "Iterations", MAX_BEAMS)} if model.refines else {}
+        lengths = count("length_beam_size", "Lengths", min(MAX_BEAMS, model.num_length_classes))
+        return iterations | {"length_beam_size": lengths} | limit()
+    beams, alpha = count("num_beams", "Beams", MAX_BEAMS), getattr(model.generation_config, "length_penalty", None)
+    penalty = gr.Number(
+        1.0 if alpha is None else alpha, label="Alpha of lp(Y)", minimum=-MAX_ALPHA, maximum=MAX_ALPHA, step=0.1
+    )
+    return {"num_beams": beams, "length_penalty": penalty} | limit()
+
+
+def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> "gr.Blocks":
+    """Return the page of a model, which Gradio's `launch()` serves.
+
+    Args:
+        model: any model of this package that generates.
+        tokenizer: its tokenizer.
+        name: the heading.
+
+    Raises:
+        UserError: Gradio is not installed.
+    """
+    check_gradio()
+    import gradio as gr
+
+    is_autoregressive, writes_trees = not is_non_autoregressive(model), is_parser(tokenizer)
+    with gr.Blocks(title=name, analytics_enabled=False) as page:
+        gr.HTML(f"<h1>{html.escape(name)}</h1>")
+        source = gr.Textbox(label="Source", lines=2, max_length=MAX_CHARACTERS)
+        with gr.Row():
+            settings = setting_inputs(model)
+        button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
+        note = gr.Textbox(label="Note", visible=False)
+        target = gr.Textbox(label="Linear tree" if writes_trees else "Translation")
+        tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
+        with gr.Column(visible=not is_autoregressive):
+            passes = gr.HighlightedText(
+                label="After each iteration or layer; what changed is marked",
+                color_map={CHANGED: "orange"},
+                show_inline_category=False,
+            )
+        with gr.Column(visible=is_autoregressive):
+            steps = gr.Dataframe(
+                label="Beams and targets that ended, after each step",
+                headers=list(COLUMNS),
+                interactive=False,
+                wrap=True,
+                max_height=400,
+            )
+            ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
+            attention = gr.HTML()
+        read = gr.State("")  # the source that all of this belongs to
+
+        def show_attention(text: str, chosen: str | None) -> str:
+            return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
+
+        def show(text: str, *values: Any) -> dict[Any, Any]:
+            given = dict(zip(settings, values, strict=True))
+            content = page_content(
+                model, tokenizer, text, **given | {"max_new_tokens": given["max_new_tokens"] or None}
+            )
+            best = content.finished[0][1] if content.finished else None
+            return {
+                note: gr.Textbox(content.note, visible=bool(content.note)),
+                target: content.target,
+                tree: content.tree,
+                passes: content.passes,
+                steps: content.rows,
+                ended: gr.Dropdown(content.finished, value=best),
+                read: content.source,
+                attention: show_attention(content.source, best),
+            }
+
+        outputs = [note, target, tree, passes, steps, ended, attention, read]
+        # one at a time, since the attention of a model is switched for its weights
+        for event in (button.click, source.submit):
+            event(show, [source, *settings.values()], outputs, concurrency_id="model")
+        ended.input(show_attention, [read, ended], attention, concurrency_id="model")
+    return page
+
+
+def load_page(
+    name: str,
+    device: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> "gr.Blocks":
+    """Return the page of a folder's model, or of one on the Hub; on a CPU the model is prepared for inference.
+
+    Args:
+        name: the folder, or the name on the Hub.
+
+    Raises:
+        UserError: Gradio is not installed, or the model cannot be loaded.
+    """
+    check_gradio()
+    options = argparse.Namespace(
+        model=name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+    )
+    return make_page(*load_model_and_tokenizer(options), name)
+
+
+__all__ = ["check_gradio", "load_page", "make_page"]
