@@ -145,6 +145,3 @@ def load_page(
         model=name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
     return make_page(*load_model_and_tokenizer(options), name)
-
-
-__all__ = ["check_gradio", "load_page", "make_page"]
