@@ -44,13 +44,13 @@ ROOMS = {
 # The folders and files of training/ that each of its folders imports from. The files import from every folder.
 TRAINING_ROOMS = {
     "toy_task": set(),
-    "tasks": set(),
+    "tasks": {"recipe"},
     "recipe": set(),
     "monitor": {"recipe", "tasks"},
     "data": {"recipe", "tasks", "toy_task"},
     "report": {"data", "monitor", "recipe", "tasks"},
     "run": {"data", "monitor", "recipe", "report"},
-    "trainer": {"data", "monitor", "publish", "recipe", "report", "run", "tasks"},
+    "trainer": {"average", "data", "monitor", "publish", "recipe", "report", "run", "tasks"},
 }
 
 ALLOWED_PACKAGES = {"huggingface_hub", "tokenizers", "torch", "transformers"} | sys.stdlib_module_names

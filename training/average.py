@@ -23,10 +23,10 @@ from training.run.checkpoints import (
     is_unfinished,
     step_of,
 )
-from training.run.command import flush_stdout
+from training.run.command import check_empty, flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
-from vaswani_transformer.support.files import holds_files, read_json, staged_files, write_errors
+from vaswani_transformer.support.files import read_json, staged_files, write_errors
 
 FIX = "restore it, or move its checkpoint elsewhere to average the others."
 OF_TRAINING = (".bin", ".pt", ".pth")  # the suffixes of a checkpoint's files that only training reads
@@ -65,13 +65,19 @@ def without_older_best(checkpoints: list[Path]) -> list[Path]:
     return checkpoints[1:] if is_apart else checkpoints
 
 
-def last_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
-    checkpoints = [path for path in all_checkpoints(run) if not is_unfinished(path)]
-    for checkpoint in checkpoints[-last:]:
+def check_intact(checkpoints: list[Path]) -> None:
+    for checkpoint in checkpoints:
         if (name := changed_file(checkpoint)) is not None:
             raise UserError(f"{checkpoint / name}: is not as training wrote it; {FIX}")
-    return without_older_best(checkpoints)[-last:]
+
+
+def last_checkpoints(run: Path, last: int) -> list[Path]:
+    """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
+    written = [path for path in all_checkpoints(run) if not is_unfinished(path)]
+    check_intact(written[-1:])  # it says which is the best
+    checkpoints = without_older_best(written)[-last:]
+    check_intact(checkpoints)
+    return checkpoints
 
 
 def enough_checkpoints(run: Path, last: int) -> list[Path]:
@@ -98,8 +104,7 @@ def average(run: Path, last: int, output: Path) -> list[int]:
             written.
     """
     checkpoints = enough_checkpoints(run, last)
-    if holds_files(output):
-        raise UserError(f"{output}: is not empty; give another --output_dir.")
+    check_empty(output, "--output_dir")
     weights = mean_weights(checkpoints)
     with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
         for path in checkpoints[-1].iterdir():

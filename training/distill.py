@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 import re
 import sys
 import time
@@ -23,7 +22,6 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
@@ -31,9 +29,9 @@ from training.data.tokenizing import token_ids
 from training.recipe.fields import DataRecipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
-from training.run.command import flush_stdout
+from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
-from training.run.folder import check_writable, diff_trees
+from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
@@ -318,15 +316,13 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         with contextlib.closing(progress.bar):
             write_parts(translator, recipe, distillation, rank_parts, progress)
         state.wait_for_everyone()
-    return {"output_dir": str(folder), **distillation.totals(), "missing_parts": len(distillation.missing_parts())}
+    return {"output_dir": str(folder), **distillation.totals, "missing_parts": len(distillation.missing_parts())}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
-    is_first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
-    disable_progress_bar()
+    start_log()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):
         totals = distill(options, check_options(options, load_recipe(options.recipe, overrides, is_trained=False).data))
         if PartialState().is_main_process:

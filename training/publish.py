@@ -25,13 +25,13 @@ from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
 from training.report.space import write_space
 from training.run.checkpoints import RECIPE
-from training.run.command import flush_stdout
+from training.run.command import check_empty, flush_stdout
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
-from vaswani_transformer.support.files import holds_files, staged_files, write_errors
+from vaswani_transformer.support.files import staged_files, write_errors
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.bin")
@@ -192,8 +192,8 @@ def publish(
     results = finished_results(run)
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
-    if dry_run is not None and holds_files(dry_run):
-        raise UserError(f"{dry_run}: is not empty; give another --dry_run.")
+    if dry_run is not None:
+        check_empty(dry_run, "--dry_run")
     model, tokenizer = load_run(run)
     check_search(run, model, results)
     if dry_run is not None:

@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import json
 import math
-import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -25,10 +24,10 @@ from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
 from training.recipe.decoding import decoding_config
 from training.recipe.families import family_of
-from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, fingerprint, hardware, versions
-from training.run.command import flush_stdout
+from training.run.command import check_new_file, flush_stdout
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
@@ -166,7 +165,7 @@ def translate_all(
     settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
-    constraint = make_task(to_dict(recipe)).constraint(model, tokenizer)
+    constraint = make_task(recipe).constraint(model, tokenizer)
     limit = engine.max_source_tokens()
     translate = Translator(engine, tokenizer, limit, tokens, too_long="keep", constraint=constraint)
     start = time.perf_counter()
@@ -178,18 +177,8 @@ def translate_all(
         "output_tokens": output_tokens,
         "sentences_per_second": len(hypotheses) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "search": to_dict(recipe)["decoding"] if is_own else model.generation_config.to_diff_dict(),
+        "search": recipe.search if is_own else model.generation_config.to_diff_dict(),
     }
-
-
-def check_output(path: Path) -> None:
-    """Check that a new file can be written."""
-    folder = path.absolute().parent
-    if path.exists() or not folder.is_dir():
-        what = "exists already" if path.exists() else "its folder does not exist"
-        raise UserError(f"--output={path}: {what}; give a new file in an existing folder.")
-    with write_errors(f"--output={path}", "give a file in a folder that can be written"):
-        tempfile.TemporaryFile(dir=folder).close()
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
@@ -199,7 +188,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
     """
     if options.output is not None:
-        check_output(options.output)
+        check_new_file(options.output)
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
@@ -213,7 +202,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     training_targets = load_training_targets(recipe) if options.lm_score else None
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
     translations, speed = translate_all(model, tokenizer, sources, recipe, options.batch_tokens)
-    task = make_task(to_dict(recipe))
+    task = make_task(recipe)
     return {
         "model": options.model,
         "digest": digest,

@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,25 +21,24 @@ import datasets
 from accelerate import PartialState
 from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from training.recipe.families import AUTOREGRESSIVE
-from training.recipe.fields import SEEDS, Recipe, check, load_recipe, to_dict
+from training.recipe.fields import SEEDS, Recipe, check, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run.checkpoints import RECIPE, run_write_errors
 from training.run.checks import check_data_fits, config_for_tokenizer
-from training.run.command import flush_stdout
-from training.run.distributed import init_distributed
-from training.run.folder import changed_fields, open_folder, prepare_folder
+from training.run.command import flush_stdout, start_log
+from training.run.distributed import exit_together, init_distributed
+from training.run.folder import open_folder, prepare_folder, read_folder
+from training.run.preparation import load_inputs, prepare
 from training.tasks import make_task
-from training.train import prepare
 from training.train import run as train
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.support.command_line import ArgumentParser
-from vaswani_transformer.support.errors import OutputError, UserError, exit_on_user_error
+from vaswani_transformer.support.errors import OutputError, UserError
 from vaswani_transformer.support.files import read_json, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -155,7 +153,7 @@ def make_run(recipe: Recipe, folder: Path, row: str, seed: int) -> RowRun:
 
 def check_base(recipe: Recipe) -> None:
     """Check that the base is the paper's kind of model without d_k and d_v."""
-    if (kind := recipe.model.get("kind", AUTOREGRESSIVE)) != AUTOREGRESSIVE:
+    if (kind := recipe.kind) != AUTOREGRESSIVE:
         raise UserError(f"model.kind: Table 3 varies the paper's model; got {kind}, expected {AUTOREGRESSIVE}.")
     for name in ("d_k", "d_v"):
         if recipe.model.get(name) is not None:
@@ -176,7 +174,7 @@ def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
 
 def is_finished(run: RowRun) -> bool:
     """Return whether a run is complete."""
-    if (run.folder / RECIPE).exists() and (changed := changed_fields(run.folder, run.recipe)):
+    if changed := read_folder(run.folder, run.recipe).changed:
         raise UserError(
             f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "
             "another --output_dir."
@@ -205,8 +203,9 @@ def check_rows_share_data(runs: list[RowRun]) -> None:
             except UserError as error:
                 raise UserError(f"row {run.row}: {error}") from error
 
-    with open_folder(runs[0].recipe) as folder:
-        prepare(runs[0].recipe, folder, check_rows)
+    recipe = runs[0].recipe
+    with open_folder(recipe) as folder:
+        prepare(recipe, folder, load_inputs(recipe, folder.path), check_rows)
 
 
 def unfinished_runs(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> list[RowRun]:
@@ -230,7 +229,7 @@ def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str
         if (path := folder / row / f"seed-{seed}" / RESULTS).exists():
             runs_by_row.setdefault(row, {})[seed] = read_json(path, RESULTS_FIX)
     base = recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
-    metric = make_task(to_dict(recipe)).best_metric
+    metric = make_task(recipe).best_metric
     rows = {row: row_summary(row, row_change(row, base), results, metric) for row, results in runs_by_row.items()}
     first = next((next(iter(results.values())) for results in runs_by_row.values()), {})
     return {
@@ -282,13 +281,9 @@ def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
-    is_first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(message)s", level=logging.INFO if is_first else logging.WARNING)
-    for noisy in ("httpx", "absl"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    disable_progress_bar()
+    start_log()
     datasets.disable_progress_bars()
-    with exit_on_user_error(what_now="; the same command resumes the table"):
+    with exit_together("; the same command resumes the table"):
         recipe = load_recipe(options.recipe, overrides)
         table = train_rows(recipe, options.output_dir, options.rows, options.seeds or [recipe.seed])
         if PartialState().is_main_process:

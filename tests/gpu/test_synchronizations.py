@@ -209,19 +209,17 @@ class Totals(TrainerCallback):
 def test_recipe_step_waits_once_per_micro_batch(passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch, the count of its tokens, clipping, the optimizer, the schedule and the callbacks add no wait."""
     pytest.importorskip("datasets")
-    from tests.training.runs import make_arguments
+    from tests.training.runs import make_arguments, prepare_run
     from training.recipe.fields import load_recipe
     from training.run.distributed import init_distributed
-    from training.run.folder import prepare_folder
-    from training.train import make_trainer, prepare
+    from training.train import make_trainer
 
     tokens = max(1, 300 // passes)
     more = ["--training.steps=6", "--training.log_steps=100", "--training.attention=sdpa"]
     more += ["--training.source_tokens=300", "--training.target_tokens=300", f"--training.device_tokens={tokens}"]
     recipe = load_recipe(*split(make_arguments(tmp_path), [*more, f"--output_dir={tmp_path / 'run'}"]))
     init_distributed()
-    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
-    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    trainer = make_trainer(recipe, prepare_run(recipe))
     trainer.args.eval_strategy = trainer.args.save_strategy = "no"
     trainer.args.load_best_model_at_end = trainer.accelerator.device_placement = False
     with pretended_device() as device, SynchronizationCounter() as counter:

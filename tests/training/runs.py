@@ -17,35 +17,31 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers import FLOAT32, ROOT
+from training.recipe.fields import Recipe
 from training.run.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
+from training.run.folder import prepare_folder
+from training.run.preparation import Prepared, load_inputs, prepare
 
 UNREAD: Any = None  # training arguments that a callback does not read
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
     f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "house", "sea")
 ]
-TINY = [
-    "--tokenizer.vocab_size=280",
-    "--model.d_model=16",
-    "--model.d_ff=16",
-    "--model.num_heads=2",
-    "--model.encoder_layers=1",
-    "--model.decoder_layers=1",
-    "--model.dropout=0.1",
-    "--training.source_tokens=60",
-    "--training.target_tokens=60",
-    "--training.warmup_steps=10",
-    "--training.evaluation_steps=3",
-    "--training.log_steps=1",
-    "--training.keep_checkpoints=10",
-]
+TINY: dict[str, Any] = {
+    "tokenizer": {"vocab_size": 280},
+    "model": {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1},
+    "training": {
+        **{"source_tokens": 60, "target_tokens": 60, "warmup_steps": 10},
+        **{"evaluation_steps": 3, "log_steps": 1, "keep_checkpoints": 10},
+    },
+}
 
 # Patience is exhausted, because a model that learns nothing is never better than at its first evaluation.
 TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
 
 
 def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
-    """Return the arguments of a run on pairs of texts and their letters reversed: each split's `texts`, or LANGUAGE."""
+    """Return the arguments of a TINY run on pairs of texts, or of LANGUAGE, and their letters reversed."""
     data = folder / "data"
     data.mkdir()
     for split in SPLITS:
@@ -53,8 +49,14 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
         (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     recipe = folder / "own.yaml"
     files = {split: f"{split}.jsonl" for split in SPLITS}
-    recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files}))
-    return [str(recipe), *TINY]
+    recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | files} | TINY))
+    return [str(recipe)]
+
+
+def prepare_run(recipe: Recipe) -> Prepared:
+    """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
+    folder = prepare_folder(recipe)
+    return prepare(recipe, folder, load_inputs(recipe, folder.path))
 
 
 def launched_by(file: str, *options: str) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ from tests.nar_models import tiny_nat
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
 from training.data import distilled
-from training.data.distilled import Distillation, check_teacher
+from training.data.distilled import Distillation, open_distilled
 from training.data.pairs import load_pairs
 from training.data.stream import PairStream
 from training.distill import main
 from training.recipe.fields import DataRecipe, load_recipe
 from training.report.results import fingerprints
 from training.report.terminal import targets_line
+from training.run.preparation import check_distilling_teacher
 from training.train import run as train
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.translation import Hypothesis, Translation
@@ -43,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
     files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
     path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(tmp_path)} | files}))
+    path.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(tmp_path)} | files} | TINY))
     return path
 
 
@@ -91,11 +92,11 @@ def test_run_says_which_targets_it_learns_from(distill: Run, teacher: Path, reci
     for kind in ("autoregressive", "nat", "cmlm"):
         fields = [f"--model.kind={kind}"]
         real, by_teacher = load_recipe(recipe, fields), load_recipe(recipe, [*fields, f"--data.distilled={folder}"])
-        assert targets_line(real) == "Training targets: those of the data."
+        assert targets_line(real, None) == "Training targets: those of the data."
         expected = f"Training targets: written by {teacher.name} for 8 of 12 sources, in {folder}."
-        assert targets_line(by_teacher) == expected
+        assert targets_line(by_teacher, open_distilled(by_teacher.data)) == expected
     energy = load_recipe(recipe, ["--model.kind=cmlm", f"--training.energy_from={teacher}"])
-    assert targets_line(energy).startswith("Training targets, for their lengths only: those of the data")
+    assert targets_line(energy, None).startswith("Training targets, for their lengths only: those of the data")
 
 
 def test_distilled_stream_equals_the_pairs_in_memory(distill: Run, recipe: Path, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
 ) -> None:
     distill()
     complete = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
-    prints = fingerprints(complete, load_pairs(complete.data))
+    prints = fingerprints(complete.data, load_pairs(complete.data), open_distilled(complete.data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
     assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_model(str(teacher))}
@@ -283,12 +284,14 @@ def test_training_rejects_a_distillation_by_another_teacher(
     tiny_model().save_pretrained(other)
     fields = [f"--data.distilled={tmp_path / 'distilled'}", f"--{field}={other}"]
     with pytest.raises(UserError, match=rf"was written by another teacher; got {teacher.name}, expected the present"):
-        check_teacher(load_recipe(recipe, fields))
-    with pytest.raises(UserError):
-        train(load_recipe(recipe, [*TINY, f"--output_dir={tmp_path / 'run'}", *fields]))
-    assert not (tmp_path / "run").exists()
-    check_teacher(load_recipe(recipe, [*fields, f"--data.teacher={teacher}"]))
-    check_teacher(load_recipe(recipe, [f"--training.encoder_from={other}"]))
+        check_distilling_teacher(load_recipe(recipe, fields), Distillation.load(tmp_path / "distilled"), {})
+    recipe_of_run = load_recipe(recipe, [f"--output_dir={tmp_path / 'run'}", *fields])
+    if field == "data.teacher":
+        with pytest.raises(UserError, match="was written by another teacher"):
+            train(recipe_of_run)
+        assert not (tmp_path / "run").exists()
+    checked = load_recipe(recipe, [fields[0], f"--data.teacher={teacher}", f"--training.encoder_from={other}"])
+    check_distilling_teacher(checked, Distillation.load(tmp_path / "distilled"), {})
 
 
 def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe: Path, tmp_path: Path) -> None:
@@ -374,7 +377,7 @@ def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
     distill: Run, recipe: Path, tmp_path: Path
 ) -> None:
     distill()
-    fields = [*TINY, f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
+    fields = [f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
     results = train(load_recipe(recipe, [*fields, "--training.steps=3"]))
     distillation = Distillation.load(tmp_path / "distilled")
     assert results["data"]["train"]["distilled"] == distillation.fingerprint()

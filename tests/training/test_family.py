@@ -18,13 +18,13 @@ from tests.training.runs import (
     assert_same_tensors,
     finish,
     make_arguments,
+    prepare_run,
     rewind,
     start,
 )
 from training.publish import publish
 from training.recipe.fields import load_recipe
-from training.run.folder import prepare_folder
-from training.train import make_trainer, prepare, run
+from training.train import make_trainer, run
 from training.trainer.draws import add_masks, pair_draws
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
@@ -183,11 +183,11 @@ def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
     step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])
     recipe = load_recipe(step[0], [*step[1:], f"--output_dir={tmp_path / 'run'}"])
-    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
-    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    trainer = make_trainer(recipe, prepare_run(recipe))
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]
-    batch = add_masks(batch, pair_draws(batch, recipe.seed, 0), tokenizer.mask_token_id, tokenizer.pad_token_id)
+    mask_and_pad = trainer.processing_class.mask_token_id, trainer.processing_class.pad_token_id
+    batch = add_masks(batch, pair_draws(batch, recipe.seed, 0), *mask_and_pad)
     assert 0 < batch["labels"].ne(-100).sum() < batch["target_lengths"].sum()
     trainer.model.train()(**batch).loss.backward()
     gradient_of_run = load_file(tmp_path / "parts" / "gradient.safetensors")

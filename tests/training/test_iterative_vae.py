@@ -11,11 +11,11 @@ from transformers import TrainerControl, TrainerState
 from tests.helpers import random_tokens
 from tests.nar_models import tiny_iterative_vae
 from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
-from training.monitor.trainer import by_layer
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
 from training.train import run
 from training.trainer.callbacks import KlScaleCallback
+from training.trainer.trainer import by_layer
 from vaswani_transformer import latent
 from vaswani_transformer.support.errors import UserError
 

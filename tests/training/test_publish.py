@@ -401,19 +401,18 @@ import sys
 from pathlib import Path
 
 from training.recipe.fields import load_recipe
-from training.run.folder import prepare_folder
-from training.train import make_trainer, prepare
+from tests.training.runs import prepare_run
+from training.train import make_trainer
 
 recipe = load_recipe(sys.argv[1], sys.argv[2:])
-folder = prepare_folder(recipe)
-pairs, encoded, tokenizer = prepare(recipe, folder)
-trainer = make_trainer(recipe, folder, encoded, tokenizer)
+prepared = prepare_run(recipe)
+trainer = make_trainer(recipe, prepared)
 trainer.train()
 trainer.args.hub_model_id = "somebody/midway"
 trainer.push_to_hub("midway", private=True)
 trainer.push_to_hub("in its own time", revision="later", blocking=False).result()
-trainer.model.save_pretrained(folder / "plain")
-assert not list((folder / "plain").glob("*.py"))
+trainer.model.save_pretrained(prepared.folder / "plain")
+assert not list((prepared.folder / "plain").glob("*.py"))
 """
 
 

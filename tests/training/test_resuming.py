@@ -23,6 +23,7 @@ from tests.training.runs import (
     finish,
     kill_after,
     last_step,
+    prepare_run,
     rewind,
     start,
     weights,
@@ -31,7 +32,7 @@ from training import train
 from training.recipe.fields import load_recipe
 from training.run.checkpoints import last_checkpoint, step_of
 from training.run.folder import prepare_folder
-from training.train import prepare, run
+from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.errors import UserError
 
@@ -107,16 +108,16 @@ def test_data_that_changed_since_the_run_began_is_an_error(
     arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
 ) -> None:
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
-    prepare(recipe, prepare_folder(recipe))
+    prepare_run(recipe)
     path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
     path.write_text(change(good))
     with pytest.raises(
         UserError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
     ):
-        prepare(recipe, prepare_folder(recipe))
+        prepare_run(recipe)
     path.write_text(good)
-    prepare(recipe, prepare_folder(recipe))
+    prepare_run(recipe)
 
 
 @pytest.mark.slow
@@ -152,13 +153,13 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
     arguments: list[str], tmp_path: Path
 ) -> None:
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
-    prepare(recipe, prepare_folder(recipe))
+    prepare_run(recipe)
     before = (tmp_path / "run" / "recipe.yaml").read_text()
     other = load_recipe(
         arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
     )
     with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
-        prepare(other, prepare_folder(other))
+        prepare_run(other)
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
 

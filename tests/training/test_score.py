@@ -19,7 +19,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, NarModel
 from training.data.distilled import digest_model
-from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe, to_dict
+from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe
 from training.report.results import commit, hardware, versions
 from training.score import check_tokenizer, main
 from training.tasks import make_task
@@ -218,8 +218,8 @@ def test_another_split_and_other_fields_of_the_recipe_can_be_given(run: Run, tmp
     assert "compound_split_bleu" not in output
 
 
-def recipe_of(target: str, tokenize: Any) -> dict[str, Any]:
-    return to_dict(Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize)))
+def recipe_of(target: str, tokenize: Any) -> Recipe:
+    return Recipe(data=DataRecipe(target=target), score=ScoreRecipe(tokenize=tokenize))
 
 
 def test_scores_depend_on_the_language_and_the_tokenization() -> None:

@@ -20,14 +20,14 @@ from tests.training.runs import (
     last_step,
     launched_by,
     make_arguments,
+    prepare_run,
     start,
     weights,
 )
 from training.recipe.fields import load_recipe
 from training.run.checkpoints import last_checkpoint
 from training.run.distributed import init_distributed
-from training.run.folder import prepare_folder
-from training.train import make_trainer, prepare, run
+from training.train import make_trainer, run
 
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 
@@ -53,8 +53,7 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
     arguments, folder = reference_run
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     init_distributed()
-    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
-    trainer = make_trainer(recipe, tmp_path / "run", encoded, tokenizer)
+    trainer = make_trainer(recipe, prepare_run(recipe))
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]
     trainer.model.train()(**batch).loss.backward()

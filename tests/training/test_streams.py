@@ -16,6 +16,7 @@ from tests.training.runs import (
     finish,
     kill_after,
     last_step,
+    prepare_run,
     start,
 )
 from training.data import pairs as data_pairs
@@ -23,8 +24,7 @@ from training.data.stream import PairStream, described
 from training.recipe.fields import DataRecipe, load_recipe
 from training.report.results import fingerprint
 from training.run.checkpoints import step_of
-from training.run.folder import prepare_folder
-from training.train import prepare, run
+from training.train import run
 from vaswani_transformer.batching import stream
 from vaswani_transformer.support.errors import UserError
 
@@ -125,11 +125,11 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
 
 def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], tmp_path: Path) -> None:
     recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
-    prepare(recipe, prepare_folder(recipe))
+    prepare_run(recipe)
     path = tmp_path / "data" / "train.jsonl"
     path.write_text(path.read_text().replace("one tree", "one crow"))
     with pytest.raises(UserError, match=r"^data\.train: these are not the pairs"):
-        prepare(recipe, prepare_folder(recipe))
+        prepare_run(recipe)
 
 
 PAIRS = [("one", "eno"), ("two", "owt"), ("three", "eerht"), ("four", "ruof"), ("five", "evif"), ("six", "xis")]

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from training.recipe.fields import DataRecipe, Recipe
+from training.recipe.fields import DataRecipe
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
 from vaswani_transformer.translation.loading import model_digest
@@ -121,6 +121,7 @@ class Distillation:
                 "parts there."
             )
 
+    @cached_property
     def totals(self) -> dict[str, Any]:
         """Return the numbers of sources and of kept pairs, of dropped pairs by reason, and the SHA-256 of all parts."""
         kept, dropped, digest = 0, Counter[str](), hashlib.sha256()
@@ -140,7 +141,7 @@ class Distillation:
         """Return the record of the pairs in `results.json`: teacher, sources, search, settings and counts."""
         names = {name: self.record[name] for name in ("teacher", "search", "settings")}
         sources = {"sources_sha256": self.record["data"]["sha256"]}
-        return names | sources | self.totals()
+        return names | sources | self.totals
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield the kept pairs in the order of their sources."""
@@ -168,25 +169,11 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
             f"{recipe.source}-{recipe.target}. Name another folder, or set data.source and data.target."
         )
     distillation.check_complete()
-    if not distillation.totals()["kept"]:
+    if not distillation.totals["kept"]:
         raise UserError(
             f"{name} has no pairs, since all were dropped; distill by another teacher or with other limits."
         )
     return distillation
-
-
-def check_teacher(recipe: Recipe) -> None:
-    """Check that the teacher that a recipe names, or else the one of its encoder, wrote the distilled pairs."""
-    data = recipe.data
-    named = data.teacher or recipe.training.encoder_from
-    if data.distilled is None or named is None:
-        return
-    teacher = Distillation.load(Path(data.distilled)).record["teacher"]
-    if digest_model(named) != teacher["digest"]:
-        raise UserError(
-            f"data.distilled: {data.distilled} was written by another teacher; got {teacher['name']}, expected the "
-            f"present model in {named}. Distill that model, or set data.teacher to the one that wrote it."
-        )
 
 
 def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:

@@ -12,7 +12,7 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from training.data.cache import cached_pairs
-from training.data.distilled import check_sources, open_distilled
+from training.data.distilled import Distillation, check_sources, open_distilled
 from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
 from training.recipe.fields import DataRecipe
 from training.toy_task.splits import make_splits
@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 PREVIEW_PAIRS = 1000  # pairs of a stream that are checked before training
 
 
-def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
+def load_pairs(recipe: DataRecipe, distillation: Distillation | None = None) -> datasets.DatasetDict:
     """Return the recipe's splits with the columns `source` and `target`; of a stream only the first pairs.
 
-    If `data.distilled` is set, the training pairs have a teacher's translations as targets.
+    If `data.distilled` is set, the training pairs have a teacher's translations as targets: those of `distillation` if
+    it is open already.
 
     Raises:
         UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
@@ -33,7 +34,7 @@ def load_pairs(recipe: DataRecipe) -> datasets.DatasetDict:
     """
     if recipe.distilled is None or recipe.train is None:
         return load_real_pairs(recipe)
-    distillation = open_distilled(recipe)
+    distillation = distillation or open_distilled(recipe)
     splits = load_real_pairs(recipe)
     sources = sources_in_order(recipe) if recipe.streaming else iterate_column(splits["train"], "source")
     check_sources(distillation, sources, recipe.streaming)

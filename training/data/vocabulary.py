@@ -9,7 +9,7 @@ from datasets import DatasetDict
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from training.data.stream import PairStream
-from training.recipe.fields import Recipe, to_dict
+from training.recipe.fields import Recipe
 from training.tasks import make_task
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.support.checked_loading import load_tokenizer
@@ -67,7 +67,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
         raise UserError(
             f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
-            f"model.kind {recipe.model['kind']} must begin at the first position; set its padding_side to 'right' and "
+            f"model.kind {recipe.kind} must begin at the first position; set its padding_side to 'right' and "
             "save it again."
         )
     if recipe.family.needs_mask and tokenizer.mask_token_id is None:
@@ -77,7 +77,7 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
 
 def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
-    task = make_task(to_dict(recipe))
+    task = make_task(recipe)
     train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
     tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
     if (path := recipe.tokenizer.path) is None:

@@ -1,8 +1,10 @@
 """Count the tokens, operations and seconds of a run's steps."""
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,13 @@ class TrainingMonitor(TrainerCallback):
         """Return the seconds of every phase so far."""
         self.stopwatch.flush()
         return dict(self.stopwatch.seconds)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Count the time until the end of the context as a phase."""
+        self.stopwatch.enter(name)
+        yield
+        self.stopwatch.enter("other")
 
     def save(self, folder: Path) -> None:
         """Write the time so far into the folder of a checkpoint."""

@@ -7,23 +7,14 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from training.recipe.fields import Recipe
 
 
-def decoding_config(model: PreTrainedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """Return a new GenerationConfig with the recipe's search; editing one in place loses the paper's settings."""
-    return make_config(
-        model, recipe, {name: getattr(recipe.decoding, name) for name in recipe.family.decoding}, tokenizer
-    )
-
-
-def evaluation_config(model: PreTrainedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """Return the same for the search of evaluations during training, which is faster."""
-    search = recipe.family.evaluation_search(vars(recipe.decoding), vars(recipe.training))
-    return make_config(model, recipe, search, tokenizer)
-
-
-def make_config(
-    model: PreTrainedModel, recipe: Recipe, search: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+def decoding_config(
+    model: PreTrainedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, in_training: bool = False
 ) -> GenerationConfig:
-    """Return a GenerationConfig with these settings and a model's token ids."""
+    """Return a new GenerationConfig with the recipe's search, or with the faster one of evaluations in training.
+
+    Editing the model's own in place would lose the paper's settings.
+    """
+    search = recipe.evaluation_search if in_training else recipe.search
     if search.get("num_beams") == 1:  # greedy decoding weighs no lengths; this overrides the model's own setting
         search["length_penalty"] = 1.0
     if not recipe.family.is_autoregressive and tokenizer.unk_token_id is not None:  # a text would lack the word

@@ -3,29 +3,38 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
-from training.recipe.families import (
-    AUTOREGRESSIVE,
-    FAMILIES,
-    TOKENIZER_SETS,
-    Family,
-    check_family,
-    drop_null_fields,
-    drop_other_families,
-)
+from training.recipe.families import AUTOREGRESSIVE, FAMILIES, TOKENIZER_SETS, Family
 from training.recipe.machine import trains_slowly_in_bf16
-from training.recipe.reading import apply_override, build, check_switches, read_yaml, setting, settings
+from training.recipe.reading import (
+    Scope,
+    apply_override,
+    build,
+    check_switches,
+    leave_out,
+    read_yaml,
+    setting,
+    settings,
+)
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.support.command_line import did_you_mean, not_one_of
 from vaswani_transformer.support.errors import UserError, one_line
+from vaswani_transformer.support.saved_settings import LONGEST, MAX_ALPHA
 
 # The fields that switch others on, with the values by which they do.
 FILES = ("data.kind", "json", "text", "hub", "trees")
 TEXTS = ("data.kind", "grammar", "json", "text", "hub")
 PAPER = ("training.optimizer", "paper")
 RADAM = ("training.optimizer", "radam")
+# The kinds of model that have a field.
+LEFT_TO_RIGHT = (AUTOREGRESSIVE,)
+AT_ONCE = ("nat", "cmlm", "iterative_vae", "flowseq")
+LATENT = ("iterative_vae", "flowseq")
+NAT, CMLM, FLOW = ("nat",), ("cmlm",), ("flowseq",)
+SEEDS = 2**32  # NumPy's limit
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class DataRecipe:
     """
 
     kind: Literal["grammar", "json", "text", "hub", "trees"] = "json"
-    path: str | None = setting(None, is_path=True, needs=FILES)
+    path: str | None = setting(None, is_path=True, needs=FILES, scope=Scope.LOCATION)
     subset: str | None = setting(None, needs=("data.kind", "hub"))
     source: str = "en"
     target: str = "de"
@@ -63,7 +72,7 @@ class DataRecipe:
     empty: Literal["error", "drop"] = "error"
     streaming: bool = setting(False, needs=FILES)
     buffer: int = setting(100_000, above=0, needs=("data.streaming",))
-    distilled: str | None = setting(None, is_path=True)
+    distilled: str | None = setting(None, is_path=True, scope=Scope.LOCATION)
     teacher: str | None = setting(None, is_path=True, needs=("data.distilled",))
 
 
@@ -148,16 +157,16 @@ class TrainingRecipe:
     average_last: the number of last checkpoints whose mean is the final model (6.1); None for the best checkpoint.
     """
 
-    steps: int = setting(100_000, above=0)
-    minutes: float | int | None = setting(None, above=0)
+    steps: int = setting(100_000, above=0, scope=Scope.LIMIT)
+    minutes: float | int | None = setting(None, above=0, scope=Scope.LIMIT)
     source_tokens: int = setting(25_000, above=0)
     target_tokens: int = setting(25_000, above=0)
-    device_tokens: int = setting(25_000, above=0)
+    device_tokens: int = setting(25_000, above=0, scope=Scope.EXECUTION)
     encoder_from: str | None = setting(None, is_path=True)
     start_from: str | None = setting(None, is_path=True)
-    energy_from: str | None = setting(None, is_path=True)
-    energy_inputs: Operator | None = setting(None, needs=("training.energy_from",))
-    energy_outputs: Operator | None = setting(None, needs=("training.energy_from",))
+    energy_from: str | None = setting(None, is_path=True, kinds=CMLM, scope=Scope.LOCATION)
+    energy_inputs: Operator | None = setting(None, needs=("training.energy_from",), kinds=CMLM)
+    energy_outputs: Operator | None = setting(None, needs=("training.energy_from",), kinds=CMLM)
     optimizer: Literal["paper", "radam"] = "paper"
     warmup_steps: int = setting(4000, above=0, needs=PAPER)
     learning_rate_scale: float | int = setting(1.0, above=0, needs=PAPER)
@@ -165,23 +174,23 @@ class TrainingRecipe:
     learning_rate_decay: float | int = setting(0.8, above=0, needs=RADAM)
     learning_rate_decay_steps: int = setting(1000, above=0, needs=RADAM)
     weight_decay: float | int = setting(0.001, at_least=0, needs=RADAM)
-    glancing: list | None = None
-    glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",))
-    decoder_steps: int = setting(30_000, at_least=0)
-    kl_scale: float | int = setting(1.0, at_least=0)
-    kl_warmup_steps: int | None = setting(None, above=0)
-    precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    gradient_checkpointing: bool = False
+    glancing: list | None = setting(None, kinds=NAT)
+    glancing_steps: int | None = setting(None, above=0, needs=("training.glancing",), kinds=NAT, scope=Scope.OPEN)
+    decoder_steps: int = setting(30_000, at_least=0, kinds=FLOW)
+    kl_scale: float | int = setting(1.0, at_least=0, kinds=LATENT)
+    kl_warmup_steps: int | None = setting(None, above=0, kinds=LATENT)
+    precision: Literal["fp32", "bf16", "auto"] = setting("fp32", scope=Scope.OPEN)
+    gradient_checkpointing: bool = setting(False, scope=Scope.EXECUTION)
     torch_compile: bool = False
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
     max_grad_norm: float | int = setting(0.0, at_least=0)
-    on_divergence: Literal["stop", "skip"] = "stop"
-    skip_limit: int = setting(10, at_least=0, needs=("training.on_divergence", "skip"))
+    on_divergence: Literal["stop", "skip"] = setting("stop", scope=Scope.EXECUTION)
+    skip_limit: int = setting(10, at_least=0, needs=("training.on_divergence", "skip"), scope=Scope.EXECUTION)
     evaluation_steps: int = setting(1000, above=0)
-    evaluation_beams: int = setting(1, above=0)
-    evaluation_iterations: int = setting(4, above=0)
-    evaluation_batch_size: int = setting(64, above=0)
-    log_steps: int = setting(100, above=0)
+    evaluation_beams: int = setting(1, above=0, kinds=LEFT_TO_RIGHT)
+    evaluation_iterations: int = setting(4, above=0, kinds=CMLM)
+    evaluation_batch_size: int = setting(64, above=0, scope=Scope.EXECUTION)
+    log_steps: int = setting(100, above=0, scope=Scope.EXECUTION)
     patience: int | None = setting(None, above=0)
     checkpoint_steps: int | None = setting(None, above=0)
     checkpoint_minutes: float | int | None = setting(None, above=0)
@@ -193,8 +202,6 @@ class TrainingRecipe:
 class DecodingRecipe:
     """The search of the trained model (6.1), which its generation_config.json holds too.
 
-    The first four are of autoregressive models, the others of the kinds that predict all words at once.
-
     num_beams: beams of the search; 1 for the most likely token at each step.
     length_penalty: alpha, which favors longer translations the larger it is.
     length_penalty_type: "gnmt", the paper's lp(Y), or "power", Transformers' own |Y|^alpha.
@@ -205,14 +212,14 @@ class DecodingRecipe:
     latent_temperature: of kind flowseq: the standard deviation of the noise that latents are made from; 0 for its mode.
     """
 
-    num_beams: int = setting(4, above=0)
-    length_penalty: float | int = 0.6
-    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
-    max_source_relative_length: int = setting(50, at_least=0)
-    num_iterations: int = setting(10, above=0)
-    length_beam_size: int = setting(1, above=0)
-    num_latent_samples: int = setting(1, above=0)
-    latent_temperature: float | int = setting(0.0, at_least=0)
+    num_beams: int = setting(4, above=0, kinds=LEFT_TO_RIGHT)
+    length_penalty: float | int = setting(0.6, at_least=-MAX_ALPHA, at_most=MAX_ALPHA, kinds=LEFT_TO_RIGHT)
+    length_penalty_type: Literal["gnmt", "power"] = setting("gnmt", kinds=LEFT_TO_RIGHT)
+    max_source_relative_length: int = setting(50, at_least=0, at_most=LONGEST, kinds=LEFT_TO_RIGHT)
+    num_iterations: int = setting(10, above=0, at_most=LONGEST, kinds=CMLM)
+    length_beam_size: int = setting(1, above=0, at_most=LONGEST, kinds=AT_ONCE)
+    num_latent_samples: int = setting(1, above=0, at_most=LONGEST, kinds=FLOW)
+    latent_temperature: float | int = setting(0.0, at_least=0, kinds=FLOW)
 
 
 @dataclass(frozen=True)
@@ -242,9 +249,9 @@ class Recipe:
 
     name: str = "run"
     task: Literal["translation", "dialogue"] = setting("translation", needs=TEXTS)
-    expected: str = ""
-    published: str = ""
-    note: str = ""
+    expected: str = setting("", scope=Scope.DESCRIPTION)
+    published: str = setting("", scope=Scope.DESCRIPTION)
+    note: str = setting("", scope=Scope.DESCRIPTION)
     output_dir: str | None = setting(None, is_path=True)
     seed: int = setting(2017, at_least=0)
     data: DataRecipe = field(default_factory=DataRecipe)
@@ -261,9 +268,36 @@ class Recipe:
         return self.family.config_class.from_paper(**{"name": fields.pop("paper")} | fields)
 
     @property
+    def kind(self) -> str:
+        """The kind of model."""
+        return self.model.get("kind") or AUTOREGRESSIVE
+
+    @property
     def family(self) -> Family:
-        """The family of the model."""
-        return FAMILIES[self.model.get("kind", AUTOREGRESSIVE)]
+        """The classes and the work of its kind of model."""
+        return FAMILIES[self.kind]
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The fields of `decoding` that its kind of model has."""
+        return {name: value for name, value in vars(self.decoding).items() if self.kind in kinds_of(f"decoding.{name}")}
+
+    @property
+    def evaluation_search(self) -> dict[str, Any]:
+        """The same in evaluations during training, which search faster."""
+        faster = self.family.evaluation.items()
+        return self.search | {
+            name: getattr(self.training, value) if isinstance(value, str) else value for name, value in faster
+        }
+
+
+SETTINGS = settings(Recipe)
+PATHS = [name for name, one in SETTINGS.items() if one.rules.is_path and name != "output_dir"]
+
+
+def kinds_of(name: str) -> tuple[str, ...]:
+    """Return the kinds of model that have a field."""
+    return SETTINGS[name].rules.kinds or tuple(FAMILIES)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -273,12 +307,13 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     """
     tree = dataclasses.asdict(recipe)
     del tree["output_dir"]
-    return drop_other_families(tree)
-
-
-SEEDS = 2**32  # NumPy's limit
-PATHS = [name for name, one in settings(Recipe).items() if one.field.metadata.get("is_path") and name != "output_dir"]
-CHOSEN_FIELDS = ("training.glancing_steps", "training.precision")  # which a recipe may leave open
+    for name in SETTINGS:
+        group, _, member = name.partition(".")
+        if recipe.kind not in kinds_of(name):
+            del tree[group][member]
+    if recipe.kind == AUTOREGRESSIVE:
+        tree["model"].pop("kind", None)
+    return tree
 
 
 def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True) -> Recipe:
@@ -293,7 +328,21 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
         UserError: there is no such file, it is not YAML, or a key or a value of the file or the arguments is not
             valid.
     """
-    path = Path(path)
+    tree, given = read_recipe(Path(path)), set()
+    for argument in arguments:
+        if (name := argument.partition("=")[0]) in given:
+            raise UserError(f"{name}: is given twice, and only the last would count; give it once.")
+        given.add(name)
+        apply_override(Recipe, tree, argument)
+    check_kind(tree)
+    recipe = build(Recipe, tree)
+    recipe = dataclasses.replace(recipe, model=drop_null_fields(recipe))
+    check(recipe, is_trained)
+    return with_derived_settings(recipe)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return the mapping in a recipe's file."""
     if not path.is_file():
         known = sorted(recipe.name for recipe in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
         raise UserError(
@@ -312,13 +361,34 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
         ) from error
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, not {type(tree).__name__}.")
-    for argument in arguments:
-        apply_override(Recipe, tree, argument)
-    check_family(tree)
-    recipe = build(Recipe, tree)
-    recipe = dataclasses.replace(recipe, model=drop_null_fields(recipe.model))
-    check(recipe, is_trained)
-    return with_derived_settings(recipe)
+    return tree
+
+
+def check_kind(tree: dict[str, Any]) -> None:
+    """Check that a recipe, as a nested dictionary, has a kind of model, and no field of other kinds only."""
+    if not isinstance(model := tree.get("model") or {}, dict):
+        return  # `build` raises the error
+    if (kind := model.get("kind") or AUTOREGRESSIVE) not in FAMILIES:
+        raise UserError(f"model.kind: {not_one_of(kind, FAMILIES)}")
+    groups = {group: fields for group, fields in tree.items() if isinstance(fields, dict)}
+    given = [f"{group}.{name}" for group in groups for name, value in groups[group].items() if value is not None]
+    if foreign := [name for name in given if name in SETTINGS and kind not in kinds_of(name)]:
+        group = foreign[0].partition(".")[0]
+        names = [name for name in foreign if name.startswith(group) and kinds_of(name) == kinds_of(foreign[0])]
+        raise UserError(
+            f"{', '.join(names)}: a model of kind {kind} has no such field, kind {' or '.join(kinds_of(names[0]))} "
+            f"has; {leave_out(names)}, or set model.kind."
+        )
+
+
+def drop_null_fields(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of the model without those whose null is no value: null leaves these at their defaults."""
+    hints = recipe.family.model_fields | {"kind": str, "paper": str}
+    return {
+        name: value
+        for name, value in recipe.model.items()
+        if value is not None or name not in hints or NoneType in get_args(hints[name])
+    }
 
 
 def with_derived_settings(recipe: Recipe) -> Recipe:
@@ -342,16 +412,16 @@ def check(recipe: Recipe, is_trained: bool = True) -> None:
     if recipe.seed >= SEEDS:
         raise UserError(f"seed: {recipe.seed} is too large; give one below {SEEDS}.")
     check_switches(recipe, () if is_trained else ("training",))
-    check_data_fields(recipe.data, recipe.name)
-    check_training(recipe.training)
-    check_score(recipe.score)
-    check_model_fields(recipe)
-    if "decoder_steps" in recipe.family.training:
+    check_data(recipe)
+    check_training(recipe)
+    check_score_tokenizer(recipe.score.tokenize)
+    check_model(recipe)
+    if recipe.kind in FLOW:
         check_phases(recipe.training, recipe.decoding)
 
 
-def check_data_fields(data: DataRecipe, recipe_name: str | None) -> None:
-    """Check that the fields of the data go together."""
+def check_data(recipe: Recipe) -> None:
+    data = recipe.data
     if data.source == data.target:
         raise UserError(
             f"data.target: {data.target!r} is also the source, so a model would learn to copy; "
@@ -359,11 +429,11 @@ def check_data_fields(data: DataRecipe, recipe_name: str | None) -> None:
         )
     if data.kind != "grammar" and data.path is None:
         what = "the name of a data set" if data.kind == "hub" else "the folder of its data"
-        raise UserError(f"data.path: the recipe {recipe_name!r} needs {what}; give --data.path=...")
+        raise UserError(f"data.path: the recipe {recipe.name!r} needs {what}; give --data.path=...")
 
 
-def check_training(training: TrainingRecipe) -> None:
-    """Check that the fields of training go together."""
+def check_training(recipe: Recipe) -> None:
+    training = recipe.training
     if (last := training.average_last) is not None and last >= training.keep_checkpoints:
         raise UserError(
             f"training.keep_checkpoints: {training.keep_checkpoints} are too few to average the last {last} and keep "
@@ -371,17 +441,19 @@ def check_training(training: TrainingRecipe) -> None:
         )
     if training.encoder_from is not None and training.start_from is not None:
         raise UserError("training.start_from: the model has an encoder; leave training.encoder_from out.")
-    check_glancing(training.glancing)
+    if (ratios := training.glancing) is not None and not (
+        len(ratios) == 2 and all(type(ratio) in (int, float) and 0 <= ratio <= 1 for ratio in ratios)
+    ):
+        raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
 
 
-def check_model_fields(recipe: Recipe) -> None:
+def check_model(recipe: Recipe) -> None:
     """Check that the fields of the model are those of its kind, and make a configuration."""
-    fields = {"kind", "paper", *recipe.family.model_fields}
+    known = sorted({"kind", "paper", *recipe.family.model_fields})
     for name in recipe.model:
         if name in TOKENIZER_SETS:
             raise UserError(f"model.{name}: the tokenizer sets it; see tokenizer.vocab_size and tokenizer.path.")
-        if name not in fields:
-            known = sorted(fields)
+        if name not in known:
             raise UserError(f"model.{name}: no such key; a model has {', '.join(known)}.{did_you_mean(name, known)}")
     if (paper := recipe.model.get("paper", "base")) not in list(PAPER_SETTINGS):
         raise UserError(f"model.paper: {not_one_of(paper, PAPER_SETTINGS)}")
@@ -389,15 +461,6 @@ def check_model_fields(recipe: Recipe) -> None:
         recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
     except Exception as error:  # the strict configuration has its own classes, each with a sentence
         raise UserError(f"model: {one_line(error)}") from error
-
-
-def check_glancing(ratios: list | None) -> None:
-    """Check the shares of mistakes that GLAT shows."""
-    if ratios is None:
-        return
-    is_number = [isinstance(ratio, float | int) and not isinstance(ratio, bool) for ratio in ratios]
-    if len(ratios) != 2 or not all(is_number) or not all(0 <= ratio <= 1 for ratio in ratios):
-        raise UserError(f"training.glancing: expected two shares from 0 to 1, got {ratios}; give [0.5, 0.3].")
 
 
 def check_phases(training: TrainingRecipe, decoding: DecodingRecipe) -> None:
@@ -416,17 +479,17 @@ def check_phases(training: TrainingRecipe, decoding: DecodingRecipe) -> None:
         )
 
 
-def check_score(score: ScoreRecipe) -> None:
-    """Check that the score's tokenizer is installed."""
-    language, _, dictionary = score.tokenize.partition("-")
+def check_score_tokenizer(name: str) -> None:
+    """Check that a tokenizer of sacreBLEU is installed."""
+    language, _, dictionary = name.partition("-")
     if not dictionary:
         return
     from sacrebleu.metrics.bleu import BLEU  # here, because it takes half a second
 
     try:
-        BLEU(tokenize=score.tokenize)
+        BLEU(tokenize=name)
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"score.tokenize: {score.tokenize!r} needs packages that are not installed; run `pip install "
+            f"score.tokenize: {name!r} needs packages that are not installed; run `pip install "
             f'"sacrebleu[{language}]"`.'
         ) from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import enum
 import json
 import math
 import os
@@ -19,26 +20,43 @@ from vaswani_transformer.support.errors import UserError, one_line
 LARGEST = 2**63 - 1  # as torch counts
 
 
-def setting(
-    default: Any,
-    above: int | None = None,
-    at_least: int | None = None,
-    is_path: bool = False,
-    is_needed: bool = False,
-    needs: tuple[Any, ...] = (),
-) -> Any:
-    """Return a field of a recipe, with its default and what is known of its values.
+class Scope(enum.Enum):
+    """How the recipe of a run that goes on may differ in a field from the run's own."""
 
-    Args:
-        default: the value of a field that is left out.
-        above, at_least: limits of a number.
-        is_path: whether it names a file, folder or repository; `~` in it is expanded.
-        is_needed: whether null is refused, rather than the default.
-        needs: the field that is its switch, and the values of that which switch it on; without any, every value but
-            null and false does.
+    FIXED = enum.auto()  # not at all
+    OPEN = enum.auto()  # not at all; a recipe may leave it open, and the run's own has what was taken
+    LIMIT = enum.auto()  # a run may get more
+    LOCATION = enum.auto()  # where equal pairs or the same teacher lie: the run has the digests of both
+    EXECUTION = enum.auto()  # execution and output only: it does not change what a step computes
+    DESCRIPTION = enum.auto()  # for readers
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is known of the values of a recipe's field.
+
+    above, at_least, at_most: limits of a number.
+    is_path: whether it names a file, folder or repository; `~` in it is expanded.
+    is_needed: whether null is refused, rather than the default.
+    needs: the field that is its switch, and the values of that which switch it on; without any, every value but null
+        and false does.
+    kinds: the kinds of model that have it; all if empty.
+    scope: how a run that goes on may differ in it.
     """
-    metadata = {"above": above, "at_least": at_least, "is_path": is_path, "is_needed": is_needed, "needs": needs}
-    return dataclasses.field(default=default, metadata=metadata)
+
+    above: int | None = None
+    at_least: int | None = None
+    at_most: int | None = None
+    is_path: bool = False
+    is_needed: bool = False
+    needs: tuple[Any, ...] = ()
+    kinds: tuple[str, ...] = ()
+    scope: Scope = Scope.FIXED
+
+
+def setting(default: Any, **rules: Any) -> Any:
+    """Return a field of a recipe with its default, the value of a field that is left out, and its `Rules`."""
+    return dataclasses.field(default=default, metadata={"rules": Rules(**rules)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +66,11 @@ class Setting:
     name: str
     hint: Any
     field: dataclasses.Field
+
+    @property
+    def rules(self) -> Rules:
+        """What `setting` declares of its values."""
+        return self.field.metadata.get("rules", Rules())
 
     @property
     def members(self) -> tuple[Any, ...]:
@@ -160,7 +183,7 @@ def build(cls: type, tree: Any, prefix: str = "") -> Any:
                 values[key] = build(hints[key], value, f"{prefix}{key}.")
         elif value is not None or fields[f"{prefix}{key}"].is_optional:
             values[key] = coerce(fields[f"{prefix}{key}"], value)
-        elif fields[f"{prefix}{key}"].field.metadata.get("is_needed"):
+        elif fields[f"{prefix}{key}"].rules.is_needed:
             raise UserError(f"{prefix}{key}: every run needs one; got null, expected a text. Name it, or leave it out.")
     return cls(**values)
 
@@ -181,8 +204,7 @@ def coerce(known: Setting, value: Any) -> Any:
         raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
     check_limits(known, value)
-    is_path = known.field.metadata.get("is_path") and value is not None
-    return os.path.expanduser(value) if is_path else value
+    return os.path.expanduser(value) if known.rules.is_path and value is not None else value
 
 
 def read_exponents(value: Any) -> Any:
@@ -213,12 +235,14 @@ def check_numbers(value: Any, name: str) -> None:
 
 def check_limits(known: Setting, value: Any) -> None:
     """Check that a number is within its field's limits, and that a text whose default is not empty is not either."""
-    name = known.name
-    above, at_least = (known.field.metadata.get(limit) for limit in ("above", "at_least"))
+    name, rules = known.name, known.rules
+    above, least, most = rules.above, rules.at_least, rules.at_most
     if above is not None and value is not None and value <= above:
         raise UserError(f"{name}: {value} is not positive; give a number above {above}.")
-    if at_least is not None and value < at_least:
-        raise UserError(f"{name}: {value} is negative; give {at_least} or more.")
+    if least is not None and value < least:
+        raise UserError(f"{name}: {value} is {'negative' if least == 0 else 'too small'}; give {least} or more.")
+    if most is not None and value > most:
+        raise UserError(f"{name}: {value} is too large; give {most} or less.")
     if value == "" != known.field.default:
         otherwise = "give null for none" if known.is_optional else "leave it out"
         raise UserError(f"{name}: the text is empty; name something, or {otherwise}.")
@@ -235,7 +259,7 @@ def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
     values = {name: attrgetter(name)(recipe) for name in known}
     idle: dict[tuple[Any, ...], list[str]] = {}
     for name, one in known.items():
-        switch, *on = needs = one.field.metadata.get("needs") or (None,)
+        switch, *on = needs = one.rules.needs or (None,)
         if switch is None or name.partition(".")[0] in ignored or values[name] in (None, one.field.default):
             continue
         if (values[switch] not in on) if on else (values[switch] in (None, False)):

@@ -6,15 +6,16 @@ It is made from the run's results: `card_template.md` holds the words, `results.
 import html
 import json
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from training.monitor.stopwatch import phase_shares
-from training.recipe.families import AUTOREGRESSIVE, family_of_recipe
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.licenses import check_license
-from training.report.results import read_results
+from training.report.results import read_results, recipe_of
 from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, printable
@@ -65,27 +66,27 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     """
     head, example = metadata(results, license), python_literal(example_sentence(results))
     results = as_markdown(results)
-    recipe = results["recipe"]
+    recipe = recipe_of(results)
     return ModelCard.from_template(
         head,
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
         **(translation_words(recipe) | make_task(recipe).card_words),
-        data=describe_data(recipe["data"]),
+        data=describe_data(recipe.data),
         license=license,
         parameters=f"{results['parameters']:,}",
         model=describe_model(recipe),
-        training=describe_training(results),
+        training=describe_training(results, recipe.training),
         weights=describe_weights(recipe),
         hardware=describe_hardware(results),
         time=describe_time(results),
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-        scores="\n".join(f"- {line}" for line in score_lines(results)) or "Not yet measured.",
+        scores="\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.",
         repository=python_literal(repository),
         example=example,
-        search=describe_search(recipe["decoding"]),
-        longest=recipe["data"]["max_length"],
+        search=describe_search(recipe.search),
+        longest=recipe.data.max_length,
         losses=describe_losses(recipe),
         curve=curve_table(results["curve"], make_task(recipe).best_metric),
         fingerprints=fingerprint_table(results.get("data", {})),
@@ -94,9 +95,9 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     )
 
 
-def translation_words(recipe: dict[str, Any]) -> dict[str, str]:
+def translation_words(recipe: Recipe) -> dict[str, str]:
     """Return the words of a card that another task replaces by its `card_words`."""
-    source, target = recipe["data"]["source"], recipe["data"]["target"]
+    source, target = recipe.data.source, recipe.data.target
     return {
         "purpose": f"translate `{source}` into `{target}`",
         "languages": f"from `{source}` to `{target}`",
@@ -107,40 +108,39 @@ def translation_words(recipe: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def variant(recipe: dict[str, Any]) -> str:
+def variant(recipe: Recipe) -> str:
     """Return the kind of a recipe's model, or "glat" for a NAT that glancing trains."""
-    is_glancing = recipe["training"].get("glancing") is not None
-    return "glat" if is_glancing else recipe["model"].get("kind", AUTOREGRESSIVE)
+    return recipe.kind if recipe.training.glancing is None else "glat"
 
 
-def tags(results: dict[str, Any]) -> list[str]:
+def tags(recipe: Recipe) -> list[str]:
     """Return the tags by which the Hub finds the model."""
-    kind, name = family_of_recipe(results["recipe"]), variant(results["recipe"])
-    family_tags = (
-        ["non-autoregressive", name.replace("_", "-")] if not kind.is_autoregressive else ["attention-is-all-you-need"]
-    )
-    return ["transformer", *family_tags, kind.config_class.model_type, make_task(results["recipe"]).hub_name]
+    family_tags = ["non-autoregressive", variant(recipe).replace("_", "-")]
+    if recipe.family.is_autoregressive:
+        family_tags = ["attention-is-all-you-need"]
+    return ["transformer", *family_tags, recipe.family.config_class.model_type, make_task(recipe).hub_name]
 
 
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
     """Return the head of the card, which the Hub reads."""
-    data, task = results["recipe"]["data"], make_task(results["recipe"])
+    recipe = recipe_of(results)
+    data, task = recipe.data, make_task(recipe)
     return ModelCardData(
         language=list(dict.fromkeys(task.languages)) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task.hub_name,
-        tags=tags(results),
-        datasets=[data["path"]] if data["kind"] == "hub" else None,
+        tags=tags(recipe),
+        datasets=[data.path] if data.kind == "hub" and data.path else None,
         metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
         model_name=results["name"],
-        eval_results=list(eval_results(results)),
+        eval_results=list(eval_results(results, recipe)),
     )
 
 
-def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
+def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
     """Yield every score of `results` with its signature."""
-    data, task = results["recipe"]["data"], make_task(results["recipe"])
+    data, task = recipe.data, make_task(recipe)
     for split in ("validation", "test"):
         scores = results.get(split, {})
         for metric in task.metrics:
@@ -148,10 +148,10 @@ def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
                 yield EvalResult(
                     task_type=task.hub_name,
                     task_name=task.title,
-                    dataset_type=data["path"] or data["kind"],
+                    dataset_type=data.path or data.kind,
                     dataset_name=data_name(data),
-                    dataset_config=data["subset"],
-                    dataset_split=data[split] if data["kind"] == "hub" else split,
+                    dataset_config=data.subset,
+                    dataset_split=getattr(data, split) if data.kind == "hub" else split,
                     metric_type=metric.key,
                     metric_name=metric.title,
                     metric_value=round(scores[metric.key], 2),
@@ -159,56 +159,55 @@ def eval_results(results: dict[str, Any]) -> Iterator[EvalResult]:
                 )
 
 
-def data_name(data: dict[str, Any]) -> str:
+def data_name(data: DataRecipe) -> str:
     """Return the name of the data set in text."""
-    if data["kind"] == "grammar":
+    if data.kind == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
-    return " ".join(name for name in (data["path"], data["subset"]) if name)
+    return " ".join(name for name in (data.path, data.subset) if name)
 
 
-def describe_data(data: dict[str, Any]) -> str:
+def describe_data(data: DataRecipe) -> str:
     """Return the data in text, with what replaced its training targets."""
-    distilled = "; training targets replaced by a teacher's outputs" if data.get("distilled") else ""
+    distilled = "; training targets replaced by a teacher's outputs" if data.distilled else ""
     return f"{data_name(data)}{distilled}"
 
 
-def describe_model(recipe: dict[str, Any]) -> str:
+def describe_model(recipe: Recipe) -> str:
     """Return the recipe's model: the paper's, the fields that differ from it, and whose weights it began with."""
-    fields = recipe["model"]
+    fields = recipe.model
     changes = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in ("paper", "kind"))
     shape = f"the paper's {fields.get('paper', 'base')}" + (f" with {changes}" if changes else "")
-    if not family_of_recipe(recipe).is_autoregressive:
+    if not recipe.family.is_autoregressive:
         shape = f"{NAMES[variant(recipe)]} in the shape of {shape}"
     origins = {
         "encoder_from": "; encoder and embeddings began as a teacher's",
         "start_from": "; all weights began as another trained model's",
     }
-    return shape + "".join(text for name, text in origins.items() if recipe["training"].get(name))
+    return shape + "".join(text for name, text in origins.items() if getattr(recipe.training, name))
 
 
-def describe_training(results: dict[str, Any]) -> str:
+def describe_training(results: dict[str, Any], training: TrainingRecipe) -> str:
     """Return the number and size of steps, the operations, and the schedule."""
-    recipe = results["recipe"]["training"]
-    scale = "" if recipe["learning_rate_scale"] == 1 else f", times {recipe['learning_rate_scale']}"
-    schedule = f"the paper's Adam and learning rate with {recipe['warmup_steps']:,} steps of warm-up{scale}"
-    if recipe.get("optimizer") == "radam":
-        rate = f"learning rate {recipe['learning_rate']}"
-        is_constant = recipe["learning_rate_decay"] == 1
+    scale = "" if training.learning_rate_scale == 1 else f", times {training.learning_rate_scale}"
+    schedule = f"the paper's Adam and learning rate with {training.warmup_steps:,} steps of warm-up{scale}"
+    if training.optimizer == "radam":
+        rate = f"learning rate {training.learning_rate}"
+        is_constant = training.learning_rate_decay == 1
         schedule = f"RAdam, constant {rate}" if is_constant else f"RAdam, {rate} decaying exponentially"
-    if recipe.get("energy_from"):
+    if training.energy_from:
         schedule += "; the loss is the energy under a teacher, ENGINE (Tu et al. 2020)"
     return (
-        f"{results['steps']:,} steps of about {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} "
-        f"target tokens, {results['flops']:.2g} floating-point operations; {schedule}; {recipe['precision']}"
+        f"{results['steps']:,} steps of about {training.source_tokens:,} source and {training.target_tokens:,} "
+        f"target tokens, {results['flops']:.2g} floating-point operations; {schedule}; {training.precision}"
     )
 
 
-def describe_losses(recipe: dict[str, Any]) -> str:
+def describe_losses(recipe: Recipe) -> str:
     """Return what the columns of the curve are."""
     plain = (
         "`loss` is the label-smoothed training loss and `validation loss` the plain one, both in nats per target token."
     )
-    if family_of_recipe(recipe).is_autoregressive:
+    if recipe.family.is_autoregressive:
         return plain
     return (
         "`loss` is the training loss with that of the length. `validation loss` is the negative log-likelihood of a "
@@ -216,9 +215,9 @@ def describe_losses(recipe: dict[str, Any]) -> str:
     )
 
 
-def describe_weights(recipe: dict[str, Any]) -> str:
+def describe_weights(recipe: Recipe) -> str:
     """Return which of a run's weights the model has."""
-    if (last := recipe["training"]["average_last"]) is not None:
+    if (last := recipe.training.average_last) is not None:
         return f"the mean of the last {last} checkpoints"
     return f"the checkpoint with the best validation {selection_metric(recipe).title}"
 
@@ -243,22 +242,21 @@ def describe_time(results: dict[str, Any]) -> str:
     return f"{hours} h {minutes} min {seconds} s in all: {phases}"
 
 
-def score_lines(results: dict[str, Any]) -> Iterator[str]:
+def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
     """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
-    recipe = results["recipe"]
     first, *other_metrics = make_task(recipe).metrics
     if (scores := results.get("test")) is not None:
-        how = describe_search(recipe["decoding"])
+        how = describe_search(recipe.search)
         yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, first)}"
         for metric in other_metrics:
             yield f"the same outputs: {scored(scores, metric)}"
-        if published := recipe.get("published"):
-            yield f"published on the same test set: {published}"
+        if recipe.published:
+            yield f"published on the same test set: {recipe.published}"
     if (scores := results.get("validation")) is not None:
-        how = describe_search(family_of_recipe(recipe).evaluation_search(recipe["decoding"], recipe["training"]))
+        how = describe_search(recipe.evaluation_search)
         yield f"validation set, {how}: {scored(scores, first)}"
-    if note := recipe.get("note"):
-        yield note
+    if recipe.note:
+        yield recipe.note
 
 
 def scored(scores: dict[str, Any], metric: Metric) -> str:
@@ -342,17 +340,14 @@ def describe_code(results: dict[str, Any]) -> str:
     return f"{version}, commit {commit['hash']}{', with uncommitted changes' if commit['dirty'] else ''}"
 
 
-def training_command(recipe: dict[str, Any], repository: str) -> str:
+def training_command(recipe: Recipe, repository: str) -> str:
     """Return the command that trains the recipe again; local paths have placeholders."""
     parts = ["python -m training.train recipe.yaml", "--output_dir=runs/again"]
-    if recipe["data"]["kind"] in ("json", "text", "trees"):
+    if recipe.data.kind in ("json", "text", "trees"):
         parts.append("--data.path=FOLDER")
-    if recipe["tokenizer"]["path"] is not None:
+    if recipe.tokenizer.path is not None:
         parts.append(f"--tokenizer.path={repository}")
-    for name, placeholder in OTHER_MODELS.items():
-        group, _, field = name.partition(".")
-        if recipe[group].get(field) is not None:
-            parts.append(f"--{name}={placeholder}")
+    parts += [f"--{name}={model}" for name, model in OTHER_MODELS.items() if attrgetter(name)(recipe) is not None]
     return " ".join(parts)
 
 

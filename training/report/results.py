@@ -17,7 +17,8 @@ from datasets import Dataset, DatasetDict
 import vaswani_transformer
 from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
-from training.recipe.fields import PATHS, Recipe
+from training.recipe.fields import PATHS, DataRecipe, Recipe, to_dict
+from training.recipe.reading import build
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
 
@@ -96,15 +97,15 @@ def is_local(path: str) -> bool:
     return path.startswith((".", "~")) or Path(path).is_absolute() or Path(path).exists()
 
 
-def strip_local_paths(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe, as a dictionary, with the names of local folders and files instead of their paths."""
-    stripped = {group: dict(fields) if isinstance(fields, dict) else fields for group, fields in recipe.items()}
-    for path_field in PATHS:
-        group, _, name = path_field.partition(".")
-        path = stripped[group].get(name)
+def strip_local_paths(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as a dictionary, with the names of local folders and files instead of their paths."""
+    tree = to_dict(recipe)
+    for name in PATHS:
+        group, _, member = name.partition(".")
+        path = tree[group].get(member)
         if path is not None and is_local(path):
-            stripped[group][name] = Path(path).resolve().name
-    return stripped
+            tree[group][member] = Path(path).resolve().name
+    return tree
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -112,7 +113,16 @@ def read_results(path: Path) -> dict[str, Any]:
     results = read_json(path, RESULTS_FIX)
     if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")
+    try:
+        recipe_of(results)
+    except UserError as error:
+        raise UserError(f"{path}: its recipe is of another version ({error}); train again to publish.") from error
     return results
+
+
+def recipe_of(results: dict[str, Any]) -> Recipe:
+    """Return the recipe in the content of a `results.json`."""
+    return build(Recipe, results["recipe"])
 
 
 def to_json_values(tree: Any) -> Any:
@@ -124,15 +134,17 @@ def to_json_values(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def fingerprints(recipe: Recipe, pairs: DatasetDict) -> dict[str, dict[str, Any]]:
+def fingerprints(
+    recipe: DataRecipe, pairs: DatasetDict, distillation: Distillation | None = None
+) -> dict[str, dict[str, Any]]:
     """Return the fingerprint of each split; of streamed training pairs, that of the first ones.
 
     The fingerprint of distilled training pairs also holds that of their distillation.
     """
     prints: dict[str, dict[str, Any]] = {
-        str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe.data, str(split)) else {})
+        str(split): fingerprint(texts) | ({"first_of_stream": True} if is_streamed(recipe, str(split)) else {})
         for split, texts in pairs.items()
     }
-    if recipe.data.distilled is not None:
-        prints["train"]["distilled"] = Distillation.load(Path(recipe.data.distilled)).fingerprint()
+    if distillation is not None:
+        prints["train"]["distilled"] = distillation.fingerprint()
     return prints

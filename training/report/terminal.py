@@ -4,10 +4,9 @@ import logging
 import shlex
 from typing import Any
 
-from training.data.distilled import open_distilled
+from training.data.distilled import Distillation
 from training.monitor.stopwatch import time_line
-from training.recipe.families import AUTOREGRESSIVE, FAMILIES, family_of_recipe
-from training.recipe.fields import Recipe, to_dict
+from training.recipe.fields import Recipe
 from training.tasks import make_task
 
 logger = logging.getLogger(__name__)
@@ -15,26 +14,27 @@ logger = logging.getLogger(__name__)
 
 def opening_line(recipe: Recipe) -> str:
     """Return what a run is going to do, and what its recipe expects of it: score and time."""
-    training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(to_dict(recipe)).verb
+    training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(recipe).verb
     limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
     split = "validation" if recipe.data.test is None else "test"
     plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the {split} set"
     return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
 
 
-def targets_line(recipe: Recipe) -> str:
+def targets_line(recipe: Recipe, distillation: Distillation | None) -> str:
     """Return which targets a run learns from: those of its data, or a teacher's."""
     use = "Training targets" if recipe.training.energy_from is None else "Training targets, for their lengths only"
-    if (folder := recipe.data.distilled) is None:
+    if distillation is None:
         return f"{use}: those of the data."
-    distillation = open_distilled(recipe.data)
-    teacher, kept = distillation.record["teacher"]["name"], distillation.totals()["kept"]
-    return f"{use}: written by {teacher} for {kept:,d} of {distillation.sources:,d} sources, in {folder}."
+    teacher, kept = distillation.record["teacher"]["name"], distillation.totals["kept"]
+    return (
+        f"{use}: written by {teacher} for {kept:,d} of {distillation.sources:,d} sources, in {recipe.data.distilled}."
+    )
 
 
-def report(results: dict[str, Any], folder: str) -> None:
+def report(results: dict[str, Any], recipe: Recipe) -> None:
     """Print a few translations, the time of each phase, and the best metric on the last line; log what to type next."""
-    scores, task = results.get("test"), make_task(results["recipe"])
+    scores, task = results.get("test"), make_task(recipe)
     for example in scores["examples"] if scores else []:
         for role, name in zip(task.roles, ("source", "translation", "reference"), strict=True):
             print(f"{role:<12} {example[name]}")
@@ -44,14 +44,16 @@ def report(results: dict[str, Any], folder: str) -> None:
     if scores is None:
         print(f"{best.title} {results['validation'][best.key]:.2f} on the validation set")
         return
+    if recipe.note:
+        logger.info("%s", recipe.note)
     signature = scores[best.signature_key]
-    if note := results["recipe"]["note"]:
-        logger.info("%s", note)
     print(f"{best.title} {scores[best.key]:.2f} on {scores['sentences']} unseen sentences ({signature})", flush=True)
     if scores["examples"]:
-        folder, source = shlex.quote(folder), shlex.quote(scores["examples"][0]["source"])
-        is_autoregressive = family_of_recipe(results["recipe"]) is FAMILIES[AUTOREGRESSIVE]
-        figures = f"vaswani_transformer.figures {folder} {source}"  # of this kind only
-        logger.info("Next, %s what you type, and %s:", task.verb, "see attention" if is_autoregressive else "publish")
+        folder, source = shlex.quote(str(recipe.output_dir)), shlex.quote(scores["examples"][0]["source"])
+        command = f"training.publish {folder} OWNER/NAME"
+        if recipe.family.is_autoregressive:
+            command = f"vaswani_transformer.figures {folder} {source}"
+        what = "see attention" if recipe.family.is_autoregressive else "publish"
+        logger.info("Next, %s what you type, and %s:", task.verb, what)
         logger.info("%s %s --interactive", task.command, folder)
-        logger.info("python -m %s", figures if is_autoregressive else f"training.publish {folder} OWNER/NAME")
+        logger.info("python -m %s", command)

@@ -20,6 +20,7 @@ from transformers import TrainerState, TrainingArguments
 
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import TrainingRecipe
+from training.run.distributed import RunError
 from vaswani_transformer.support.errors import OutputError, UserError, one_line
 from vaswani_transformer.support.files import (
     PARTIAL,
@@ -87,6 +88,11 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def last_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run."""
     return next(reversed(complete_checkpoints(run)), None)
+
+
+def has_trained(run: Path) -> bool:
+    """Return whether a run has weights to resume."""
+    return last_checkpoint(run) is not None or (run / STATE).exists()
 
 
 def size_and_digest(path: Path) -> list[int | str]:
@@ -196,8 +202,11 @@ def set_aside(checkpoint: Path) -> Path:
     return checkpoint.rename(next(path for path in paths if not path.exists()))
 
 
-def settle(run: Path) -> None:
-    """Leave a run's newest checkpoint intact: set later ones aside, and delete those that were never finished."""
+def settle(run: Path, needs_best: bool = True) -> None:
+    """Leave a run's newest checkpoint intact: set later ones aside, and delete those that were never finished.
+
+    The best one must be intact too if the run needs it.
+    """
     for partial in (run / CHECKPOINTS).glob(f"checkpoint-*{PARTIAL}"):
         if NAME.fullmatch(partial.stem):  # a deletion was interrupted
             shutil.rmtree(partial)
@@ -206,17 +215,17 @@ def settle(run: Path) -> None:
         remove(checkpoint)
     if (intact := intact_checkpoint(run)) is None:
         return
-    check_best(run, intact)
+    if needs_best:
+        check_best(run, read_state(intact, fix_of(intact)).best_global_step)
     for checkpoint in [path for path in all_checkpoints(run) if step_of(path) > step_of(intact)]:
         name, aside = changed_file(checkpoint), set_aside(checkpoint)
         logger.warning("%s: %s is not as training wrote it; kept as %s.", checkpoint, name, aside.name)
 
 
-def check_best(run: Path, checkpoint: Path) -> None:
-    """Check the best checkpoint of a run that resumes from a checkpoint."""
-    state = read_state(checkpoint, fix_of(checkpoint))
-    if (step := state.best_global_step) is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
-        raise UserError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
+def check_best(run: Path, step: int | None) -> None:
+    """Check that the best checkpoint of a run, that of a step, is as training wrote it."""
+    if step is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
+        raise RunError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
 
 
 def best_fix(run: Path, step: int) -> str:

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,10 +99,10 @@ def warn_of_long_texts(recipe: Recipe, encoded: DatasetDict) -> None:
             )
 
 
-def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> None:
-    """Check that the resumed run's steps have the same pairs as before; very small micro-batches can change them."""
+def check_same_steps(before: Recipe, recipe: Recipe, pairs: Dataset) -> None:
+    """Check that a step of the resumed run has the same pairs as before; very small micro-batches can change them."""
     training, processes = recipe.training, PartialState().num_processes
-    other = dataclasses.replace(training, device_tokens=before["training"]["device_tokens"])
+    other = dataclasses.replace(training, device_tokens=before.training.device_tokens)
     micro_batches = [
         processes * accumulation(dataclasses.replace(recipe, training=either), processes)
         for either in (other, training)
@@ -117,6 +116,14 @@ def check_same_steps(before: dict[str, Any], recipe: Recipe, pairs: Dataset) -> 
             f"training.device_tokens: {training.device_tokens} splits the pairs into other steps than the "
             f"{other.device_tokens} that the run started with, since every micro-batch needs a pair; give more."
         )
+
+
+def check_pairs(recipe: Recipe, config: VaswaniTransformerConfig, encoded: DatasetDict, before: Recipe) -> None:
+    """Check that pairs fit a run's model, its batches and what it has trained so far, by the recipe `before`."""
+    check_data_fits(recipe, config, encoded)
+    check_predictable_lengths(recipe, config, encoded["train"])
+    warn_of_long_texts(recipe, encoded)
+    check_same_steps(before, recipe, encoded["train"])
 
 
 def config_for_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniTransformerConfig:
@@ -144,7 +151,7 @@ def check_model_trains(recipe: Recipe) -> None:
             f"training.attention: {name} does not train on a CPU, eager and sdpa do; omit it, or launch on an "
             "accelerator."
         )
-    if "decoder_steps" in recipe.family.training and is_set("ACCELERATE_USE_FSDP"):
+    if recipe.kind == "flowseq" and is_set("ACCELERATE_USE_FSDP"):
         raise UserError(
             "model.kind: the flow of flowseq starts from data, which needs complete weights; got FSDP2. Launch with a "
             "file of training/accelerate that does not shard."

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Generator
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.vocabulary import make_tokenizer
 from training.monitor.monitor import trained_seconds
-from training.recipe.fields import CHOSEN_FIELDS, Recipe, to_dict
-from training.recipe.reading import build
-from training.report.results import RESULTS, RESULTS_FIX, fingerprints
+from training.recipe.fields import SETTINGS, Recipe, to_dict
+from training.recipe.reading import Scope, build
+from training.report.results import RESULTS, RESULTS_FIX
 from training.run.checkpoints import (
     LOCK,
     RECIPE,
@@ -31,137 +32,128 @@ from training.run.checkpoints import (
     settle,
     step_of,
 )
+from training.run.command import check_writable
 from training.run.distributed import RunError, raise_together
 from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import PARTIAL, read_json, staged_files, write_atomically
 
-TRAINED_STATE = STATE
 DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
 TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the last one of a new run
-LIMIT_FIELDS = ("training.steps", "training.minutes")  # a resumed run may have larger ones
-# Where equal pairs and the same teacher lie: the run has the digests of both.
-LOCATION_FIELDS = ("data.path", "data.distilled", "training.energy_from")
-DESCRIPTIVE_FIELDS = ("expected", "published", "note")  # for readers
-# Execution and output only: they do not change what a step computes.
-EXECUTION_FIELDS = (
-    "training.device_tokens",
-    "training.gradient_checkpointing",
-    "training.evaluation_batch_size",
-    "training.log_steps",
-    "training.on_divergence",
-    "training.skip_limit",
-)
-FREE_FIELDS = (*LIMIT_FIELDS, *EXECUTION_FIELDS, *LOCATION_FIELDS)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run.
+
+    path: where it is.
+    before: the recipe of the run in it; that of the new run if there is none.
+    changed: the fields in which the present recipe differs, the model's kind first.
+    """
+
+    path: Path
+    before: Recipe
+    changed: list[str]
 
 
 @contextlib.contextmanager
-def open_folder(recipe: Recipe) -> Generator[Path]:
-    """Lock and yield the run's folder: new, or with a run of the same recipe to resume or extend."""
-    folder = writable_folder(recipe)
-    with run_lock(folder):
+def open_folder(recipe: Recipe) -> Generator[RunFolder]:
+    """Lock and yield the run's folder: new, or with a run of the same recipe to resume or to extend."""
+    path = writable_path(recipe)
+    with run_lock(path):
+        folder = read_folder(path, recipe)
         check_folder(folder, recipe)
-        if (folder / RECIPE).exists() and (not (folder / TRAINED_STATE).exists() or changed_fields(folder, recipe)):
+        if (path / RECIPE).exists() and (not (path / STATE).exists() or folder.changed):
             PartialState().wait_for_everyone()  # every process checks the folder before one changes it
-            raise_together(lambda: settle(folder) if PartialState().is_main_process else None)
+            needs_best = recipe.training.average_last is None
+            raise_together(lambda: settle(path, needs_best) if PartialState().is_main_process else None)
         yield folder
 
 
-def prepare_folder(recipe: Recipe) -> Path:
+def prepare_folder(recipe: Recipe) -> RunFolder:
     """Return the run's folder, which a run can use now; a new one is not made."""
-    folder = writable_folder(recipe)
+    path = writable_path(recipe)
+    folder = read_folder(path, recipe)
     check_folder(folder, recipe)
-    if (folder / LOCK).exists():
-        with run_lock(folder):
+    if (path / LOCK).exists():
+        with run_lock(path):
             pass
     return folder
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits."""
-    if not (folder / RECIPE).exists():
-        if folder.exists() and any(path.suffix != PARTIAL and path.name != LOCK for path in folder.iterdir()):
-            raise UserError(f"{folder}: holds files that are not a run; give another --output_dir.")
-        return
-    names = changed_fields(folder, recipe)
-    check_chosen_fields(folder, recipe, names)
-    checkpoint = intact_checkpoint(folder) if names else None
-    is_longer = names and checkpoint is not None and not has_ended(checkpoint, recipe.training)
-    if (folder / RESULTS).exists() and not (is_longer and set(names) <= {*FREE_FIELDS}):
-        raise UserError(
-            f"{folder}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
-            "training.minutes, whichever ended it, and nothing else, to extend it."
-        )
-    for name in names:
-        if name not in FREE_FIELDS or (name == "data.path" and recipe.data.streaming):
-            raise UserError(
-                f"{folder}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
-                "it, or another --output_dir."
-            )
-    if names and checkpoint is not None and is_beyond(checkpoint, recipe.training):
-        minutes = trained_seconds(checkpoint) / 60
-        raise UserError(
-            f"{folder}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
-            "training.steps and training.minutes beyond them, or another --output_dir."
-        )
-
-
-def check_chosen_fields(folder: Path, recipe: Recipe, names: list[str]) -> None:
-    """Check that a run which gets other steps or another machine keeps what its recipe left open."""
-    for name in CHOSEN_FIELDS:
-        if name in names and set(names) <= {*CHOSEN_FIELDS, *FREE_FIELDS}:
-            group, _, field = name.partition(".")
-            before, now = stored_recipe(folder)[group][field], getattr(getattr(recipe, group), field)
-            raise UserError(
-                f"{name}: the run in {folder} was begun with another; got {now}, expected {before}. "
-                f"Give --{name}={before} to resume or extend it."
-            )
-
-
-def writable_folder(recipe: Recipe) -> Path:
-    """Return the run's folder, which can be written or made."""
+def writable_path(recipe: Recipe) -> Path:
     if recipe.output_dir is None:
         raise UserError("output_dir: the run needs a folder; give --output_dir=...")
-    check_writable(folder := Path(recipe.output_dir))
-    return folder
+    check_writable(path := Path(recipe.output_dir))
+    return path
 
 
-def check_writable(folder: Path) -> None:
-    """Check that a folder can be written or made."""
-    ancestor = folder
+def read_folder(path: Path, recipe: Recipe) -> RunFolder:
+    """Return what a folder holds; a field that the run's version did not have counts as its default."""
+    if not (path / RECIPE).exists():
+        return RunFolder(path, recipe, [])
     try:
-        ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
-        with tempfile.TemporaryDirectory(dir=ancestor, suffix=PARTIAL):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{folder}: {ancestor} is not a writable folder ({one_line(error, with_file=False)}); give another "
-            "--output_dir."
-        ) from error
-
-
-def stored_recipe(folder: Path) -> dict[str, Any]:
-    """Return the recipe of the run in a folder, as a dictionary."""
-    path = folder / RECIPE
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.safe_load((path / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        recipe = one_line(error, with_file=False)
-    if not isinstance(recipe, dict):
-        raise UserError(f"{path}: holds no recipe; got {str(recipe)[:80]!r}. Restore it, or give another --output_dir.")
-    return recipe
-
-
-def changed_fields(folder: Path, recipe: Recipe) -> list[str]:
-    """Return the names of the fields in which a recipe differs from the run in a folder, the model's kind first.
-
-    Fields that the run's version did not have count as their defaults.
-    """
-    before = stored_recipe(folder)
+        tree = one_line(error, with_file=False)
+    if not isinstance(tree, dict):
+        raise UserError(
+            f"{path / RECIPE}: holds no recipe; got {str(tree)[:80]!r}. Restore it, or give another --output_dir."
+        )
+    before = recipe
     with contextlib.suppress(UserError):  # a field that this version does not have differs
-        before = to_dict(build(Recipe, before, ""))
-    names = [name for name in diff_trees(before, to_dict(recipe)) if name not in DESCRIPTIVE_FIELDS]
-    return sorted(names, key="model.kind".__ne__)
+        before = build(Recipe, tree)
+        tree = to_dict(before)
+    changed = [name for name in diff_trees(tree, to_dict(recipe)) if scope_of(name) is not Scope.DESCRIPTION]
+    return RunFolder(path, before, sorted(changed, key="model.kind".__ne__))
+
+
+def scope_of(name: str) -> Scope:
+    """Return how a run that goes on may differ in a field; fields of the model have no entry."""
+    return SETTINGS[name].rules.scope if name in SETTINGS else Scope.FIXED
+
+
+def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
+    """Return the names of the fields that differ between two nested dictionaries."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [prefix.rstrip(".")]
+    names = sorted(before.keys() | now.keys())
+    return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
+
+
+def check_folder(folder: RunFolder, recipe: Recipe) -> None:
+    """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits."""
+    path, changed = folder.path, folder.changed
+    if not (path / RECIPE).exists():
+        if path.exists() and any(file.suffix != PARTIAL and file.name != LOCK for file in path.iterdir()):
+            raise UserError(f"{path}: holds files that are not a run; give another --output_dir.")
+        return
+    fixed = [name for name in changed if scope_of(name) in (Scope.FIXED, Scope.OPEN)]
+    for name in fixed if all(scope_of(name) is Scope.OPEN for name in fixed) else []:
+        now, before = attrgetter(name)(recipe), attrgetter(name)(folder.before)
+        raise UserError(
+            f"{name}: the run in {path} was begun with another; got {now}, expected {before}. Give --{name}={before} "
+            "to resume or extend it."
+        )
+    checkpoint = intact_checkpoint(path) if changed else None
+    is_longer = changed and checkpoint is not None and not has_ended(checkpoint, recipe.training)
+    if (path / RESULTS).exists() and (fixed or not is_longer):
+        raise UserError(
+            f"{path}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
+            "training.minutes, whichever ended it, and nothing else, to extend it."
+        )
+    for name in changed:
+        if name in fixed or (name == "data.path" and recipe.data.streaming):
+            raise UserError(
+                f"{path}: holds an unfinished run of another recipe, {name} differs; give the same command to resume "
+                "it, or another --output_dir."
+            )
+    if checkpoint is not None and is_beyond(checkpoint, recipe.training):
+        minutes = trained_seconds(checkpoint) / 60
+        raise UserError(
+            f"{path}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
+            "training.steps and training.minutes beyond them, or another --output_dir."
+        )
 
 
 def extend_run(recipe: Recipe, folder: Path) -> None:
@@ -180,7 +172,7 @@ def extend_run(recipe: Recipe, folder: Path) -> None:
                     shutil.copy2(path, partial)
                 partial.rename(kept)
         results.unlink()
-    (folder / TRAINED_STATE).unlink(missing_ok=True)
+    (folder / STATE).unlink(missing_ok=True)
     write_recipe(recipe, folder)
 
 
@@ -188,16 +180,8 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
 
 
-def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
-    """Return the names of the fields that differ between two nested dictionaries."""
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [prefix.rstrip(".")]
-    names = sorted(before.keys() | now.keys())
-    return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
-
-
 def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
-    """Check that the run in a folder, if there is one, started with the same data."""
+    """Check that the run in a folder, if there is one, started with data of the present fingerprints."""
     if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
         return
     for split, before in read_fingerprints(folder, **dict.fromkeys(present, dict)).items():
@@ -229,12 +213,14 @@ def write_new_run(
     return [folder / name for name in (RECIPE, DATA_FILE, *names)]
 
 
-def initialize_run(recipe: Recipe, folder: Path, pairs: DatasetDict) -> tuple[PreTrainedTokenizerBase, list[Path]]:
-    """Write the recipe, the data's fingerprints and the tokenizer into the folder of a new run.
+def initialize_run(
+    recipe: Recipe, folder: Path, pairs: DatasetDict, present: dict[str, dict[str, Any]]
+) -> tuple[PreTrainedTokenizerBase, list[Path]]:
+    """Return the tokenizer of a run, and the files that this process wrote for a new one.
 
-    Existing files stay as they are.
+    A new run gets its recipe, the data's fingerprints and its tokenizer; files that exist stay as they are.
     """
-    present, written = fingerprints(recipe, pairs) if PartialState().is_main_process else {}, []
+    written = []
     check_same_data(folder, *broadcast_object_list([present]))
     if PartialState().is_main_process and not (folder / TOKENIZER).exists():
         written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs), present)

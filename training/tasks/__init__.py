@@ -1,7 +1,6 @@
 """The tasks that models train for: their metrics, and what the card says of them."""
 
-from typing import Any
-
+from training.recipe.fields import Recipe
 from training.tasks.dialogue import DialogueTask
 from training.tasks.parsing import ParsingTask
 from training.tasks.task import Metric, Task
@@ -10,15 +9,15 @@ from training.tasks.translation import TranslationTask
 ENERGY = Metric("energy", "energy", "signature", greater_is_better=False)
 
 
-def make_task(recipe: dict[str, Any]) -> Task:
-    """Return the task of a recipe, given as a dictionary as in results.json."""
-    if recipe["data"]["kind"] == "trees":
-        return ParsingTask(recipe["data"]["source"])
-    if recipe.get("task") == "dialogue":
-        return DialogueTask(recipe["score"]["tokenize"])
-    return TranslationTask(recipe["data"]["source"], recipe["data"]["target"], recipe["score"]["tokenize"])
+def make_task(recipe: Recipe) -> Task:
+    """Return the task of a recipe."""
+    if recipe.data.kind == "trees":
+        return ParsingTask(recipe.data.source)
+    if recipe.task == "dialogue":
+        return DialogueTask(recipe.score.tokenize)
+    return TranslationTask(recipe.data.source, recipe.data.target, recipe.score.tokenize)
 
 
-def selection_metric(recipe: dict[str, Any]) -> Metric:
+def selection_metric(recipe: Recipe) -> Metric:
     """Return the metric that chooses the best checkpoint of a recipe: the task's, or a teacher's energy."""
-    return make_task(recipe).best_metric if recipe["training"].get("energy_from") is None else ENERGY
+    return make_task(recipe).best_metric if recipe.training.energy_from is None else ENERGY

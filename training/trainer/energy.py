@@ -10,14 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
 
-from training.recipe.fields import Recipe
-from training.run.encoder import check_same_vocabulary
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.latent import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
-from vaswani_transformer.support.checked_loading import load_config, load_model
 
 
 def one_hot(scores: Tensor) -> Tensor:
@@ -120,23 +116,3 @@ class Energy:
         ).last_hidden_state
         logits = self.teacher.lm_head(states[is_real])  # (N, V)
         return logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
-
-
-def check_energy(recipe: Recipe) -> None:
-    """Check, before the data is read, that the teacher of the energy is autoregressive."""
-    if (name := recipe.training.energy_from) is not None:
-        load_config(name, VaswaniTransformerConfig.model_type, "training.energy_from")
-        load_model(name, VaswaniTransformerForConditionalGeneration)  # only to check its weights
-
-
-def check_energy_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the teacher's vocabulary is the run's, `<mask>` aside."""
-    if recipe.training.energy_from is not None:
-        check_same_vocabulary("training.energy_from", recipe.training.energy_from, tokenizer)
-
-
-def load_energy(recipe: Recipe, teacher: str, device: torch.device) -> Energy:
-    """Return the energy under a teacher, the model's folder or its name on the Hub, that a recipe trains by."""
-    model = load_model(teacher, VaswaniTransformerForConditionalGeneration)
-    operators = (recipe.training.energy_inputs or "softmax", recipe.training.energy_outputs or "softmax")
-    return Energy(model.to(device), *operators)

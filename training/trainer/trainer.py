@@ -1,9 +1,14 @@
-"""Seq2SeqTrainer with the paper's batches, optimizer and schedule, and with evaluation by tokens and by task."""
+"""Seq2SeqTrainer with a recipe's batches, optimizer, schedule, checkpoints, and evaluation by tokens and by task.
+
+It measures its speed and its phases. B batch, S source, T target, V vocabulary.
+"""
 
 import contextlib
 import dataclasses
 import json
 import logging
+import math
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,30 +16,50 @@ from typing import Any, cast
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import HfApi
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, Seq2SeqTrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    LogitsProcessor,
+    PreTrainedTokenizerBase,
+    ProgressCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import EvalLoopOutput
 
+from training.average import last_checkpoints, mean_weights
 from training.data.stream import PairStream
-from training.data.tokenizing import NUMBER, make_encode_fn
+from training.data.tokenizing import NUMBER, TEXTS, lengths, make_encode_fn
+from training.monitor.curves import CurvesCallback
+from training.monitor.monitor import TrainingMonitor
+from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.publish import upload, write_repository
-from training.recipe.decoding import evaluation_config
+from training.recipe.decoding import decoding_config
 from training.recipe.families import TrainedModel
-from training.recipe.fields import Recipe, to_dict
+from training.recipe.fields import Recipe
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.run.checkpoints import (
     STATE,
     best_fix,
-    changed_file,
+    check_best,
+    check_same_sharding,
     checkpoint_at,
     checkpoints_folder,
     fix_of,
+    has_ended,
     last_checkpoint,
+    read_state,
     read_weights,
     rotate,
     run_write_errors,
+    step_of,
     writing,
 )
 from training.run.distributed import RunError, check_weights, drop_tied_duplicates, load_weights, shard
@@ -50,17 +75,19 @@ from training.trainer.callbacks import (
 )
 from training.trainer.divergence import DivergenceGuard, is_finite
 from training.trainer.draws import add_glancing_draws, add_latent_draws, add_masks, pair_draws
-from training.trainer.evaluation import EvaluatingTrainer
+from training.trainer.evaluation import evaluation_batches, sentence_losses
 from training.trainer.flow_start import FlowStart
 from training.trainer.optimizers import make_optimizer, make_schedule
 from vaswani_transformer import (
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
+    VaswaniTransformerConfig,
 )
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import PrefetchingLoader
+from vaswani_transformer.generation_settings import CallSettings
 from vaswani_transformer.nar_head import WeighsDivergence
-from vaswani_transformer.support.files import read_json
+from vaswani_transformer.support.files import PARTIAL, read_json
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -90,19 +117,44 @@ def stream_batches(
     )
 
 
-class RecipeTrainer(EvaluatingTrainer):
+def by_layer(name: str, value: Tensor, config: VaswaniTransformerConfig) -> list[tuple[str, Tensor]]:
+    """Return a scalar with its name, or a value of each of the last layers, each with a name that ends in the layer."""
+    if not value.dim():
+        return [(name, value)]
+    first = config.decoder_layers - len(value) + 1
+    return [(f"{name}_{first + index}", part) for index, part in enumerate(value.unbind())]
+
+
+class RecipeTrainer(Seq2SeqTrainer):
     """A trainer that follows a recipe.
+
+    `loss` in the log is the mean over the target tokens of all processes and all steps since the last entry. The log
+    also has, over all processes, `target_tokens_per_second`, `padding_share` (of the positions of source and target),
+    `teraflops_per_second` of the model's matrix products, `mfu`, their share of the data sheet's peak if that is known,
+    and the parts of the loss that a kind of model names.
 
     Args:
         model: the model; its decoding is set from the recipe.
-        args: the Trainer's arguments, from `training.train`.
+        args: the Trainer's arguments, from `training_arguments`.
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
         train_dataset: `input_ids` and `labels` of the training pairs, or a stream of them as text.
-        validation: the same of the validation pairs, with their targets as text in `reference`.
+        validation: the same of the validation pairs, with both sides as text in `source` and `reference`.
+
+    Attributes:
+        monitor: counts and times the steps of this process.
+        guard: keeps a gradient that is not finite from the weights.
+        search: how evaluations translate; during training with the recipe's faster settings for it.
+        signature: of the best metric in the last evaluation.
     """
 
+    model: TrainedModel
+    args: Seq2SeqTrainingArguments
+    processing_class: PreTrainedTokenizerBase
     train_dataset: Dataset | TokenBudgetBatches
+    eval_dataset: Dataset
+    evaluated: Dataset
+    signature: str
 
     def __init__(
         self,
@@ -113,24 +165,22 @@ class RecipeTrainer(EvaluatingTrainer):
         train_dataset: Dataset | PairStream,
         validation: Dataset,
     ) -> None:
-        self.recipe, self.task = recipe, make_task(to_dict(recipe))
-        self.batch_tokens = recipe.training.evaluation_batch_size * recipe.data.max_length
+        self.recipe, self.family, self.task = recipe, recipe.family, make_task(recipe)
+        self.selection = selection_metric(recipe)
         self.stream = None
         if isinstance(train_dataset, PairStream):
             self.stream_pairs = train_dataset
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
-        self.search = evaluation_config(model, recipe, tokenizer)
-        self.constraint = self.task.constraint(model, tokenizer)
         super().__init__(
-            self.task.best_metric,
-            recipe.family,
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=train_dataset if self.stream is None else self.stream,
-            eval_dataset=validation,
+            train_dataset=cast(Any, train_dataset if self.stream is None else self.stream),
+            eval_dataset=cast(Any, validation),
             processing_class=tokenizer,
         )
+        self.search = decoding_config(model, recipe, tokenizer, in_training=True)
+        self.constraint = self.task.constraint(model, tokenizer)
         self.code = commit()
         # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys) or None
@@ -140,18 +190,33 @@ class RecipeTrainer(EvaluatingTrainer):
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
             shard(model, plugin)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
+        self.add_monitor()
         self.add_recipe_callbacks(model)
+
+    def add_monitor(self) -> None:
+        """Add the callbacks that measure the run and show its progress."""
+        precision = self.accelerator.mixed_precision
+        if precision == "no":
+            precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+        self.monitor = TrainingMonitor(self.args.device, precision)
+        self.add_callback(self.monitor)
+        if self.pop_callback(TensorBoardCallback) is not None:
+            self.add_callback(CurvesCallback())
+        if self.pop_callback(ProgressCallback) is not None:
+            metrics = MetricFormat(self.task.best_metric)
+            is_terminal = sys.stderr.isatty()
+            self.add_callback(ProgressBarCallback(metrics) if is_terminal else LogLineCallback(metrics, self.monitor))
 
     def add_recipe_callbacks(self, model: TrainedModel) -> None:
         """Add the callbacks of the log, the limits, the checkpoints, the model's kind, the stream and the guard."""
-        training, selection = self.recipe.training, selection_metric(to_dict(self.recipe))
+        training = self.recipe.training
         self.add_callback(LogEveryCallback(training.log_steps))
         if training.minutes is not None:
             self.monitor.time_limit = 60 * training.minutes
             self.add_callback(TimeLimitCallback(training.minutes, self.monitor))
         self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
-        if selection.greater_is_better:
-            self.add_callback(LossTieBreaker(selection.key))
+        if self.selection.greater_is_better:
+            self.add_callback(LossTieBreaker(self.selection.key))
         if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
             steps = training.glancing_steps or training.steps
             self.add_callback(GlancingCallback(model, *training.glancing, steps))
@@ -162,6 +227,46 @@ class RecipeTrainer(EvaluatingTrainer):
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
+
+    # Before the steps
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return checkpoints_folder(self.args).parent
+
+    def train_or_resume(self) -> None:
+        """Train or resume, and keep the best model or the mean of the last checkpoints.
+
+        A run that was interrupted after its training is loaded and not trained further.
+        """
+        if (self.folder / STATE).exists():
+            fix = f"remove {self.folder / STATE}, and the run takes the weights of its last checkpoint."
+            self.monitor.restore(self.folder)
+            self.state = read_state(self.folder, fix)
+            load_weights(self.model, self.checked_weights(self.folder, fix))
+            return
+        self.train_from_last_checkpoint()
+        if (last := self.recipe.training.average_last) is not None:
+            checkpoints = last_checkpoints(self.folder, last)
+            load_weights(self.model, mean_weights(checkpoints))
+            logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
+        self.save_trained()
+
+    def train_from_last_checkpoint(self) -> None:
+        """Train from the newest complete checkpoint, if there is one; load the best model if training had ended."""
+        if (checkpoint := last_checkpoint(self.folder)) is None:
+            self.train()
+            return
+        self.checked_weights(checkpoint, fix_of(checkpoint))  # the Trainer would load others too
+        check_same_sharding(checkpoint, self.is_fsdp_enabled)
+        logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{self.args.max_steps:,d}")
+        self.monitor.restore(checkpoint)
+        if has_ended(checkpoint, self.recipe.training):  # the Trainer would take another step
+            self.state = read_state(checkpoint, fix_of(checkpoint))
+            self._load_best_model()
+        else:
+            self.train(resume_from_checkpoint=str(checkpoint))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
@@ -174,41 +279,338 @@ class RecipeTrainer(EvaluatingTrainer):
             self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return checkpoints_folder(self.args).parent
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Return the recipe's optimizer."""
+        if self.optimizer is None:
+            parameters = (self.model if model is None else model).parameters()
+            self.optimizer = make_optimizer(self.recipe.training, parameters)
+            self.guard.guard(self.optimizer)
+        return self.optimizer
 
-    def checked_weights(self, folder: Path, fix: str) -> dict[str, torch.Tensor]:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LambdaLR:
+        """Return the learning rate of the recipe's optimizer."""
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.create_optimizer()
+            self.lr_scheduler = make_schedule(self.recipe.training, optimizer, self.model.config.d_model)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # A step
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
+        dataset = self.train_dataset
+        if isinstance(dataset, TokenBudgetBatches):
+            return self.stream_loader(dataset)
+        pairs = PairTokens(dataset)
+        sampler = TokenBudgetBatchSampler(
+            pairs.source_lengths,
+            pairs.target_lengths,
+            self.recipe.training.source_tokens,
+            self.recipe.training.target_tokens,
+            num_processes=self.args.world_size,
+            rank=self.args.process_index,
+            accumulation=self.args.gradient_accumulation_steps,
+            seed=self.recipe.seed,
+        )
+        steps = len(sampler) // self.args.gradient_accumulation_steps
+        sampler.epoch = lambda: self.state.global_step // steps
+        logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
+        return PrefetchingLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
+            generator=torch.Generator(),  # as in `loader`
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
+
+    def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
+        """Return a loader that reads in this process, because the position must be exact at every step."""
+        return DataLoader(
+            batches,
+            batch_size=None,
+            collate_fn=self.data_collator,
+            generator=torch.Generator(),  # as in `loader`
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Return the batches of a step, and its tokens to learn on all processes.
+
+        The host counts the tokens where one device has them all, so that no step waits for their copy.
+        """
+        has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
+        choices = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
+        with self.monitor.phase("data"):
+            device = torch.device("cpu") if has_all else device
+            batches, items = super().get_batch_samples(choices, num_batches, device)
+        if self.flow_start is not None:
+            self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
+        return batches, items
+
+    def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
+        if self.flow_start is not None:
+            return add_latent_draws(batch, self.recipe.seed, self.state.global_step, self.model.config.d_model)
+        if not self.family.needs_mask and self.recipe.training.glancing is None:
+            return batch
+        draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
+        if not self.family.needs_mask:
+            return add_glancing_draws(batch, draws)
+        return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run forward and backward; the remainder of the step counts as the optimizer's.
+
+        The guard gets the pairs and the loss. A loss that is not finite counts as 0 in the Trainer's sum.
+        """
+        numbers = inputs.pop(NUMBER, None)
+        self.monitor.count(inputs)
+        self.learned_tokens = int(inputs["labels"].ne(-100).sum())  # here, where the batch is on the host
+        self.monitor.stopwatch.enter("forward")
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.monitor.stopwatch.enter("optimizer")
+        # The Trainer multiplies a process's share of the mean by the number of processes, since it averages gradients
+        # over them; a model on several devices of one process gets the number of tokens once a device.
+        tokens = torch.as_tensor(num_items_in_batch).max()
+        self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, self.learned_tokens)
+        self.guard.add(numbers, inputs["input_ids"][0], loss)
+        return loss.nan_to_num(0.0, 0.0, 0.0)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
+        if isinstance(data, Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
+        stack = super().compute_loss_context_manager()
+        if self.is_fsdp_enabled:
+            stack.enter_context(self.accelerator.autocast())
+        return stack
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss of a batch; the forward pass ends here."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.monitor.stopwatch.enter("backward")
+        for name, log_name in self.family.log_parts.items():
+            if (value := outputs.get(name)) is None:
+                continue
+            # The accuracy is a mean over the batch; the tokens of the complete step divide any other value.
+            divisor = self.learned_tokens if name == "accuracy" else torch.as_tensor(num_items_in_batch).max()
+            for full_name, part in by_layer(log_name, value, self.model.config):
+                self.monitor.add_part(full_name, part * divisor, self.learned_tokens)
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm of a step's gradient, after the guard has inspected it."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.guard.inspect(norm)
+        return norm
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return the operations of training on a batch."""
+        return self.family.flops(self.model, inputs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log an entry, with the monitor's metrics if it is one of training."""
+        if "loss" in logs:
+            logs |= self.monitor.metrics(self.state.total_flos)
+        super().log(logs, start_time)
+
+    # An evaluation
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of an evaluation; a likelihood at gold length, position by position, is no perplexity."""
+        likelihoods = ["loss"] if not self.family.is_autoregressive else ["loss", "perplexity"]
+        return [*likelihoods, self.task.best_metric.key]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice.
+
+        A loader draws a seed when it starts. Its separate generator keeps training's random numbers independent of
+        evaluations.
+        """
+        self.evaluated = dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        sides = (lengths(dataset, name).tolist() for name in ("input_ids", "labels"))
+        size = self.args.per_device_eval_batch_size
+        batches = evaluation_batches(*sides, size, size * self.recipe.data.max_length)
+        rounds = math.ceil(len(batches) / self.args.world_size)
+        rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
+        numbered = dataset.add_column("pair", list(range(len(dataset))))
+        return DataLoader(
+            numbered.remove_columns([name for name in dataset.column_names if name in TEXTS]),
+            batch_sampler=[batches[index % len(batches)] for index in rank_batches],
+            collate_fn=self.data_collator,
+            generator=torch.Generator(),
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
+        )
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """Return the loader of an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Return `metric_names`, the first of a target token, over all pairs on all ranks, each once, and hypotheses.
+
+        The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
+        """
+        self.model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        outputs: dict[int, tuple[float, int, str, dict[str, float]]] = {}
+        sources = self.evaluated["source"][:]
+        with self.monitor.phase("evaluation"):
+            for batch in dataloader:
+                pairs = batch.pop("pair").tolist()
+                translations = self.translate(self._prepare_inputs(batch), [sources[pair] for pair in pairs])
+                outputs |= zip(pairs, translations, strict=True)
+                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            everything = dict(gather_object(list(outputs.items())))
+            losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
+            loss = sum(losses) / sum(tokens)
+            if self.is_in_train and not math.isfinite(loss):
+                self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", self.folder)
+            score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
+        best = self.task.best_metric
+        self.signature = score[best.signature_key]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
+        metrics = {name: metrics[name] for name in self.metric_names}
+        metrics |= {name: sum(pair[name] for pair in figures) / sum(tokens) for name in figures[0]}
+        return EvalLoopOutput(
+            predictions=cast(Any, list(texts)),
+            label_ids=None,
+            metrics={f"{metric_key_prefix}_{name}": value for name, value in metrics.items()},
+            num_samples=len(texts),
+        )
+
+    @torch.no_grad()
+    def translate(
+        self, inputs: dict[str, Tensor], sources: list[str]
+    ) -> list[tuple[float, int, str, dict[str, float]]]:
+        """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
+        labels, model = inputs["labels"], self.model
+        model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        if not self.family.is_autoregressive:
+            model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
+        with self.accelerator.autocast():  # without labels, or the loss would be computed twice
+            logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
+            figures = {name: values.tolist() for name, values in self.sentence_statistics(logits, inputs).items()}
+        losses = sentence_losses(logits, labels)
+        del logits  # frees memory for the search
+        with self.accelerator.autocast():
+            if isinstance(model, FSDPModule):  # the search calls the embeddings outside the model's forward
+                model.unshard()
+            translations = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                generation_config=self.search,
+                logits_processor=self.processors(inputs["attention_mask"], sources),
+                synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
+            )
+        texts = self.processing_class.batch_decode(cast(Tensor, translations), skip_special_tokens=True)
+        by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
+        return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
+
+    def processors(self, mask: Tensor, sources: list[str]) -> list[LogitsProcessor] | None:
+        """Return what excludes tokens from the search for sources with this mask (B, S), if the task does."""
+        if self.constraint is None:
+            return None
+        call = CallSettings(self.search, self.model.generation_config, {"attention_mask": mask})
+        return [self.constraint(sources, call.target_limits())]
+
+    def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
+        return {}
+
+    # A checkpoint
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save a checkpoint, and delete older ones; a failed write becomes one line."""
+        checkpoint = checkpoint_at(self.folder, self.state.global_step)
+        with run_write_errors(checkpoint), writing(checkpoint):
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:  # without the best one's path, since the run's folder may move
+                dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
+        if self.args.should_save:
+            rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
+        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and in a checkpoint the time so far and the position in the stream with its pairs so far.
+
+        Other files of a checkpoint follow until `on_save`.
+        """
+        self.monitor.stopwatch.enter("saving")
+        super().save_model(output_dir, _internal_call)
+        if not _internal_call:
+            self.monitor.stopwatch.enter("other")
+        elif self.args.should_save and output_dir is not None:
+            self.monitor.save(Path(output_dir))
+            if self.stream is not None:
+                state = {"position": self.stream.state_dict(), "pairs": self.stream_pairs.state_dict()}
+                (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save the model with a tied matrix once."""
+        super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
+
+    def checked_weights(self, folder: Path, fix: str) -> dict[str, Tensor]:
         """Return the weights in a folder of the run: exactly those of its model, all finite; `fix` ends the message."""
         weights = read_weights(folder, fix)
         check_weights(self.model, weights, str(folder), fix)
         return weights
 
-    def load_best(self) -> None:
-        """Load the weights of the best checkpoint, or where no checkpoint has been evaluated of the last one."""
-        step = self.state.best_global_step or self.state.global_step
-        best, fix = checkpoint_at(self.folder, step), best_fix(self.folder, step)
-        if (name := changed_file(best)) is not None:
-            raise RunError(f"{best / name}: is not as training wrote it; {fix}")
-        load_weights(self.model, self.checked_weights(best, fix))
+    # The end
 
     def _load_best_model(self) -> None:
-        """Load the best weights at the end of training, not from the path in the state: the folder may have moved."""
-        self.load_best()
+        """Load the best weights, or where no checkpoint has been evaluated the last ones; a mean needs neither.
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the position in the stream with the fingerprint of the pairs up to it."""
-        super().save_model(output_dir, _internal_call)
-        if self.stream is not None and _internal_call and output_dir is not None and self.args.should_save:
-            state = {"position": self.stream.state_dict(), "pairs": self.stream_pairs.state_dict()}
-            (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
+        They come from the run's folder and not from the path in the state, since the folder may have moved.
+        """
+        if self.recipe.training.average_last is None:
+            step = self.state.best_global_step or self.state.global_step
+            check_best(self.folder, step)
+            best = checkpoint_at(self.folder, step)
+            load_weights(self.model, self.checked_weights(best, best_fix(self.folder, step)))
+
+    def save_trained(self) -> None:
+        """Save the trained model, the time and the Trainer's state, which says that training has ended."""
+        weights = self.accelerator.get_state_dict(self.model)  # all ranks take part
+        weights = drop_tied_duplicates(weights, self.model)
+        if self.is_world_process_zero():
+            with run_write_errors(self.folder):
+                self.model.save_pretrained(self.folder, state_dict=weights)
+                self.monitor.save(self.folder)
+                partial = self.folder / f"{STATE}{PARTIAL}"
+                self.state.save_to_json(str(partial))
+                partial.replace(self.folder / STATE)
+        PartialState().wait_for_everyone()
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
         return {
             "name": self.recipe.name,
-            "recipe": strip_local_paths(to_dict(self.recipe)),
+            "recipe": strip_local_paths(self.recipe),
             "commit": self.code,
             "versions": versions(),
             "hardware": hardware(self.args.device),
@@ -216,7 +618,7 @@ class RecipeTrainer(EvaluatingTrainer):
             "parameters": self.model.num_parameters(),
             "steps": self.state.global_step,
             "flops": self.state.total_flos,
-            f"best_validation_{selection_metric(to_dict(self.recipe)).key}": self.state.best_metric,
+            f"best_validation_{self.selection.key}": self.state.best_metric,
             "curve": [entry for entry in self.state.log_history if "loss" in entry or "eval_loss" in entry],
         }
 
@@ -261,121 +663,3 @@ class RecipeTrainer(EvaluatingTrainer):
             return {}
         scores = {name: evaluations[-1][f"eval_{name}"] for name in self.metric_names}
         return {"validation": scores | {"signature": self.signature}}
-
-    def get_train_dataloader(self) -> DataLoader:
-        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
-        dataset = self.train_dataset
-        if isinstance(dataset, TokenBudgetBatches):
-            return self.stream_loader(dataset)
-        pairs = PairTokens(dataset)
-        sampler = TokenBudgetBatchSampler(
-            pairs.source_lengths,
-            pairs.target_lengths,
-            self.recipe.training.source_tokens,
-            self.recipe.training.target_tokens,
-            num_processes=self.args.world_size,
-            rank=self.args.process_index,
-            accumulation=self.args.gradient_accumulation_steps,
-            seed=self.recipe.seed,
-        )
-        steps = len(sampler) // self.args.gradient_accumulation_steps
-        sampler.epoch = lambda: self.state.global_step // steps
-        logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
-        return PrefetchingLoader(
-            pairs,
-            batch_sampler=sampler,
-            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
-            generator=torch.Generator(),  # as in `loader`
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        )
-
-    def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Return a loader that reads in this process, because the position must be exact at every step."""
-        return DataLoader(
-            batches,
-            batch_size=None,
-            collate_fn=self.data_collator,
-            generator=torch.Generator(),  # as in `loader`
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        )
-
-    def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Run forward and backward, and note the pairs for the guard; a loss that is not finite counts as 0."""
-        numbers = inputs.pop(NUMBER, None)
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.guard.add(numbers, inputs["input_ids"][0], loss)
-        return loss.nan_to_num(0.0, 0.0, 0.0)
-
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Return the norm of a step's gradient, after the guard has inspected it."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        self.guard.inspect(norm)
-        return norm
-
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Count a step's tokens to learn on the host where one device has them all: no step waits for their copy."""
-        has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
-        choices = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
-        batches, items = super().get_batch_samples(choices, num_batches, torch.device("cpu") if has_all else device)
-        if self.flow_start is not None:
-            self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
-        return batches, items
-
-    def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
-        if self.flow_start is not None:
-            return add_latent_draws(batch, self.recipe.seed, self.state.global_step, self.model.config.d_model)
-        if not self.family.needs_mask and self.recipe.training.glancing is None:
-            return batch
-        draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
-        if not self.family.needs_mask:
-            return add_glancing_draws(batch, draws)
-        return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
-
-    def _prepare_input(self, data: Any) -> Any:
-        """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
-        if isinstance(data, torch.Tensor):
-            return data.to(self.args.device, non_blocking=True)
-        return super()._prepare_input(data)
-
-    def compute_loss_context_manager(self) -> contextlib.ExitStack:
-        """Autocast a sharded model too, whose forward Accelerate does not wrap."""
-        stack = super().compute_loss_context_manager()
-        if self.is_fsdp_enabled:
-            stack.enter_context(self.accelerator.autocast())
-        return stack
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint, and delete older ones; a failed write becomes one line."""
-        checkpoint = checkpoint_at(self.folder, self.state.global_step)
-        with run_write_errors(checkpoint), writing(checkpoint):
-            super()._save_checkpoint(model, trial)
-            if self.args.should_save:  # without the best one's path, since the run's folder may move
-                dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
-        if self.args.should_save:
-            rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
-        PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Save the model with a tied matrix once."""
-        super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
-
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return the recipe's optimizer."""
-        if self.optimizer is None:
-            parameters = (self.model if model is None else model).parameters()
-            self.optimizer = make_optimizer(self.recipe.training, parameters)
-            self.guard.guard(self.optimizer)
-        return self.optimizer
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LambdaLR:
-        """Return the learning rate of the recipe's optimizer."""
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.create_optimizer()
-            self.lr_scheduler = make_schedule(self.recipe.training, optimizer, self.model.config.d_model)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler

@@ -14,8 +14,8 @@ from tests.helpers import load_tokenizer, random_tokens, tiny_model
 from tests.nar_models import NarModel, tiny_cmlm, tiny_nat
 from tests.training.runs import UNREAD
 from training.data.tokenizing import token_ids
-from training.recipe.decoding import decoding_config, evaluation_config
-from training.recipe.families import FAMILIES, check_family, family_of
+from training.recipe.decoding import decoding_config
+from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
 from training.trainer.callbacks import GlancingCallback
 from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
@@ -102,8 +102,7 @@ def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(reci
     glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
     recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
     tree = to_dict(recipe)
-    check_family(tree)
-    assert set(tree["decoding"]) == set(FAMILIES[kind].decoding)
+    assert tree["decoding"] == recipe.search
     assert tree["model"].get("kind", "autoregressive") == kind
     assert tree["training"].get("glancing_steps") == (7 if glancing else None)
     recipe_file.write_text(yaml.safe_dump(tree))
@@ -266,8 +265,8 @@ def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(
     """In evaluations, in the saved settings, and in scores."""
     recipe = load_recipe(recipe_file, [kind])
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"] * 9, 280, algorithm)
-    for make in (decoding_config, evaluation_config):
-        assert make(tiny_nat(), recipe, tokenizer).suppress_tokens == suppressed
+    for in_training in (False, True):
+        assert decoding_config(tiny_nat(), recipe, tokenizer, in_training).suppress_tokens == suppressed
 
 
 def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path: Path) -> None:

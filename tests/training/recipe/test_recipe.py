@@ -23,7 +23,9 @@ from training.recipe.fields import (
     load_recipe,
 )
 from training.recipe.help import field_descriptions, recipe_help
+from training.run import preparation
 from training.run.folder import prepare_folder, write_recipe
+from training.run.preparation import load_inputs
 from vaswani_transformer.support.errors import UserError
 
 RECIPES = sorted((Path(__file__).parents[3] / "training" / "recipes").glob("*.yaml"))
@@ -105,17 +107,18 @@ def test_home_is_expanded_in_every_path_and_in_no_other_text(
 )
 def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
     recipe_file: Callable[[str], Path],
+    tmp_path: Path,
     given: str,
     is_slow: bool,
     taken: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for module in (recipe_module, train):
+    for module in (recipe_module, preparation):
         monkeypatch.setattr(module, "trains_slowly_in_bf16", lambda: is_slow)
     recipe = load_recipe(recipe_file(f"data: {{kind: grammar}}\ntraining: {{precision: {given}}}\n"), [])
     assert recipe.training.precision == taken
-    train.warn_of_slow_precision(recipe)
+    load_inputs(recipe, tmp_path)
     has_warning = "no instructions for bf16" in caplog.text and "--training.precision=fp32" in caplog.text
     assert has_warning == (given == "bf16")
 

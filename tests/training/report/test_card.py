@@ -9,7 +9,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from tests.helpers import ROOT
 from tests.hub_state import metadata_errors
-from training.recipe.fields import load_recipe, to_dict
+from training.recipe.fields import Recipe, load_recipe
+from training.recipe.reading import build
 from training.report.card import main, make_card, training_command
 from training.report.results import strip_local_paths
 
@@ -123,7 +124,7 @@ def test_command_of_a_card_has_a_placeholder_for_each_local_model(
     tmp_path: Path, arguments: list[str], more: str
 ) -> None:
     (tmp_path / "own.yaml").write_text("data: {kind: json, path: /a/data}\ntokenizer: {path: /a/tokenizer}")
-    recipe = strip_local_paths(to_dict(load_recipe(tmp_path / "own.yaml", arguments)))
+    recipe = build(Recipe, strip_local_paths(load_recipe(tmp_path / "own.yaml", arguments)))
     assert "/a/" not in str(recipe)
     assert training_command(recipe, "owner/name") == (
         "python -m training.train recipe.yaml --output_dir=runs/again --data.path=FOLDER --tokenizer.path=owner/name"

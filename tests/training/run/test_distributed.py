@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.helpers import ROOT, tiny_model
-from tests.training.runs import assert_same_checkpoints, rewind
+from tests.training.runs import assert_same_checkpoints, prepare_run, rewind
 from training.recipe.fields import load_recipe
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
@@ -30,8 +30,7 @@ from training.run.distributed import (
     limit_cached_kernels,
     load_weights,
 )
-from training.run.folder import prepare_folder
-from training.train import make_trainer, prepare, run
+from training.train import make_trainer, run
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer.support.errors import UserError
 
@@ -177,8 +176,7 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> N
 def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
     recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
     init_distributed()
-    _, encoded, tokenizer = prepare(recipe, prepare_folder(recipe))
-    return make_trainer(recipe, folder, encoded, tokenizer)
+    return make_trainer(recipe, prepare_run(recipe))
 
 
 @pytest.mark.slow
@@ -253,7 +251,7 @@ def test_disk_that_machines_do_not_share_is_an_error(
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
     monkeypatch.setattr(PartialState, "is_main_process", False)
     with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
-        prepare(recipe, prepare_folder(recipe))
+        prepare_run(recipe)
 
 
 @pytest.mark.slow

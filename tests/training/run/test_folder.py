@@ -1,5 +1,6 @@
 """A run takes only a folder that it may write, and writes nothing before its data is read."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,13 +9,14 @@ import yaml
 from transformers import ByT5Tokenizer
 
 from tests.helpers import load_tokenizer
+from tests.training.runs import prepare_run
 from training import train
 from training.recipe.fields import load_recipe, to_dict
-from training.run import checkpoints
+from training.run import checkpoints, preparation
 from training.run import folder as run_folder
 from training.run.checkpoints import run_lock
-from training.run.folder import diff_trees, prepare_folder, stored_recipe
-from training.train import prepare, run
+from training.run.folder import diff_trees, prepare_folder
+from training.train import run
 from vaswani_transformer.support.errors import OutputError, UserError
 
 
@@ -29,7 +31,7 @@ def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str],
 def test_rejected_run_removes_its_files_alone_and_no_folder_that_was_there(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    folder, check = tmp_path / "run", train.check_encoder_tokenizer
+    folder, check = tmp_path / "run", preparation.check_pairs
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.chdir(folder)
@@ -38,7 +40,7 @@ def test_rejected_run_removes_its_files_alone_and_no_folder_that_was_there(
         (folder / "notes.txt").write_text("mine")
         check(*parts)
 
-    monkeypatch.setattr(train, "check_encoder_tokenizer", check_and_annotate)
+    monkeypatch.setattr(preparation, "check_pairs", check_and_annotate)
     arguments = [*arguments, f"--output_dir={tmp_path / name if name == 'link' else name}"]
     with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens"):
         run(load_recipe(arguments[0], [*arguments[1:], "--training.source_tokens=5"]))
@@ -66,15 +68,15 @@ def test_second_command_changes_nothing_in_any_phase_before_training(
 
         monkeypatch.setattr(module, name, begin_another)
 
-    for name in ("load_pairs", "tokenize", "record_models", "make_trainer"):
-        interpose(train, name)
+    for name in ("load_pairs", "tokenize", "record_models"):
+        interpose(preparation, name)
+    interpose(train, "make_trainer")
     interpose(run_folder, "make_tokenizer")
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     assert phases == ["load_pairs", "make_tokenizer", "tokenize", "record_models", "make_trainer"]
-    assert stored_recipe(tmp_path / "run") == to_dict(recipe)
+    assert prepare_folder(recipe).before == dataclasses.replace(recipe, output_dir=None)
     assert len(load_tokenizer(tmp_path / "run")) == 280
-    assert prepare_folder(recipe) == tmp_path / "run"
 
 
 def test_tokenizer_without_a_tokenizer_json_begins_a_run_and_resumes_it(arguments: list[str], tmp_path: Path) -> None:
@@ -82,9 +84,9 @@ def test_tokenizer_without_a_tokenizer_json_begins_a_run_and_resumes_it(argument
     assert not (tmp_path / "bytes" / "tokenizer.json").exists()
     more = [f"--output_dir={tmp_path / 'run'}", f"--tokenizer.path={tmp_path / 'bytes'}"]
     recipe = load_recipe(arguments[0], [*arguments[1:], *more, "--model.decoder_start_token_id=0"])
-    first, second = (prepare(recipe, prepare_folder(recipe)) for _ in range(2))
-    assert isinstance(first[2], ByT5Tokenizer)
-    assert first[1]["train"][:] == second[1]["train"][:]
+    first, second = (prepare_run(recipe) for _ in range(2))
+    assert isinstance(first.tokenizer, ByT5Tokenizer)
+    assert first.encoded["train"][:] == second.encoded["train"][:]
 
 
 def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
@@ -110,12 +112,12 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arg
     folder.mkdir()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
     (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
-    assert prepare_folder(recipe) == folder
+    assert prepare_folder(recipe).path == folder
     other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
     with pytest.raises(UserError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
         prepare_folder(other)
     longer = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=1000"])
-    assert prepare_folder(longer) == folder
+    assert prepare_folder(longer).changed == ["training.steps"]
 
 
 def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
@@ -126,7 +128,7 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, argum
     (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     with run_lock(folder), pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
         prepare_folder(recipe)
-    assert prepare_folder(recipe) == folder
+    assert prepare_folder(recipe).path == folder
 
 
 def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
@@ -152,14 +154,14 @@ def test_longer_run_that_the_disk_does_not_hold_is_one_line(
         load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", f"--training.steps={steps}"])
         for steps in (10, 20)
     )
-    prepare(recipe, prepare_folder(recipe))
+    prepare_run(recipe)
 
     def fail(path: Path, text: str) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("training.run.folder.write_atomically", fail)
     with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
-        prepare(longer, prepare_folder(longer))
+        prepare_run(longer)
 
 
 def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path, arguments: list[str]) -> None:
@@ -168,8 +170,7 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
     (folder / "recipe.yaml.part").write_text("name: ow")
     (folder / ".lock").touch()
     recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
-    assert prepare_folder(recipe) == folder
-    prepare(recipe, folder)
+    prepare_run(recipe)
     assert {path.name for path in folder.iterdir()} == {
         "data.json",
         "recipe.yaml",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.hub_state import metadata_errors
-from training.recipe.fields import Recipe, load_recipe, to_dict
+from training.recipe.fields import Recipe, ScoreRecipe, load_recipe, to_dict
 from training.report.card import make_card
 from training.report.terminal import opening_line, report
 from training.tasks import DialogueTask, make_task
@@ -22,7 +22,7 @@ REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
 
 def dialogue(tokenize: str = "none") -> DialogueTask:
     recipe = dataclasses.replace(Recipe(), task="dialogue")
-    task = make_task(to_dict(recipe) | {"score": {"tokenize": tokenize}})
+    task = make_task(dataclasses.replace(recipe, score=ScoreRecipe(tokenize=tokenize)))
     assert isinstance(task, DialogueTask)
     return task
 
@@ -51,7 +51,7 @@ def test_every_score_of_dialogue_is_a_metric_with_a_signature() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_dialogue_recipes_share_data_and_shape(path: Path) -> None:
     first, recipe = (load_recipe(each, ["--data.path=somewhere"]) for each in (RECIPES[0], path))
-    assert isinstance(make_task(to_dict(recipe)), DialogueTask)
+    assert isinstance(make_task(recipe), DialogueTask)
     assert (recipe.data, recipe.tokenizer, recipe.score) == (first.data, first.tokenizer, first.score)
     shape = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
     assert [recipe.model[name] for name in shape] == [first.model[name] for name in shape]
@@ -68,9 +68,9 @@ def test_command_calls_a_reply_no_translation(
     recipe = load_recipe(RECIPES[0], ["--data.path=somewhere"])
     example = {"source": "hi", "translation": "hello", "reference": "hey"}
     signature = {"bleu_2": 1.0, "bleu_2_signature": "s"}
-    results = {"recipe": to_dict(recipe), "test": {"examples": [example], "sentences": 1} | signature}
+    results = {"test": {"examples": [example], "sentences": 1} | signature}
     with caplog.at_level(logging.INFO):
-        report(results | {"time": {"forward": 1.0}}, "run")
+        report(results | {"time": {"forward": 1.0}}, dataclasses.replace(recipe, output_dir="run"))
     output = capsys.readouterr().out
     assert output.startswith("prompt       hi\nreply        hello\nreference    hey\n")
     assert "Next, answer what you type" in caplog.text

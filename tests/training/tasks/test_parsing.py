@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import load_tokenizer
-from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED
 from training.data.files import read_file
 from training.data.pairs import load_pairs
 from training.data.tokenizing import token_ids
 from training.data.vocabulary import make_tokenizer
-from training.recipe.fields import DataRecipe, Recipe, TokenizerRecipe, load_recipe, to_dict
+from training.recipe.fields import DataRecipe, Recipe, TokenizerRecipe, load_recipe
 from training.tasks import make_task
 from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -95,7 +94,7 @@ def test_loaded_tokenizer_must_have_the_labels(recipe: Recipe, tmp_path: Path) -
 
 
 def test_scores_of_linear_trees_are_those_of_the_trees(recipe: Recipe) -> None:
-    task, predicted = make_task(to_dict(recipe)), read(PREDICTED)
+    task, predicted = make_task(recipe), read(PREDICTED)
     measured, expected = task.test([linearize(tree) for tree in predicted], TARGETS), score_trees(GOLD_TREES, predicted)
     for metric in task.metrics:
         assert measured[metric.key] == getattr(expected, metric.key)
@@ -109,7 +108,7 @@ def test_scores_of_linear_trees_are_those_of_the_trees(recipe: Recipe) -> None:
 
 
 def test_share_of_repaired_outputs_is_reported(recipe: Recipe) -> None:
-    task = make_task(to_dict(recipe))
+    task = make_task(recipe)
     assert task.statistics(["", TARGETS[1], "(S", TARGETS[3]], TARGETS[:4]) == {"repaired": 50}
     assert task.display("The dog", "(NP()DT") == "(TOP (NP (DT The) (XX dog)))"
 
@@ -118,9 +117,9 @@ def test_share_of_repaired_outputs_is_reported(recipe: Recipe) -> None:
 def test_run_ends_with_f1(recipe: Recipe, tmp_path: Path) -> None:
     fields = {name: value for name, value in vars(recipe.data).items() if name != "subset"}
     path = tmp_path / "own.yaml"
-    path.write_text(json.dumps({"name": "trees", "note": "Made by hand.", "data": fields}), encoding="utf-8")
+    path.write_text(json.dumps({"name": "trees", "note": "Made by hand.", "data": fields} | TINY), encoding="utf-8")
     more = ["--tokenizer.vocab_size=340", "--training.steps=3", f"--output_dir={tmp_path / 'run'}"]
-    results = run(load_recipe(path, [*TINY, "--training.source_tokens=200", "--training.target_tokens=200", *more]))
+    results = run(load_recipe(path, ["--training.source_tokens=200", "--training.target_tokens=200", *more]))
     assert 0 <= results["test"]["f1"] <= 100
     assert results["test"]["repaired"] == 0
     assert results["validation"]["f1"] == results["best_validation_f1"]

@@ -17,13 +17,17 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import FLOAT32, break_model, load_tokenizer, padded_batch, tiny_model
 from tests.nar_models import END, targets, tiny_cmlm
 from tests.training import gradients
-from tests.training.runs import TINY, assert_same_checkpoints, make_arguments, rewind
+from tests.training.runs import assert_same_checkpoints, make_arguments, rewind
 from training import train
 from training.data.distilled import digest_model
-from training.recipe.fields import Operator, Recipe, load_recipe
-from training.run.base_models import check_same_energy, record_models, recorded_models
-from training.run.folder import prepare_folder
-from training.run.start import check_start
+from training.recipe.fields import Operator, load_recipe
+from training.run.initial_weights import (
+    TrainedModel,
+    check_same_energy,
+    load_trained_models,
+    record_models,
+    recorded_models,
+)
 from training.train import run
 from training.trainer import energy as energy_module
 from training.trainer.energy import OPERATORS, Energy
@@ -180,7 +184,7 @@ def family_of(folder: Path) -> list[str]:
 def trained(models: Path) -> list[str]:
     """Return the arguments of a run of ENGINE."""
     both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
-    return [str(models / "own.yaml"), *TINY, *family_of(models), *both]
+    return [str(models / "own.yaml"), *family_of(models), *both]
 
 
 @pytest.mark.slow
@@ -286,35 +290,38 @@ def test_run_that_resumes_needs_no_start(arguments: list[str], tmp_path: Path) -
         arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
     )
     with pytest.raises(UserError, match="gone"):
-        check_start(recipe, prepare_folder(recipe))
+        load_trained_models(recipe, tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "trainer_state.json").write_text("{}")
-    check_start(recipe, tmp_path / "run")
+    assert load_trained_models(recipe, tmp_path / "run") == {}
 
 
-def test_run_resumes_under_the_teacher_that_it_began_with_only(arguments: list[str], tmp_path: Path) -> None:
+def test_run_resumes_under_the_teacher_that_it_began_with_only(tmp_path: Path) -> None:
     """Until its first checkpoint a run takes the present models. Afterwards the record does not change."""
     digests = {}
     for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
         tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)
         digests[name] = digest_model(str(tmp_path / name))
 
-    def recipe_of(teacher: str, student: str) -> Recipe:
-        models = [f"--training.energy_from={tmp_path / teacher}", f"--training.start_from={tmp_path / student}"]
-        return load_recipe(arguments[0], [*arguments[1:], "--model.kind=cmlm", *models])
+    def models_of(teacher: str, student: str) -> dict[str, TrainedModel]:
+        names = {"start_from": student, "energy_from": teacher}
+        return {
+            field: TrainedModel(f"training.{field}", str(tmp_path / name), tiny_model())
+            for field, name in names.items()
+        }
 
     folder = tmp_path / "run"
     folder.mkdir()
-    record_models(recipe_of("other", "other"), folder)
-    check_same_energy(recipe_of("teacher", "cmlm"), folder)
-    record_models(recipe_of("teacher", "cmlm"), folder)
+    record_models(models_of("other", "other"), folder)
+    check_same_energy(models_of("teacher", "cmlm"), folder)
+    record_models(models_of("teacher", "cmlm"), folder)
     (folder / "trainer_state.json").write_text("{}")
-    check_same_energy(recipe_of("teacher", "other"), folder)
+    check_same_energy(models_of("teacher", "other"), folder)
     message = rf"^training\.energy_from: .*other is not the teacher .*, expected {digests['teacher'][:12]}\. Restore it"
     with pytest.raises(UserError, match=message) as refusal:
-        check_same_energy(recipe_of("other", "cmlm"), folder)
+        check_same_energy(models_of("other", "cmlm"), folder)
     assert "\n" not in str(refusal.value)
-    record_models(recipe_of("other", "other"), folder)
+    record_models(models_of("other", "other"), folder)
     expected = {"training.start_from": digests["cmlm"], "training.energy_from": digests["teacher"]}
     assert recorded_models(folder) == expected
 

@@ -14,12 +14,12 @@ from tests.nar_models import tiny_nat
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.run.checks import check_model_trains, config_for_tokenizer
-from training.run.encoder import check_encoder, check_encoder_tokenizer, load_encoder
 from training.run.folder import prepare_folder
+from training.run.initial_weights import copy_weights, load_trained_models
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.support.errors import UserError
 
-SHAPE = [f"--model.{name}={value}" for name, value in TINY.items() if name != "vocab_size"]
+SHAPE = {name: value for name, value in TINY.items() if name != "vocab_size"}
 
 
 def train_tokenizer(text: str = "one tree") -> VaswaniTransformerTokenizer:
@@ -37,10 +37,10 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_recipe(tmp_path: Path) -> Callable[..., Recipe]:
-    def make(*arguments: str, shape: list[str] = SHAPE) -> Recipe:
+    def make(*arguments: str) -> Recipe:
         path = tmp_path / "own.yaml"
-        path.write_text("data: {kind: grammar}", encoding="utf-8")
-        return load_recipe(path, [f"--output_dir={tmp_path / 'run'}", *shape, *arguments])
+        path.write_text(yaml.safe_dump({"data": {"kind": "grammar"}, "model": SHAPE}), encoding="utf-8")
+        return load_recipe(path, [f"--output_dir={tmp_path / 'run'}", *arguments])
 
     return make
 
@@ -65,14 +65,14 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
         "--model.dropout=0.3",
         f"--model.encoder_layers={layers}",
     )
-    check_encoder(recipe, tmp_path / "run")
+    loaded = load_trained_models(recipe, tmp_path / "run")
     tokenizer = make_tokenizer(recipe, pairs)
-    check_encoder_tokenizer(recipe, tmp_path / "run", tokenizer)
+    loaded["encoder_from"].check_vocabulary(tokenizer)
     models = []
     for _ in range(2):
         torch.manual_seed(5)
         models.append(recipe.family.model_class(config_for_tokenizer(recipe, tokenizer)))
-    load_encoder(models[0], recipe, tmp_path / "run")
+    copy_weights(loaded, models[0])
     weights, before = (model.state_dict() for model in models)
     taught, rows = tiny_model(vocab_size=len(train_tokenizer())).state_dict(), len(train_tokenizer())
     assert len(tokenizer) == rows + (kind == "cmlm")
@@ -88,10 +88,10 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
 def test_run_with_a_checkpoint_needs_no_teacher(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
     with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
-        check_encoder(recipe, folder)
+        load_trained_models(recipe, folder)
     folder.mkdir()
     (folder / "trainer_state.json").write_text("{}")
-    check_encoder(recipe, folder)
+    assert load_trained_models(recipe, folder) == {}
 
 
 def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
@@ -121,7 +121,7 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
     ):
         recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
         with pytest.raises(UserError, match=message) as refusal:
-            check_encoder(recipe, tmp_path / "run")
+            load_trained_models(recipe, tmp_path / "run")
         assert "\n" not in str(refusal.value)
 
 
@@ -129,8 +129,9 @@ def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
     make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
 ) -> None:
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
+    model = load_trained_models(recipe, tmp_path / "run")["encoder_from"]
     with pytest.raises(UserError, match=r"^training\.encoder_from: the vocabulary of .* give --tokenizer\.path="):
-        check_encoder_tokenizer(recipe, tmp_path / "run", train_tokenizer("four dogs"))
+        model.check_vocabulary(train_tokenizer("four dogs"))
 
 
 def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
