@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import load_tokenizer
+from tests.training.runs import TINY
 from tests.trees import GOLD, PREDICTED
 from training.data.files import read_file
 from training.data.pairs import load_pairs
