@@ -44,7 +44,7 @@ from vaswani_transformer.parsing.trees import Tree, read_trees
 from vaswani_transformer.parsing.words import split_plain, split_tokenized
 from vaswani_transformer.support.checked_loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.translation.command import format_lines
+from vaswani_transformer.translation.command import LineFormat
 from vaswani_transformer.translation.output import ResumableFile, is_finished
 from vaswani_transformer.translation.readers import DigestedInput, json_texts, text_lines
 from vaswani_transformer.translation.translator import Hypothesis, Translation
@@ -177,8 +177,9 @@ def json_sentences(case: Case) -> bool:
     assert len(lines) == count_lines(content)
     for line in lines:
         translation = Translation([Hypothesis(line, 1, -1.0)], 1, False, 1)
-        for options in ("text", "jsonl"):
-            (output,) = format_lines(translation, 1, argparse.Namespace(format=options, scores=True, nbest=None))
+        for form in ("text", "jsonl"):
+            options = argparse.Namespace(format=form, scores=True, nbest=None)
+            (output,) = LineFormat(options).write(translation, 1)
             assert b"\n" not in output.encode()
     return True
 
