@@ -6,8 +6,8 @@ A block in a page
     recipe
     ```
 
-becomes a table for each group of a recipe's fields, as `--help` explains them. With the name of a configuration in place
-of `recipe` it becomes a table of the fields that this class adds. Importing the code needs torch.
+becomes a table for each group of a recipe's fields, as `--help` explains them. With the name of a configuration instead
+of `recipe` it becomes a table of the fields that this class explains. Importing the code needs torch.
 """
 
 import re
