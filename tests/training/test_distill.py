@@ -23,6 +23,7 @@ from training.run.preparation import check_distilling_teacher
 from training.train import run as train
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.translation import Hypothesis, Translation
+from vaswani_transformer.translation.loading import LoadOptions
 
 SOURCES = list(PAIRS) * 2  # four parts of three sentences
 
@@ -250,7 +251,7 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
     prints = fingerprints(complete.data, load_pairs(complete.data), open_distilled(complete.data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
-    assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_model(str(teacher))}
+    assert distillation["teacher"] == {"name": teacher.name, "digest": LoadOptions(str(teacher)).digest()}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
     assert json.loads(json.dumps(prints)) == prints

@@ -72,6 +72,7 @@ from training.run.distributed import (
 )
 from training.tasks import make_task, selection_metric
 from training.trainer.callbacks import (
+    DivergenceModel,
     GlancingCallback,
     KlScaleCallback,
     LogEveryCallback,
@@ -93,7 +94,6 @@ from vaswani_transformer import (
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
-from vaswani_transformer.nar_head import WeighsDivergence
 from vaswani_transformer.support.files import PARTIAL, read_json
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
             steps = training.glancing_steps or training.steps
             self.add_callback(GlancingCallback(model, *training.glancing, steps))
-        if isinstance(model, WeighsDivergence):
+        if isinstance(model, DivergenceModel):
             steps = training.kl_warmup_steps or self.family.defaults["kl_warmup_steps"]
             first = 0 if self.flow_start is None else training.decoder_steps - 1
             self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
