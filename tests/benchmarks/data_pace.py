@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--pairs", type=int, default=1_500_000, help="pairs to order (1500000)")
     parser.add_argument("--batch-pairs", type=int, default=200_000, help="pairs with tokens (200000)")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
-    parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=[*FAMILIES], help="of steps")
+    parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=[*FAMILIES], help="of steps (all)")
     parser.add_argument("--step-tokens", type=int, default=25_000, help="of each side of these steps (25000)")
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
     parser.add_argument("--texts", type=Path, help="a file with a text a line, whose first ones are tokenized")

@@ -28,7 +28,6 @@ FAMILIES = {
     "autoregressive": [],
     "cmlm": ["--model.kind=cmlm"],
     "glat": ["--model.kind=nat", "--training.glancing=[0.5,0.3]"],
-    "flowseq": ["--model.kind=flowseq", "--training.decoder_steps=1"],
 }
 TINY = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
