@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from training.data.distilled import RECORD, Distillation, digest_sources
 from training.data.pairs import sources_in_order
-from training.data.tokenizing import token_ids
+from training.data.tokenizing import target_ids
 from training.recipe.fields import DataRecipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
@@ -228,7 +228,7 @@ def translate_part(
     pairs, dropped = [], Counter[str]()
     translations = list(translator(sources, progress=progress))
     texts = [translation.text.strip() for translation in translations]
-    _, targets = token_ids(translator.tokenizer, sources, texts)
+    targets = target_ids(translator.tokenizer, texts)
     for source, translation, text, target in zip(sources, translations, texts, targets, strict=True):
         if reason := select_pair(translation, len(target), settings):
             dropped[reason] += 1
@@ -241,10 +241,10 @@ class Progress:
     """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere."""
 
     def __init__(self, distillation: Distillation, numbers: list[int]) -> None:
-        self.distillation, self.numbers = distillation, numbers
+        self.distillation, self.missing = distillation, numbers
+        self.total = sum(map(distillation.sources_of, numbers))
         self.start = self.last = time.perf_counter()
         self.before = self.count()
-        self.total = sum(map(distillation.sources_of, numbers))
         is_shown = sys.stderr.isatty() and PartialState().is_main_process
         self.bar = tqdm(total=self.total, initial=self.before, unit="sentence", disable=not is_shown)
         if self.before:
@@ -252,19 +252,20 @@ class Progress:
 
     def count(self) -> int:
         """Return the sentences in complete parts, of all processes."""
-        distillation = self.distillation
-        return sum(distillation.sources_of(number) for number in self.numbers if distillation.counts(number))
+        self.missing = [number for number in self.missing if self.distillation.counts(number) is None]
+        return self.total - sum(map(self.distillation.sources_of, self.missing))
 
-    def part_done(self) -> None:
-        """Show the parts of all processes."""
-        if not PartialState().is_main_process:
+    def part_done(self, is_last: bool) -> None:
+        """Show the parts of all processes, every few seconds and after the last part of this one."""
+        now = time.perf_counter()
+        if not PartialState().is_main_process or (now - self.last < LOG_SECONDS and not is_last):
             return
-        done, now = self.count(), time.perf_counter()
+        done, self.last = self.count(), now
         self.bar.n = done
         self.bar.refresh()
-        if not self.bar.disable or (now - self.last < LOG_SECONDS and done < self.total) or done == self.before:
+        if not self.bar.disable or done == self.before:
             return
-        self.last, rate = now, (done - self.before) / (now - self.start)
+        rate = (done - self.before) / (now - self.start)
         logger.info(
             "%s of %s sentences, %.1f a second, %.1f minutes left.",
             f"{done:,d}",
@@ -286,7 +287,7 @@ def write_parts(
         pairs, dropped = translate_part(translator, distillation, part, progress.bar.update)
         with write_errors(distillation.folder, "make room, and the same command resumes it"):
             distillation.write_part(number, pairs, dropped)
-        progress.part_done()
+        progress.part_done(number == numbers[-1])
 
 
 def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
@@ -310,8 +311,7 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         raise_together(lambda: stack.enter_context(shard_lock(folder, options.shard)))
         numbers = list(range(options.shard[0] - 1, distillation.num_parts, options.shard[1]))
         progress = raise_together(lambda: Progress(distillation, numbers))
-        missing = [number for number in numbers if distillation.counts(number) is None]
-        (missing,) = broadcast_object_list([missing])
+        (missing,) = broadcast_object_list([progress.missing])
         rank_parts = missing[state.process_index :: state.num_processes]
         with contextlib.closing(progress.bar):
             write_parts(translator, recipe, distillation, rank_parts, progress)

@@ -67,6 +67,20 @@ def distill(teacher: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureF
     return distill
 
 
+def test_progress_looks_at_each_complete_part_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "LOG_SECONDS", 0.0)
+    record = {"data": {"sources": 40}, "settings": {"window": 4}}
+    distillation, looked = Distillation(tmp_path, record), []
+    monkeypatch.setattr(Distillation, "counts", lambda _, number: looked.append(number) or (number < done or None))
+    done = 0
+    progress = command.Progress(distillation, list(range(10)))
+    for done in range(1, 11):
+        looked.clear()
+        progress.part_done(done == 10)
+        assert looked == list(range(done - 1, 10))
+    assert progress.count() == 40
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file of a distillation."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}

@@ -142,6 +142,3 @@ def load_page(
     check_gradio()
     options = LoadOptions(name, device, dtype, revision, trust_remote_code)
     return make_page(*load_model_and_tokenizer(options), name)
-
-
-__all__ = ["check_gradio", "load_page", "make_page"]

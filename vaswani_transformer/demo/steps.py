@@ -192,6 +192,3 @@ def decode_with_steps(
     (translation,) = translator([source])
     tree = delinearize(translation.text, words).tree
     return DecodedText(translation, source, engine.steps, mark_changes(tokenizer, engine.history), tree)
-
-
-__all__ = ["MAX_SOURCE_TOKENS", "Candidate", "DecodedText", "decode_with_steps", "is_parser"]
