@@ -81,10 +81,10 @@ def peak_megabytes(work: Work, tokenizer: Any, texts: list[str]) -> float:
 
 def measure_texts(tokenizer: Any, texts: list[str], rounds: int) -> dict[str, float]:
     """Measure the time of a line without its search, its share of the fastest model's, and the memory by lines."""
-    results, more = {}, [texts[number % len(texts)] for number in range(8 * WINDOW)]
+    results, more = {}, 8 * texts[:WINDOW]
     for name, work in (("translate", translate_all), ("distill", distill_all)):
         own = statistics.median(microseconds(work, tokenizer, texts) for _ in range(rounds))
         results |= {f"{name}_us": own, f"{name}_share": own * FASTEST / 1e6}
         for windows in (2, 8):
-            results[f"{name}_mb_{windows}_windows"] = peak_megabytes(work, tokenizer, more[: windows * WINDOW])
+            results[f"{name}_mb_{windows}_windows"] = peak_megabytes(work, tokenizer, more[: windows * len(more) // 8])
     return results

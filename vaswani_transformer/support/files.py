@@ -153,6 +153,7 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8 completely or not at all."""
     partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial.unlink(missing_ok=True)  # it may be a link to another file
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
