@@ -370,7 +370,7 @@ def test_output_that_cannot_be_written_ends_the_command_before_its_work(
     def fail(dir: Path) -> NoReturn:
         raise FileNotFoundError(2, "No such file or directory", str(dir))
 
-    monkeypatch.setattr("training.score.tempfile.TemporaryFile", fail)  # as below /proc
+    monkeypatch.setattr("training.run.command.tempfile.TemporaryFile", fail)  # as below /proc
     output, errors, status = run("--output", tmp_path / "scores.json", model="nothing")
     assert (output, status) == ("", 2)
     assert errors.endswith(
