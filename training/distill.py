@@ -25,20 +25,19 @@ from tqdm import tqdm
 
 from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
 from training.data.pairs import sources_in_order
-from training.data.tokenizing import token_ids
+from training.data.tokenizing import set_up_tokenizer, token_ids
 from training.recipe.fields import DataRecipe, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_help
+from training.recipe.help import add_machine_options, parse_with_recipe, recipe_parser
 from training.report.results import commit, versions
 from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
+from vaswani_transformer.support.command_line import finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.translation.engine import TransformersEngine, is_non_autoregressive
 from vaswani_transformer.translation.loading import load_model_and_tokenizer
-from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
 from vaswani_transformer.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_machine_options(parser: argparse.ArgumentParser) -> None:
+def add_work_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the work, and of loading the model."""
     machine = parser.add_argument_group("machine")
     machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
@@ -86,20 +85,12 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sources sorted by length, and of a part (2048)",
     )
-    machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    machine.add_argument("--revision", help="of a model on the Hub")
-    machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    add_machine_options(machine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
-        prog="python -m training.distill",
-        description="Write a model's translations of a recipe's training sources, on which another model trains.",
-        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write a model's translations of a recipe's training sources, on which another model trains."
+    parser = recipe_parser("distill", description, "for example --data.path=FOLDER")
     parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
     parser.add_argument(
@@ -109,7 +100,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
     )
     add_search_options(parser)
-    add_machine_options(parser)
+    add_work_options(parser)
     return parse_with_recipe(parser, arguments)
 
 
@@ -126,10 +117,7 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
     """Return the teacher's translator and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(options)
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
-    if not tokenizer.is_fast:
-        tokenizer.split_special_tokens = True  # as in training
+    set_up_tokenizer(tokenizer, options.model, "pad")
     if isinstance(model, VaswaniTransformerForConditionalGeneration) and model.generation_config.num_beams is None:
         model.use_paper_decoding()
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
@@ -164,7 +152,6 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is new or holds a distillation, and can be written."""
     check_writable(folder)
     if not folder.exists() or (folder / RECORD).exists():
         return
@@ -223,7 +210,6 @@ def select_pair(translation: Translation, tokens: int, settings: dict[str, Any])
 def translate_part(
     translator: Translator, distillation: Distillation, sources: list[str], progress: Callable[[int], object]
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """Return the kept pairs of a part, by language, and the number of dropped ones by reason."""
     data, settings = distillation.record["data"], distillation.record["settings"]
     pairs, dropped = [], Counter[str]()
     translations = list(translator(sources, progress=progress))
@@ -256,7 +242,6 @@ class Progress:
         return sum(distillation.sources_of(number) for number in self.numbers if distillation.counts(number))
 
     def part_done(self) -> None:
-        """Show the parts of all processes."""
         if not PartialState().is_main_process:
             return
         done, now = self.count(), time.perf_counter()
@@ -277,7 +262,6 @@ class Progress:
 def write_parts(
     translator: Translator, recipe: DataRecipe, distillation: Distillation, numbers: list[int], progress: Progress
 ) -> None:
-    """Translate and write parts."""
     sources, first = sources_in_order(recipe), 0  # the number of the next source
     for number in numbers:
         start = number * distillation.window
@@ -320,7 +304,6 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
     start_log()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):

@@ -13,6 +13,7 @@ from training.recipe.families import AUTOREGRESSIVE, FAMILIES
 from training.recipe.fields import Recipe
 from training.recipe.reading import Setting, settings
 from vaswani_transformer.support.command_line import ArgumentParser
+from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
 
 WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
@@ -43,12 +44,10 @@ def shown(value: object) -> str:
 
 
 def choices(known: Setting) -> str:
-    """Return the values of a field that has few."""
     return f" One of {', '.join(known.choices)}." if known.choices else ""
 
 
 def entry(name: str, default: object, text: str) -> str:
-    """Return a field, its default and, below them, its meaning."""
     return f"  --{name}={shown(default)}\n{textwrap.indent(textwrap.fill(text, WIDTH - 6), 6 * ' ')}"
 
 
@@ -90,6 +89,24 @@ def model_entries() -> Iterator[str]:
                 listed.add(field)
 
 
+def recipe_parser(command: str, description: str, example: str) -> ArgumentParser:
+    """Return the parser of a command with a recipe, whose help ends with all fields of a recipe."""
+    return ArgumentParser(
+        prog=f"python -m training.{command}",
+        description=description,
+        epilog=f"Any field of the recipe can be set as in training, {example}:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_machine_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of loading a model and running it."""
+    parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
+    parser.add_argument("--revision", help="of a model on the Hub")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+
+
 def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return a command's own arguments, and those that set fields of a recipe; any other option ends the command."""
     options, overrides = parser.parse_known_args(arguments)
@@ -101,5 +118,4 @@ def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tu
 
 
 def recipe_help() -> str:
-    """Return all fields of a recipe, as arguments, with defaults and meanings."""
     return "\n".join(entries(Recipe))

@@ -195,7 +195,6 @@ def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
 
 
 def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of the data with which the run in a folder started."""
     fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
     return read_json(folder / DATA_FILE, fix, **splits)
 
