@@ -100,7 +100,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def repository(self, name: str, writes: bool = False) -> Repository:
         """Return the repository `name`; only its owner reads a private one, and only its owner writes."""
-        repository, is_owner = self.hub.repositories.get(name), self.user() == name.partition("/")[0]
+        repository, is_owner = (
+            self.hub.repositories.get(name),
+            self.user() == name.removeprefix("spaces/").partition("/")[0],
+        )
         if repository is None or (repository.private and not is_owner):
             raise RequestError(404 if self.user() else 401, "RepoNotFound", "Repository not found")
         if writes and not is_owner:
@@ -117,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(
                 403, "Forbidden", f"You have no rights to create a model under {request['organization']}"
             )
-        name = f"{owner}/{request['name']}"
+        name = f"{'spaces/' if request.get('type') == 'space' else ''}{owner}/{request['name']}"
         answer = {"url": f"{self.server.url}/{name}", "name": name}
         if name in self.hub.repositories:
             return self.answer(409, answer | {"error": "You already created this model repo"})
@@ -134,7 +137,15 @@ class Handler(BaseHTTPRequestHandler):
         sha, commit = repository.at(revision)
         siblings = [{"rfilename": path} for path in sorted(commit.files)]
         self.answer(
-            200, {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "tags": [], "likes": 0}
+            200,
+            {
+                "id": name.removeprefix("spaces/"),
+                "sha": sha,
+                "private": repository.private,
+                "siblings": siblings,
+                "tags": [],
+                "likes": 0,
+            },
         )
 
     def refs(self, _: bytes, name: str) -> None:
@@ -239,23 +250,23 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(206 if start else 200, file.content[start:], headers)
 
 
-NAME = r"(?P<name>[\w.-]+/[\w.-]+)"
+NAME = r"(?:models/)?(?P<name>(?:spaces/)?[\w.-]+/[\w.-]+)"  # a Space is a repository of its own
 ROUTES: list[tuple[str, re.Pattern, Callable]] = [
     (method, re.compile(pattern.replace("NAME", NAME)), respond)
     for method, pattern, respond in (
         ("GET", "/api/whoami-v2", Handler.whoami),
         ("POST", "/api/repos/create", Handler.create),
         ("POST", "/api/validate-yaml", Handler.validate),
-        ("GET", "/api/models/NAME", Handler.info),
-        ("GET", "/api/models/NAME/revision/(?P<revision>.+)", Handler.info),
-        ("GET", "/api/models/NAME/refs", Handler.refs),
-        ("POST", "/api/models/NAME/branch/(?P<branch>.+)", Handler.branch),
-        ("GET", r"/api/models/NAME/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
-        ("POST", "/api/models/NAME/preupload/(?P<revision>.+)", Handler.preupload),
+        ("GET", "/api/NAME", Handler.info),
+        ("GET", "/api/NAME/revision/(?P<revision>.+)", Handler.info),
+        ("GET", "/api/NAME/refs", Handler.refs),
+        ("POST", "/api/NAME/branch/(?P<branch>.+)", Handler.branch),
+        ("GET", r"/api/NAME/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
+        ("POST", "/api/NAME/preupload/(?P<revision>.+)", Handler.preupload),
         ("POST", "/NAME.git/info/lfs/objects/batch", Handler.batch),
         ("PUT", "/lfs/NAME/(?P<oid>[0-9a-f]{64})", Handler.upload),
         ("POST", "/lfs-verify/NAME/(?P<oid>[0-9a-f]{64})", Handler.verify),
-        ("POST", "/api/models/NAME/commit/(?P<revision>.+)", Handler.commit),
+        ("POST", "/api/NAME/commit/(?P<revision>.+)", Handler.commit),
         ("GET", "/NAME/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
         ("HEAD", "/NAME/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
     )

@@ -1,7 +1,8 @@
-"""Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private]`.
+"""Publish a finished run on the Hugging Face Hub: `python -m training.publish RUN OWNER/NAME [--private] [--space]`.
 
 One commit has the run's weights, tokenizer, generation settings, `results.json`, `recipe.yaml`, the card, and the
-model's code. So the model loads without this package. `--dry_run=FOLDER` writes the same files into a folder.
+model's code. So the model loads without this package. `--space` adds a Space with the page of `vaswani-demo`.
+`--dry_run=FOLDER` writes the same files into a folder.
 """
 
 import fnmatch
@@ -22,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from training.report.card import make_card
 from training.report.licenses import check_license
 from training.report.results import RESULTS, read_results, to_json_values
+from training.report.space import write_space
 from training.run.checkpoints import RECIPE
 from training.run.command import check_empty, flush_stdout
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -103,6 +105,7 @@ def upload(
     private: bool | None = None,
     revision: str | None = None,
     message: str = "Publish a run",
+    repo_type: str = "model",
 ) -> CommitInfo:
     """Upload a folder in one commit, which also deletes weights and code of an earlier one.
 
@@ -113,17 +116,20 @@ def upload(
             reached; it then shows nothing of the folder, unless only its answer was lost.
     """
     try:
-        repository = api.create_repo(repository, private=private, exist_ok=True).repo_id
-        if private and not api.model_info(repository).private:
+        sdk = "gradio" if repo_type == "space" else None
+        created = api.create_repo(repository, private=private, exist_ok=True, repo_type=repo_type, space_sdk=sdk)
+        repository = created.repo_id
+        if private and not api.repo_info(repository, repo_type=repo_type).private:
             raise UserError(f"{repository}: exists and is public; make it private on the Hub, or give another name.")
         if revision is not None:
-            api.create_branch(repository, branch=revision, exist_ok=True)
+            api.create_branch(repository, branch=revision, exist_ok=True, repo_type=repo_type)
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        there = set(api.list_repo_files(repository, revision=revision)) - files.keys()
+        there = set(api.list_repo_files(repository, revision=revision, repo_type=repo_type)) - files.keys()
         stale = [name for name in sorted(there) if any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)]
         additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         deletions = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
-        return api.create_commit(repository, [*additions, *deletions], commit_message=message, revision=revision)
+        changes = [*additions, *deletions]
+        return api.create_commit(repository, changes, commit_message=message, revision=revision, repo_type=repo_type)
     except UserError:
         raise
     except Exception as error:  # of the client, of HTTP, of the network
@@ -166,6 +172,7 @@ def publish(
     revision: str | None = None,
     license: str = "apache-2.0",
     dry_run: Path | None = None,
+    space: bool = False,
 ) -> str:
     """Publish a finished run, or write what would be published into the folder `dry_run`.
 
@@ -189,11 +196,18 @@ def publish(
     if dry_run is not None:
         with staged_files(dry_run) as staging:
             write_repository(staging, model, tokenizer, results, repository, license)
+            if space:
+                write_space(staging / "space", repository, revision, license)
         return str(dry_run)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as space_folder:
+        if space:  # first, since it can lack a package
+            write_space(Path(space_folder), repository, revision, license)
         write_repository(Path(folder), model, tokenizer, results, repository, license)
         message = f"Publish {results['name']}"
-        return upload(HfApi(), Path(folder), repository, private, revision, message).commit_url
+        address = upload(HfApi(), Path(folder), repository, private, revision, message).commit_url
+        if space:
+            upload(HfApi(), Path(space_folder), repository, private, message=message, repo_type="space")
+        return address
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -205,6 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--private", action="store_true", help="make the repository a private one")
     parser.add_argument("--revision", help="the branch to publish on; made where it is not there (main)")
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
+    parser.add_argument("--space", action="store_true", help="also publish a Space of that name, where the model runs")
     parser.add_argument("--dry_run", type=Path, help="write the files into this folder and upload nothing")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -219,6 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
             options.revision,
             options.license,
             options.dry_run,
+            options.space,
         )
         with flush_stdout(f"the files are at {address}"):
             print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")

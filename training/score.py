@@ -18,7 +18,6 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.data.distilled import digest_model
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
@@ -26,7 +25,7 @@ from training.data.tokenizing import set_up_tokenizer
 from training.recipe.decoding import decoding_config
 from training.recipe.families import family_of
 from training.recipe.fields import Recipe, load_recipe
-from training.recipe.help import add_machine_options, parse_with_recipe, recipe_parser
+from training.recipe.help import parse_with_recipe, recipe_parser
 from training.report.results import commit, fingerprint, hardware, versions
 from training.run.command import check_new_file, flush_stdout
 from training.tasks import make_task
@@ -36,15 +35,11 @@ from training.tasks.text_statistics import STATISTICS, share
 from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import (
-    TransformersEngine,
-    is_non_autoregressive,
-    log_probabilities,
-    pad_rows,
-)
-from vaswani_transformer.translation.loading import load_model_and_tokenizer
+from vaswani_transformer.translation.engine import TransformersEngine, log_probabilities, pad_rows
+from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
+from vaswani_transformer.translation.options import add_load_options
 from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
@@ -63,7 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument(
         "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
     )
-    add_machine_options(parser)
+    add_load_options(parser)
     return parse_with_recipe(parser, arguments)
 
 
@@ -175,8 +170,9 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
-    model, tokenizer = load_model_and_tokenizer(options)  # before the data, which may take minutes to read
-    digest = digest_model(options.model, options.revision, options.trust_remote_code)
+    named = LoadOptions.of(options)
+    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
+    digest = named.digest()
     set_up_tokenizer(tokenizer, options.model, "pad", "eos")
     pairs = load_split(recipe, options.split)
     sources, references = pairs["source"][:], pairs["target"][:]

@@ -5,13 +5,14 @@ import getpass
 import json
 import re
 import socket
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, RepoCard
 from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
 
@@ -23,6 +24,7 @@ from tests.training.runs import equal, weights
 from training import publish as publish_module
 from training.publish import main, publish
 from training.recipe.fields import load_recipe, to_dict
+from training.report import space as space_module
 from training.report.licenses import LICENSES
 from training.report.results import NEEDED
 from training.train import run
@@ -148,6 +150,31 @@ def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(
     assert {"README.md", "LICENSE-code", "model.safetensors", "tokenizer.json"} < {path.name for path in dry.iterdir()}
 
 
+def test_space_has_its_header_and_pins_what_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("gradio")
+    save_run(run := tmp_path / "run")
+    publish(run, REPOSITORY, license="mit", dry_run=tmp_path / "dry", space=True)
+    space = tmp_path / "dry" / "space"
+    assert {path.name for path in space.iterdir()} == {"README.md", "app.py", "requirements.txt"}
+    header = RepoCard.load(space / "README.md").data.to_dict()
+    assert (header["sdk"], header["sdk_version"], header["license"]) == ("gradio", version("gradio"), "mit")
+    assert (header["models"], (space / header["app_file"]).exists()) == ([REPOSITORY], True)
+    pins = dict(line.split("==") for line in (space / "requirements.txt").read_text().splitlines())
+    assert pins["transformers"] == version("transformers")
+    assert version("torch").startswith(pins["torch"])
+    assert "+" not in pins["torch"]
+
+
+def test_space_without_gradio_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    save_run(tmp_path / "run")
+    monkeypatch.setattr(space_module, "version", missing)
+    with pytest.raises(UserError, match=r"^--space: [^\n]* of torch; got none\. Install it: pip [^\n]*$"):
+        publish(tmp_path / "run", REPOSITORY, dry_run=tmp_path / "dry", space=True)
+
+
 def without_token(command: list[str], home: Path) -> str:
     """Return the errors of `training.publish` without a token; the client is offline, so any request would fail."""
     code = f"from training.publish import main; main({command!r})"
@@ -235,7 +262,15 @@ from training.publish import main
 
 main([*sys.argv[1:], "--revision=tried"])
 for _ in range(2):  # the second time nothing has changed
-    main(sys.argv[1:])
+    main([*sys.argv[1:], "--space"])
+"""
+APP = """
+import runpy, sys
+
+import gradio
+
+gradio.Blocks.launch = lambda page, **settings: print(page.title, settings)
+runpy.run_path(sys.argv[1])
 """
 
 
@@ -257,6 +292,13 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished: P
             **client_environment(url, tmp_path / "home", token=None),
         )
     assert printed.startswith("[")
+    assert hub.messages(f"spaces/{REPOSITORY}") == ["Publish own"]
+    files = hub.files(f"spaces/{REPOSITORY}")
+    assert files.keys() == {"README.md", "app.py", "requirements.txt"}
+    (tmp_path / "app.py").write_bytes(files["app.py"])
+    with serving(hub) as url:
+        environment = client_environment(url, tmp_path / "another", token=None)
+        assert run_python(APP, str(tmp_path / "app.py"), **environment) == f"{REPOSITORY} {{'run_history': False}}\n"
 
 
 UPLOADS = """

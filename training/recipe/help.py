@@ -13,7 +13,6 @@ from training.recipe.families import AUTOREGRESSIVE, FAMILIES
 from training.recipe.fields import Recipe
 from training.recipe.reading import Setting, settings
 from vaswani_transformer.support.command_line import ArgumentParser
-from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
 
 WIDTH = 100
 FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
@@ -97,14 +96,6 @@ def recipe_parser(command: str, description: str, example: str) -> ArgumentParse
         epilog=f"Any field of the recipe can be set as in training, {example}:\n\n{recipe_help()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-
-def add_machine_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of loading a model and running it."""
-    parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    parser.add_argument("--revision", help="of a model on the Hub")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
 def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

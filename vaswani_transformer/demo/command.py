@@ -13,6 +13,7 @@ from ..support.errors import UserError, exit_on_user_error
 from ..translation.options import DTYPE_HELP, DTYPES
 from .page import check_gradio, load_page
 
+MAX_PORT = 65_535
 LAUNCH: dict[str, Any] = {
     "server_name": "127.0.0.1",
     "share": False,
@@ -39,7 +40,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument("--revision", help="of a model on the Hub")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.port > MAX_PORT:
+        parser.error(f"--port={options.port}: is no port; give one of 1 to {MAX_PORT}.")
+    return options
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -54,7 +58,7 @@ def serve(options: argparse.Namespace) -> None:
     try:
         _, address, _ = page.launch(server_port=options.port, **LAUNCH)
     except OSError as error:
-        raise UserError(f"--port={options.port}: is in use, or not permitted; give another --port.") from error
+        raise UserError(f"--port={options.port}: is in use, or may not be used; give another --port.") from error
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     threading.Event().wait()

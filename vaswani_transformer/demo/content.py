@@ -96,6 +96,3 @@ def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         return FRAME.format(html.escape(attention_page(model, tokenizer, source, target)))
     except ValueError as error:
         return html.escape(one_line(error))
-
-
-__all__ = ["CHANGED", "COLUMNS", "PageContent", "attention_frame", "page_content"]

@@ -1,6 +1,5 @@
 """The page where a model runs, in Gradio's components, which show text as text; only `gr.HTML` takes markup."""
 
-import argparse
 import html
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -8,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..support.errors import UserError
+from ..support.modes import is_non_autoregressive
 from ..support.saved_settings import MAX_ALPHA
-from ..translation.engine import is_non_autoregressive
-from ..translation.loading import load_model_and_tokenizer
+from ..translation.loading import LoadOptions, load_model_and_tokenizer
 from .content import CHANGED, COLUMNS, attention_frame, page_content
 from .steps import is_parser
 
@@ -141,10 +140,5 @@ def load_page(
         UserError: Gradio is not installed, or the model cannot be loaded.
     """
     check_gradio()
-    options = argparse.Namespace(
-        model=name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
-    )
+    options = LoadOptions(name, device, dtype, revision, trust_remote_code)
     return make_page(*load_model_and_tokenizer(options), name)
-
-
-__all__ = ["check_gradio", "load_page", "make_page"]

@@ -18,7 +18,8 @@ from ..parsing.linear import delinearize, has_places
 from ..parsing.trees import Tree
 from ..parsing.words import split_plain
 from ..search import length_penalty
-from ..translation.engine import TransformersEngine, is_non_autoregressive
+from ..support.modes import is_non_autoregressive
+from ..translation.engine import TransformersEngine
 from ..translation.translator import Translation, Translator
 
 MAX_SOURCE_TOKENS = 128  # more would fill no table that anyone reads, and attention weights by the million
@@ -191,6 +192,3 @@ def decode_with_steps(
     (translation,) = translator([source])
     tree = delinearize(translation.text, words).tree
     return DecodedText(translation, source, engine.steps, mark_changes(tokenizer, engine.history), tree)
-
-
-__all__ = ["MAX_SOURCE_TOKENS", "Candidate", "DecodedText", "decode_with_steps", "is_parser"]

@@ -1,0 +1,86 @@
+"""The command: its address, its end by Ctrl-C, errors of one line, and no name of another machine looked up."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.helpers import ROOT
+from vaswani_transformer.demo import page as page_module
+from vaswani_transformer.demo.command import main
+
+# The command itself, with a line on standard error for each host that it looks up besides this machine.
+COMMAND = """
+import socket, sys
+
+look_up = socket.getaddrinfo
+
+def log_host(host, *arguments, **settings):
+    if host not in (None, "127.0.0.1", b"127.0.0.1", "localhost"):
+        sys.stderr.write(f"looked up {host}\\n")
+    return look_up(host, *arguments, **settings)
+
+socket.getaddrinfo = log_host
+
+from vaswani_transformer.demo.command import main
+
+main(sys.argv[1:])
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line with which the command ends."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_missing_gradio_is_one_line_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    expected = 'The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".'
+    assert error_of(["/nowhere"], capsys) == expected
+
+
+def test_missing_model_and_wrong_port_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gradio")
+    assert error_of([str(tmp_path)], capsys).startswith(f"{tmp_path}: has no config.json, so it holds no model")
+    assert error_of(["model", "--port=70000"], capsys).startswith("--port=70000: is no port; give one of 1 to 65535.")
+
+
+@pytest.mark.slow
+def test_page_is_served_without_a_network_until_ctrl_c(saved: Path) -> None:
+    pytest.importorskip("gradio")
+    port = str(free_port())
+    command = [sys.executable, "-c", COMMAND, str(saved), f"--port={port}"]
+    settings = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"http://127.0.0.1:{port}/\n"
+            with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+                page = answer.read().decode()
+            assert '"analytics_enabled":false' in re.sub(r"\s", "", page)
+            second = subprocess.run(command, capture_output=True, timeout=300, **settings)
+            assert (second.returncode, second.stdout) == (2, "")
+            assert second.stderr == f"--port={port}: is in use, or may not be used; give another --port.\n"
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+            assert (process.returncode, output, errors) == (130, "", "Interrupted.\n")
+        finally:
+            process.kill()
