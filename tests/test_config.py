@@ -217,6 +217,7 @@ REFUSALS = [
     ({"dropout": "0.1"}, ("dropout", "'0.1'", "float")),
     ({"attention_bias": 1}, ("attention_bias", "1", "bool")),
     ({"attention_window": 0}, ("attention_window", "0", "at least 1")),
+    ({"is_encoder_decoder": False}, ("is_encoder_decoder", "False", "expected True")),
     ({"vocab_size": None}, ("vocab_size", "None", "int")),
 ]
 

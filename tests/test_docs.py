@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
+from docs.tools.repository import line_of
 from tests.command_parsers import PROGRAMS, commands_of
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
@@ -24,8 +26,8 @@ from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# docs/paper.md runs as one program, in test_paper_page.py; the blocks of other pages each run by themselves.
-RUN_PAGES = [page for page in PAGES if page.name != "paper.md"]
+# Each page of the paper in code runs as one program, in test_paper_page.py; other pages' blocks run by themselves.
+RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER]
 
 
 def page_name(page: Path) -> str:
@@ -206,6 +208,9 @@ def test_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
             continue
         path = (page.parent / target) if target else page
         assert path.exists(), link
+        if path.suffix == ".py":  # `anchor` is a function
+            assert not anchor or line_of(str(path.resolve().relative_to(ROOT)), anchor)
+            continue
         assert not anchor or anchor in heading_anchors(path), link
 
 
@@ -258,8 +263,14 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 100  # a formatter broke the long signatures
     assert "vaswani_transformer.paper_adam" in api
     assert "rate 1" in api  # from its docstring
-    paper = re.sub(r"<[^>]*>", "", (tmp_path / "paper" / "index.html").read_text(encoding="utf-8"))
-    assert "scores = query @ key.transpose(-2, -1) * scaling" in paper  # the source of equation (1)
-    assert "```" not in paper
+    model = (tmp_path / "paper-model" / "index.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]*>", "", model)
+    assert "scores = query @ key.transpose(-2, -1) * scaling" in text  # the source of equation (1)
+    assert "```" not in text
+    assert "$" not in re.sub(r"<(script|style).*?</\1>", "", model, flags=re.DOTALL)  # formulas are MathML
+    paper = (tmp_path / "paper" / "index.html").read_text(encoding="utf-8")
+    assert 'href="../paper-model/#322-multi-head-attention"' in paper  # of Figure 1
+    line = line_of("tests/test_layers.py", "test_norm_comes_last")
+    assert f"{repository}/blob/main/tests/test_layers.py#L{line}" in paper
     for page in tmp_path.rglob("*.html"):
         assert "fonts.googleapis.com" not in page.read_text(encoding="utf-8")

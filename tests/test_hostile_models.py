@@ -221,6 +221,12 @@ def test_configuration_of_a_larger_model_than_its_weights_is_an_error_before_mem
         load_model(str(copy))
 
 
+def test_model_of_this_package_that_is_said_to_be_no_encoder_decoder_is_an_error(copy: Path) -> None:
+    change(copy / CONFIG, is_encoder_decoder=False)
+    with pytest.raises(UserError, match=r"^[^\n]*model: .*is_encoder_decoder: .* got False, expected True\. [^\n]*$"):
+        load_model(str(copy))
+
+
 def test_sharded_weights_are_counted_together(copy: Path) -> None:
     load_model(str(copy)).save_pretrained(copy, max_shard_size="100KB")
     (copy / "model.safetensors").unlink(missing_ok=True)

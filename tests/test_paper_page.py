@@ -1,4 +1,4 @@
-"""docs/paper.md: its listings name existing code, and its examples and notebook print the output on the page."""
+"""The pages of the paper in code: listings name existing code, examples print what the pages show, as the notebook."""
 
 import inspect
 import json
@@ -7,67 +7,59 @@ import pkgutil
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from docs.tools.listings import BLOCK, listing, on_page_markdown, source_of
-from docs.tools.paper import (
-    NEEDS_RUN,
-    NOTEBOOK,
-    PAGE,
-    PICTURE,
-    PYTHON,
-    execute,
-    notebook_cells,
-    run_page,
-    to_notebook,
-)
-from tests.helpers import model_of_pairs
+from docs.tools import formulas, repository
+from docs.tools.listings import BLOCK, lines_of, listing, on_page_markdown, source_of
+from docs.tools.paper import NOTEBOOK, PAGES, PICTURE, PYTHON, page_cells, run_page, to_notebook
+from tests.helpers import ROOT
 
-TEXT = PAGE.read_text(encoding="utf-8")
-NAMES = [name for match in BLOCK.finditer(TEXT) for name in match[1].split()]
-BLOCKS = [(match[1], match[2] or "") for match in PYTHON.finditer(TEXT)]
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
+NAMES = [name for text in TEXTS.values() for match in BLOCK.finditer(text) for name in match[1].split()]
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+WIDEST = 84  # characters of a line of code on the site, on a screen of 1,280 pixels
+
+
+def examples_of(text: str) -> list[tuple[str, str]]:
+    """Return the examples of a page, each with what it prints."""
+    return [(match[1], match[2] or "") for match in PYTHON.finditer(text)]
 
 
 def assert_same_output(code: str, printed: str, expected: str) -> None:
     """Assert that a block prints what the page shows, numbers with a point within 2%, or 0.02 near zero.
 
-    The page's model computes in float64, so that it learns the same words on every machine.
+    The pages' models compute in float64, so that they learn the same words on every machine.
     """
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", expected).split(), code
     for one, other in zip(NUMBER.findall(printed), NUMBER.findall(expected), strict=True):
         assert math.isclose(float(one), float(other), rel_tol=0.02, abs_tol=2e-2 if abs(float(other)) > 1e-2 else 1e-3)
 
 
-@pytest.fixture
-def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for running the page, with a small model in runs/quickstart."""
-    model, tokenizer = model_of_pairs()
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / NEEDS_RUN)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the pages run, one after the other."""
+    return tmp_path_factory.mktemp("pages")
 
 
-def test_page_lists_each_section() -> None:
-    assert len(NAMES) == len(set(NAMES)) >= 18
-    assert len(BLOCKS) >= 25
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES)))
 def test_listing_is_the_source_of_what_it_names(name: str) -> None:
     source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))
     assert source_of(name) == source.rstrip("\n")
 
 
-def test_listing_puts_methods_below_the_line_of_their_class() -> None:
-    text = listing(
-        ["training.recipe.fields.Recipe.model_config", "vaswani_transformer.batching.schedule.learning_rate"]
+def test_listing_is_folded_and_names_the_place_of_its_lines() -> None:
+    method, function = (
+        "training.recipe.fields.Recipe.model_config",
+        "vaswani_transformer.batching.schedule.learning_rate",
     )
-    first, second = text.split("\n```python ")
-    assert first.startswith('```python title="training/recipe/fields.py"\nclass Recipe:\n    def model_config(')
-    assert second.startswith('title="vaswani_transformer/batching/schedule.py"\ndef learning_rate(')
+    text = listing([method, function])
+    assert text.startswith('??? quote "In the project: `Recipe.model_config`, `learning_rate`"\n\n    ```python title=')
+    first, last = lines_of(method)
+    assert f'title="training/recipe/fields.py, lines {first} to {last}"\n    class Recipe:\n        def model_' in text
+    assert "    def learning_rate(" in text
+    assert all(line.startswith("    ") for line in text.splitlines()[2:] if line)
 
 
 @pytest.mark.parametrize("name", ["vaswani_transformer.layers.NoSuch", "nowhere.at.all"])
@@ -80,55 +72,102 @@ def test_page_without_listings_stays_as_it_is() -> None:
     assert on_page_markdown("# A page\n\n```python\nprint(1)\n```\n") == "# A page\n\n```python\nprint(1)\n```\n"
 
 
-def test_pictures_are_files_and_drawn_by_the_block_above_them() -> None:
-    pictures = PICTURE.findall(TEXT)
-    assert len(pictures) == len([code for code, _ in BLOCKS if "picture = " in code]) == 7
-    assert all((PAGE.parent / name).read_text(encoding="utf-8").endswith("</svg>\n") for name in pictures)
+def test_formula_becomes_mathml() -> None:
+    inline = formulas.on_page_content(r'a <span class="arithmatex">\(d_k &lt; 2\)</span>.')
+    assert "<msub><mi>d</mi><mi>k</mi></msub><mo>&#x0003C;</mo>" in inline
+    assert "arithmatex" not in inline
+    assert 'display="block"' in formulas.on_page_content(r'<div class="arithmatex">\[' + "\nx\n" + r"\]</div>")
 
 
-def test_notebook_is_made_from_the_page() -> None:
+@pytest.mark.parametrize("name", ["figure-1.svg", "figure-2.svg"])
+def test_part_of_a_diagram_leads_to_a_heading_of_a_page(name: str) -> None:
+    drawing = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
+    links = re.findall(r'href="\.\./([\w-]+)\.md#([\w-]+)"', drawing)
+    assert len(links) == drawing.count("<a ") > 8
+    for page, anchor in links:
+        headings = re.findall(r"^#+ (.*)$", TEXTS[page], flags=re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    page = formulas.on_page_content(f'<p><img alt="it" src="../images/{name}" /></p>')
+    assert "<img" not in page
+    assert ".md" not in page
+
+
+def test_link_to_a_test_leads_to_its_line_in_the_repository() -> None:
+    text = "[norm](../tests/test_layers.py#test_norm_comes_last)"
+    config = SimpleNamespace(repo_url="https://github.com/somebody/project")
+    line = repository.line_of("tests/test_layers.py", "test_norm_comes_last")
+    lines = (ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8").splitlines()
+    assert lines[line - 1].startswith("def test_norm_comes_last(")
+    expected = f"[norm](https://github.com/somebody/project/blob/main/tests/test_layers.py#L{line})"
+    assert repository.on_page_markdown(text, config) == expected
+    assert repository.on_page_markdown(text, SimpleNamespace(repo_url=None)) == "norm"
+    with pytest.raises(ValueError, match="no function of this name"):
+        repository.on_page_markdown("[x](../tests/test_layers.py#test_no_such)", config)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_no_line_of_code_is_wider_than_the_page(path: Path) -> None:
+    lines = [line for code, printed in examples_of(TEXTS[path.stem]) for line in (code + printed).splitlines()]
+    assert [line for line in lines if len(line) > WIDEST] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_pictures_are_files_and_drawn_by_the_block_above_them(path: Path) -> None:
+    pictures = PICTURE.findall(TEXTS[path.stem])
+    assert len(pictures) == len([code for code, _ in examples_of(TEXTS[path.stem]) if "picture = " in code]) >= 1
+    assert all((path.parent / name).read_text(encoding="utf-8").endswith("</svg>\n") for name in pictures)
+
+
+def test_notebook_is_made_from_the_pages() -> None:
     """`python -m docs.tools.paper` writes it."""
-    assert NOTEBOOK.read_text(encoding="utf-8") == to_notebook(TEXT)
+    assert NOTEBOOK.read_text(encoding="utf-8") == to_notebook()
 
 
-def test_notebook_has_the_examples_of_the_page_in_their_order() -> None:
-    notebook = json.loads(to_notebook(TEXT))
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    examples = [code for code, _ in BLOCKS if NEEDS_RUN not in code]
-    shown = [cell.removesuffix("\npicture") for cell in cells[2:] if not cell.startswith("show(")]
-    assert shown == [code.rstrip("\n") for code in examples]
-    assert sum(cell.startswith("show(") for cell in cells) == len(BLOCK.findall(TEXT))
-    assert all({"id", "cell_type", "metadata", "source"} <= cell.keys() for cell in notebook["cells"])
+def test_notebook_has_the_examples_of_the_pages_in_their_order_with_their_output() -> None:
+    cells = [cell for cell in json.loads(to_notebook())["cells"] if cell["cell_type"] == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    examples = [example for text in TEXTS.values() for example in examples_of(text)]
+    shown = [cell for cell, source in zip(cells, sources, strict=True) if not source.startswith("show(")][2:]
+    assert ["".join(cell["source"]).removesuffix("\npicture") for cell in shown] == [
+        code.rstrip("\n") for code, _ in examples
+    ]
+    for cell, (_, printed) in zip(shown, examples, strict=True):
+        outputs = [output for output in cell["outputs"] if output["output_type"] == "stream"]
+        assert "".join("".join(output["text"]) for output in outputs) == printed
+    assert sum(source.startswith("show(") for source in sources) == sum(
+        len(BLOCK.findall(text)) for text in TEXTS.values()
+    )
+    drawings = [output for cell in shown for output in cell["outputs"] if output["output_type"] == "display_data"]
+    assert len(drawings) == sum(len(PICTURE.findall(text)) for text in TEXTS.values())
 
 
-def test_notebook_has_no_link_that_leads_nowhere() -> None:
-    """In a notebook there are no other pages, and no anchors of this one."""
-    texts = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "markdown"]
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded(path: Path) -> None:
+    """In a notebook there are no other pages, and no anchors of this one; a fold would end with its cell."""
+    texts = ["".join(cell["source"]) for cell in page_cells(path) if cell["cell_type"] == "markdown"]
     links = [link for text in texts for link in re.findall(r"\]\(([^)]*)\)", text)]
     assert links
     assert all(link.startswith("https://") for link in links)
-    assert "Run the cells from top to bottom" in texts[0]
+    assert not any("<details" in text or "<summary" in text for text in texts)
 
 
 @pytest.mark.slow
-def test_page_prints_what_it_shows_and_draws_its_pictures(run_folder: Path) -> None:
-    page = run_page(TEXT, run_folder)
-    for (code, expected), match in zip(BLOCKS, PYTHON.finditer(page), strict=True):
-        assert match[1] == code
-        assert_same_output(code, match[2] or "", expected)
-    assert PYTHON.sub("", page) == PYTHON.sub("", TEXT)
-    assert all((run_folder / name).stat().st_size > 1000 for name in PICTURE.findall(TEXT))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_page_prints_what_it_shows_and_draws_its_pictures(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
 
-
-@pytest.mark.slow
-def test_notebook_runs_from_top_to_bottom_and_prints_the_same() -> None:
-    """The cells run in order, without a kernel and without the cell that installs the package."""
-    variables, expected = {"__name__": "notebook"}, dict(BLOCKS)
-    cells = ["".join(cell["source"]) for cell in notebook_cells(TEXT) if cell["cell_type"] == "code"]
-    for code in cells[1:]:
-        printed = execute(code, variables)
-        example = code.removesuffix("\npicture") + "\n"
-        if example in expected:
-            assert_same_output(code, printed, expected[example])
-        elif code.startswith("show("):
-            assert printed.count("\n") > 5
+    monkeypatch.chdir(folder)
+    text = TEXTS[path.stem]
+    default, is_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        page = run_page(text, folder)
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_grad_enabled(is_enabled)
+    for (code, expected), (same_code, printed) in zip(examples_of(text), examples_of(page), strict=True):
+        assert code == same_code
+        assert_same_output(code, printed, expected)
+    assert PYTHON.sub("", page) == PYTHON.sub("", text)
+    assert all((folder / name).stat().st_size > 1000 for name in PICTURE.findall(text))

@@ -23,9 +23,9 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
-from training.data.distilled import RECORD, Distillation, digest_model, digest_sources
+from training.data.distilled import RECORD, Distillation, digest_sources
 from training.data.pairs import sources_in_order
-from training.data.tokenizing import token_ids
+from training.data.tokenizing import target_ids
 from training.recipe.fields import DataRecipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_help
 from training.report.results import commit, versions
@@ -36,9 +36,10 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
-from vaswani_transformer.translation.engine import TransformersEngine, is_non_autoregressive
-from vaswani_transformer.translation.loading import load_model_and_tokenizer
-from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.support.modes import is_non_autoregressive
+from vaswani_transformer.translation.engine import TransformersEngine
+from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
+from vaswani_transformer.translation.options import add_load_options
 from vaswani_transformer.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
@@ -81,15 +82,13 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
     machine.add_argument(
         "--window",
+        dest="sort_lines",
         type=positive_argument,
         default=2048,
         metavar="N",
         help="sources sorted by length, and of a part (2048)",
     )
-    machine.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    machine.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    machine.add_argument("--revision", help="of a model on the Hub")
-    machine.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    add_load_options(machine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -125,7 +124,7 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
 
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
     """Return the teacher's translator and the settings of its search."""
-    model, tokenizer = load_model_and_tokenizer(options)
+    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     if tokenizer.pad_token_id is None:
         raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
     if not tokenizer.is_fast:
@@ -142,22 +141,23 @@ def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translat
     limit = min(max_length, engine.max_source_tokens())
     saved = model.generation_config.to_diff_dict()
     saved.pop("transformers_version", None)
-    return Translator(engine, tokenizer, limit, options.batch_tokens, options.window), saved | settings
+    return Translator(engine, tokenizer, limit, options.batch_tokens, options.sort_lines), saved | settings
 
 
 def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[str, Any]) -> dict[str, Any]:
     """Return the content of `distillation.json`, for which all sources are read once."""
     is_folder = Path(options.model).is_dir()
-    digest = digest_model(options.model, options.revision, options.trust_remote_code)
+    digest = LoadOptions.of(options).digest()
     digests = digest_sources(sources_in_order(recipe))
     if not digests["sources"]:
         raise UserError(f"data.train: {recipe.train} has no pairs; name another file or split.")
-    names = ("min_length_difference", "max_length_difference", "batch_tokens", "window", "dtype")
+    names = ("min_length_difference", "max_length_difference", "batch_tokens", "dtype")
+    settings = {"max_length": recipe.max_length, "window": options.sort_lines}
     return {
         "teacher": {"name": Path(options.model).resolve().name if is_folder else options.model, "digest": digest},
         "data": {"source": recipe.source, "target": recipe.target} | digests,
         "search": search,
-        "settings": {"max_length": recipe.max_length} | {name: getattr(options, name) for name in names},
+        "settings": settings | {name: getattr(options, name) for name in names},
         "versions": versions(),
         "commit": commit(),
     }
@@ -228,7 +228,7 @@ def translate_part(
     pairs, dropped = [], Counter[str]()
     translations = list(translator(sources, progress=progress))
     texts = [translation.text.strip() for translation in translations]
-    _, targets = token_ids(translator.tokenizer, sources, texts)
+    targets = target_ids(translator.tokenizer, texts)
     for source, translation, text, target in zip(sources, translations, texts, targets, strict=True):
         if reason := select_pair(translation, len(target), settings):
             dropped[reason] += 1
@@ -241,10 +241,10 @@ class Progress:
     """The translated sentences of a shard, with the time left: a bar in a terminal, lines of the log elsewhere."""
 
     def __init__(self, distillation: Distillation, numbers: list[int]) -> None:
-        self.distillation, self.numbers = distillation, numbers
+        self.distillation, self.missing = distillation, numbers
+        self.total = sum(map(distillation.sources_of, numbers))
         self.start = self.last = time.perf_counter()
         self.before = self.count()
-        self.total = sum(map(distillation.sources_of, numbers))
         is_shown = sys.stderr.isatty() and PartialState().is_main_process
         self.bar = tqdm(total=self.total, initial=self.before, unit="sentence", disable=not is_shown)
         if self.before:
@@ -252,19 +252,20 @@ class Progress:
 
     def count(self) -> int:
         """Return the sentences in complete parts, of all processes."""
-        distillation = self.distillation
-        return sum(distillation.sources_of(number) for number in self.numbers if distillation.counts(number))
+        self.missing = [number for number in self.missing if self.distillation.counts(number) is None]
+        return self.total - sum(map(self.distillation.sources_of, self.missing))
 
-    def part_done(self) -> None:
-        """Show the parts of all processes."""
-        if not PartialState().is_main_process:
+    def part_done(self, is_last: bool) -> None:
+        """Show the parts of all processes, every few seconds and after the last part of this one."""
+        now = time.perf_counter()
+        if not PartialState().is_main_process or (now - self.last < LOG_SECONDS and not is_last):
             return
-        done, now = self.count(), time.perf_counter()
+        done, self.last = self.count(), now
         self.bar.n = done
         self.bar.refresh()
-        if not self.bar.disable or (now - self.last < LOG_SECONDS and done < self.total) or done == self.before:
+        if not self.bar.disable or done == self.before:
             return
-        self.last, rate = now, (done - self.before) / (now - self.start)
+        rate = (done - self.before) / (now - self.start)
         logger.info(
             "%s of %s sentences, %.1f a second, %.1f minutes left.",
             f"{done:,d}",
@@ -280,13 +281,13 @@ def write_parts(
     """Translate and write parts."""
     sources, first = sources_in_order(recipe), 0  # the number of the next source
     for number in numbers:
-        start = number * distillation.window
-        part = list(itertools.islice(sources, start - first, start - first + distillation.window))
+        start = number * distillation.sort_lines
+        part = list(itertools.islice(sources, start - first, start - first + distillation.sort_lines))
         first = start + len(part)
         pairs, dropped = translate_part(translator, distillation, part, progress.bar.update)
         with write_errors(distillation.folder, "make room, and the same command resumes it"):
             distillation.write_part(number, pairs, dropped)
-        progress.part_done()
+        progress.part_done(number == numbers[-1])
 
 
 def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
@@ -310,8 +311,7 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         raise_together(lambda: stack.enter_context(shard_lock(folder, options.shard)))
         numbers = list(range(options.shard[0] - 1, distillation.num_parts, options.shard[1]))
         progress = raise_together(lambda: Progress(distillation, numbers))
-        missing = [number for number in numbers if distillation.counts(number) is None]
-        (missing,) = broadcast_object_list([missing])
+        (missing,) = broadcast_object_list([progress.missing])
         rank_parts = missing[state.process_index :: state.num_processes]
         with contextlib.closing(progress.bar):
             write_parts(translator, recipe, distillation, rank_parts, progress)

@@ -18,7 +18,6 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from training.data.distilled import digest_model
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
@@ -35,16 +34,11 @@ from training.tasks.text_statistics import STATISTICS, share
 from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
-from vaswani_transformer.support.modes import eval_mode
+from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import (
-    TransformersEngine,
-    is_non_autoregressive,
-    log_probabilities,
-    pad_rows,
-)
-from vaswani_transformer.translation.loading import load_model_and_tokenizer
-from vaswani_transformer.translation.options import DTYPE_HELP, DTYPES
+from vaswani_transformer.translation.engine import TransformersEngine, log_probabilities, pad_rows
+from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
+from vaswani_transformer.translation.options import add_load_options
 from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
@@ -69,10 +63,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument(
         "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
     )
-    parser.add_argument("--device", help="the accelerator, where there is one, or else the CPU")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    parser.add_argument("--revision", help="of a model on the Hub")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    add_load_options(parser)
     return parse_with_recipe(parser, arguments)
 
 
@@ -192,8 +183,9 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
     check_split(recipe, options.split)
-    model, tokenizer = load_model_and_tokenizer(options)  # before the data, which may take minutes to read
-    digest = digest_model(options.model, options.revision, options.trust_remote_code)
+    named = LoadOptions.of(options)
+    model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
+    digest = named.digest()
     check_tokenizer(tokenizer, options.model)
     if not tokenizer.is_fast:
         tokenizer.split_special_tokens = True  # as in training

@@ -18,6 +18,15 @@ from .loss import cross_entropy, projected_cross_entropy
 from .pretrained import VaswaniTransformerPreTrainedModel
 
 
+def as_encoder_output(outputs: tuple[Tensor, ...] | BaseModelOutput) -> BaseModelOutput:
+    """Return an encoder's output, also one that a caller gives as a tuple, as the class that has it by name."""
+    if isinstance(outputs, BaseModelOutput):
+        return outputs
+    names = ("last_hidden_state", "hidden_states", "attentions")
+    given: dict[str, Any] = dict(zip(names, outputs, strict=False))
+    return BaseModelOutput(**given)
+
+
 class EncoderDecoder(VaswaniTransformerPreTrainedModel):
     """Encoder and decoder over one embedding matrix (3.1, 3.4), without the output projection.
 
@@ -113,10 +122,7 @@ class EncoderDecoder(VaswaniTransformerPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 **kwargs,
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            names = ("last_hidden_state", "hidden_states", "attentions")
-            given: dict[str, Any] = dict(zip(names, encoder_outputs, strict=False))
-            encoder_outputs = BaseModelOutput(**given)
+        encoder_outputs = as_encoder_output(encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,

@@ -12,47 +12,38 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import logging
 
 from .body import EncoderDecoder
 from .cmlm_masks import sample_masks
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids, positive_int
+from .config import TOKEN_IDS, as_token_ids, positive_int
 from .embeddings import read_table, text_positions
 from .lengths import canvas, real_tokens
 from .nar_decoder import NarDecoder
 from .nar_generation import NarGeneration, NarSettings, NarTargets
-from .nar_head import EncodedSource, NarHead, NarLMOutput, check_labels, loss_weight
+from .nar_head import EncodedSource, NarConfig, Target
 from .pretrained import check_mask, check_single_input, check_tokens
 
 logger = logging.get_logger(__name__)
 
 
 @strict
-class VaswaniCmlmConfig(VaswaniTransformerConfig):
-    """The hyperparameters of CMLM, in addition to those of `VaswaniTransformerConfig`.
+class VaswaniCmlmConfig(NarConfig):
+    """The hyperparameters of CMLM, in addition to those of `NarConfig`.
 
     Args:
         mask_token_id: the id of `<mask>`; a model needs one.
         max_target_length: C, the longest target that the model can predict; longer ones count as this.
-        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
     """
 
     model_type = "vaswani_cmlm"
-    keys_to_ignore_at_inference = [
-        *VaswaniTransformerConfig.keys_to_ignore_at_inference,
-        "token_loss",
-        "length_loss",
-    ]
 
     mask_token_id: int | None = None
     max_target_length: int = positive_int(default=256)
-    length_loss_weight: float | int = loss_weight(default=1.0)
-    use_cache: bool = False
 
     def validate_mask_token_id(self) -> None:
         """Check that `<mask>` is a separate token inside the vocabulary."""
@@ -83,8 +74,15 @@ class VaswaniCmlmModel(EncoderDecoder):
     _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
 
 
-class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixin):
+class VaswaniCmlmForConditionalGeneration(NarGeneration):
     """CMLM, whose `generate()` is Mask-Predict: `num_iterations` passes, `length_beam_size` lengths.
+
+    The `decoder_input_ids` of `forward` have `<mask>` at unknown words and `<pad>` on the right. Without them every
+    word is masked, or in training mode as many as `sample_masks` draws; with them `labels` are -100 at words without a
+    loss, and the lengths are `target_lengths`, else those of `decoder_attention_mask`, else the tokens before `<pad>`.
+    The losses are means over masked tokens, in evaluation mode with every token masked, also where the decoder's inputs
+    show some: there `num_items_in_batch` grows as the number of masked tokens does. `encoder_outputs` and the encoder's
+    states have S + 1 rows, of which the length token is the first.
 
     Raises:
         ValueError: the configuration has no `mask_token_id`.
@@ -153,7 +151,7 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> BaseModelOutput:
         """Return the encoder's output (B, S + 1, d_model), at index 0 that of the length token.
 
@@ -201,76 +199,30 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
         """Return the `count` best target lengths (B, l) of each source, the best first."""
-        return source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        return source.best_classes(count)
 
-    @can_return_tuple
-    def forward(
+    def make_target(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        skip_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> NarLMOutput:
-        """Compute the logits of every target token given some of them, or the loss of the masked ones.
-
-        Args:
-            input_ids: (B, S) source token ids.
-            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
-            decoder_input_ids: (k B, T) target token ids with `<mask>`, and `<pad>` on the right; None: all are masked,
-                or in training mode with `labels` as many as `draw_masks` draws. Row i belongs to source i // k.
-            decoder_attention_mask: (k B, T), 1 at the positions of a target.
-            encoder_outputs: the encoder's output for the source with its length token, (B, S + 1, d_model).
-            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
-            decoder_inputs_embeds: (k B, T, d_model), scaled embeddings in place of `decoder_input_ids`.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
-                right. With `decoder_input_ids` also -100 at tokens without a loss.
-            target_lengths: (k B,), m of each target, for `decoder_input_ids`; None: by `decoder_attention_mask`, or
-                else the tokens before `<pad>`.
-            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
-            num_items_in_batch: the number of masked tokens to divide both summed losses by; None: those of the call.
-                In evaluation mode it grows as `labels` do when every token is masked.
-            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
-
-        Returns:
-            With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss`. Both are means over
-            masked tokens in nats; `token_loss` is label-smoothed in training mode. In evaluation mode it is the plain
-            negative log-likelihood with every token masked, also where the decoder's inputs show some. `logits` are
-            (k B, T, V). On request there are the hidden states and attentions of both stacks; the encoder's have S + 1
-            rows.
-
-        Raises:
-            ValueError: the stacks' errors; plain labels with a token after padding; a count without labels.
-        """
-        check_labels(labels, num_items_in_batch)
-        kwargs.pop("use_cache", None)
-        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        kwargs.pop("position_ids", None)
-        source = self.read_source(encoder_outputs[0], attention_mask)
-        lengths, mask = self.target_mask(
-            source, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, labels, target_lengths
-        )
+        source: EncodedSource,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        input_ids: Tensor | None,
+        lengths: Tensor | None,
+        **draws: Any,
+    ) -> Target:
+        """Return the target of `forward`, whose arguments these are: masked, unless the caller has masked it."""
+        lengths, mask = self.target_mask(source, input_ids, inputs_embeds, attention_mask, labels, lengths)
         if labels is not None and not self.training:
             num_given = labels.ne(-100).sum()
-            decoder_input_ids, labels = self.mask_all(decoder_input_ids, labels, mask)
-            if num_items_in_batch is not None:  # a Trainer counted the labels that it gave
-                num_items_in_batch = num_items_in_batch * labels.ne(-100).sum() / num_given.clamp(min=1)
-            decoder_inputs_embeds = None
-        elif decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids, labels = self.mask_some(labels, mask, num_items_in_batch)
-        outputs = self.run_decoder(
-            source, mask, input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, **kwargs
-        )
-        token_loss, logits = self.loss_and_logits(outputs[0], labels, 0, skip_logits, num_items_in_batch)
-        length_loss = None if labels is None else self.length_loss(source, lengths, labels, num_items_in_batch)
-        return self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
+            input_ids, labels = self.mask_all(input_ids, labels, mask)
+            if num_items is not None:  # a Trainer counted the labels that it gave
+                num_items = num_items * labels.ne(-100).sum() / num_given.clamp(min=1)
+            inputs_embeds = None
+        elif input_ids is None and inputs_embeds is None:
+            input_ids, labels = self.mask_some(labels, mask, num_items)
+        return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
 
     def target_mask(
         self,
@@ -282,21 +234,16 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
         target_lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the target lengths (k B,) and the target's mask (k B, T); the arguments are those of `forward`."""
-        device = source.memory.device
         words = inputs_embeds if input_ids is None else input_ids
-        shaped = labels if words is None else words
         if target_lengths is not None:
-            lengths = target_lengths.to(device)
+            shaped, lengths = labels if words is None else words, target_lengths.to(source.memory.device)
             return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
         if input_ids is not None and attention_mask is None:
             attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
         if words is not None and attention_mask is not None:
-            mask = attention_mask.to(device).ne(0)
+            mask = attention_mask.to(source.memory.device).ne(0)
             return mask.sum(1), mask.long()
-        if words is not None:
-            rows, width = words.shape[:2]
-            return torch.full((rows,), width, device=device), torch.ones(rows, width, dtype=torch.long, device=device)
-        lengths, width = self.target_shape(source, labels, attention_mask)
+        lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, inputs_embeds)
         return lengths, canvas(lengths, width)
 
     def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,8 +282,6 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
         keep their probabilities. The source's keys and values are computed once.
         """
         is_real = canvas(lengths).bool()  # (l B, T)
-        width, mask_token_id = is_real.shape[1], self.config.token_id("mask_token_id")
-        is_last = torch.arange(width, device=lengths.device) == lengths[:, None] - 1  # (l B, T)
         tokens = torch.full_like(is_real, self.config.token_id("pad_token_id"), dtype=torch.long)
         log_probs = torch.zeros(is_real.shape, device=lengths.device)
         cache, history, rounds = EncoderDecoderCache(DynamicCache(), DynamicCache()), [], settings.num_iterations
@@ -346,12 +291,8 @@ class VaswaniCmlmForConditionalGeneration(NarHead, NarGeneration, GenerationMixi
             if iteration:
                 order = log_probs.masked_fill(~is_real, float("inf")).sort(dim=1, stable=True).indices
                 is_masked = order.argsort(dim=1) < counts[:, None]  # (l B, T)
-            tokens = tokens.masked_fill(is_masked, mask_token_id)
-            outputs = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)
-            rows = is_masked.flatten().nonzero()[:, 0]  # (N,), for whose number an accelerator's host waits
-            states, ends = outputs[0].flatten(0, 1).index_select(0, rows), is_last.flatten().index_select(0, rows)
-            chosen, chosen_log_probs = self.choose_tokens(states, ends, settings.suppressed)
-            tokens = tokens.masked_scatter(is_masked, chosen)
-            log_probs = log_probs.to(chosen_log_probs.dtype).masked_scatter(is_masked, chosen_log_probs)
+            tokens = tokens.masked_fill(is_masked, self.config.token_id("mask_token_id"))
+            states = self.run_decoder(source, is_real.long(), cache, input_ids=tokens)[0]  # (l B, T, d_model)
+            tokens, log_probs = self.read_words(states, lengths, is_masked, settings, (tokens, log_probs))
             history.append(tokens)
         return NarTargets(tokens, log_probs, history)

@@ -35,9 +35,6 @@ def mask_targets(batch: dict[str, Any], is_masked: Tensor, mask_token_id: int, p
 
     It also has `decoder_input_ids` (B, T), the targets with `<mask>`, and `target_lengths` (B,); its `labels` are the
     masked tokens only.
-
-    Raises:
-        ValueError: labels with a token after padding.
     """
     labels: Tensor = batch["labels"]
     is_real = labels.ne(-100)

@@ -210,10 +210,12 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 f"d_model ({self.d_model}) must be divisible by num_heads ({self.num_heads}) when d_k or d_v is not "
                 "given; change one of them or give both d_k and d_v."
             )
-        if self.attention_window is not None and self.model_type != VaswaniTransformerConfig.model_type:
+
+    def validate_is_encoder_decoder(self) -> None:
+        """Check that nobody says otherwise: Transformers would load and decode it as another kind of model."""
+        if not self.is_encoder_decoder:
             raise ValueError(
-                f"attention_window: {self.model_type} has no restricted self-attention; got {self.attention_window}, "
-                "expected None. Leave it out."
+                f"is_encoder_decoder: a {self.model_type} has both stacks; got False, expected True. Leave it out."
             )
 
     def validate_token_ids(self) -> None:

@@ -102,10 +102,6 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
         Returns:
             `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`
             and `cross_attentions`.
-
-        Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`; no target or no token; a mask of another
-                shape; a target longer than learned positions; target rows that are no multiple of the source rows.
         """
         check_single_input(input_ids, inputs_embeds, prefix="decoder_")
         if inputs_embeds is None:
@@ -146,11 +142,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
     def target_positions(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, int | None]:
-        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known.
-
-        Raises:
-            ValueError: a mask of another shape.
-        """
+        """Return the new tokens' positions (k B or 1, T), and an upper bound of them where one is known."""
         rows, length = inputs_embeds.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()  # a tensor in a static cache, whose masks may be wider
         is_expanded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 4  # as for a static cache

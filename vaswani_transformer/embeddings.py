@@ -100,11 +100,7 @@ class LearnedPositions(nn.Module):
         self.table = nn.Embedding(self.size, config.d_model)
 
     def forward(self, positions: Tensor, max_position: int | None = None) -> Tensor:
-        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S).
-
-        Raises:
-            ValueError: a text is longer than the table.
-        """
+        """Return the encodings (B or 1, S, d_model) of `positions` (B or 1, S)."""
         is_sure = torch.compiler.is_compiling() or (max_position is not None and max_position <= self.size)
         if not is_sure and positions.numel() and (length := int(positions.max()) + 1) > self.size:
             raise ValueError(

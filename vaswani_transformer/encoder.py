@@ -60,10 +60,6 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
 
         Returns:
             `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 of them) and `attentions`.
-
-        Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`; no source or no token; a mask of another
-                shape; a source longer than learned positions.
         """
         check_single_input(input_ids, inputs_embeds)
         if inputs_embeds is None:

@@ -211,11 +211,6 @@ class Coupling(FlowLayer):
         return self.join(conditions, (values - shift) * (-log_scale).exp())
 
 
-def positional_step(config: VaswaniTransformerConfig) -> list[FlowLayer]:
-    """Return the layers of the first step."""
-    return [ActNorm(config.d_model), Coupling(config, False, False, attends=True), Coupling(config, False, True)]
-
-
 def flow_step(config: VaswaniTransformerConfig) -> list[FlowLayer]:
     """Return the layers of a step: twice an actnorm, a linear map over heads, and a unit of four couplings."""
     layers: list[FlowLayer] = []
@@ -243,7 +238,8 @@ class Flow(nn.Module):
 
     def __init__(self, config: VaswaniTransformerConfig, steps: int) -> None:
         super().__init__()
-        layers = positional_step(config)
+        attending = Coupling(config, False, False, attends=True)
+        layers: list[FlowLayer] = [ActNorm(config.d_model), attending, Coupling(config, False, True)]
         for _ in range(steps):
             layers += flow_step(config)
         self.layers = nn.ModuleList(layers)
@@ -266,11 +262,7 @@ class Flow(nn.Module):
         return super()._apply(keep_wide, recurse)
 
     def forward(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return eps (k B, T, d), and the log-determinant (k B,) of F over the places of tokens.
-
-        Raises:
-            FlowError: the actnorms have no start; a matrix is singular; a log-determinant is not finite.
-        """
+        """Return eps (k B, T, d), and the log-determinant (k B,) of F over the places of tokens."""
         log_dets = torch.zeros_like(latents[..., 0])  # (k B, T)
         for layer in self.layers:
             latents, log_det = layer(latents, inputs)
@@ -280,20 +272,12 @@ class Flow(nn.Module):
         return latents, log_det
 
     def log_prob(self, latents: Tensor, inputs: FlowInputs) -> tuple[Tensor, Tensor]:
-        """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant.
-
-        Raises:
-            FlowError: as `forward`.
-        """
+        """Return log p(z | x) (k B,) of latents (k B, T, d), and the part of it that is the log-determinant."""
         noise, log_det = self(latents, inputs)
         return normal_log_prob(noise, inputs.is_real) + log_det, log_det
 
     def inverse(self, noise: Tensor, inputs: FlowInputs) -> Tensor:
-        """Return z (k B, T, d) for eps of that shape; a flow without a start is inverted too, with a warning.
-
-        Raises:
-            FlowError: a matrix is singular; a latent is not finite.
-        """
+        """Return z (k B, T, d) for eps of that shape; a flow without a start is inverted too, with a warning."""
         latents = noise
         for layer in reversed(self.layers):
             latents = cast(FlowLayer, layer).inverse(latents, inputs)
@@ -314,9 +298,6 @@ class Flow(nn.Module):
         """Check that `values` are finite, and for a density that the flow has a start.
 
         An accelerator's host waits here; a compiled graph cannot check.
-
-        Raises:
-            FlowError: naming the part.
         """
         if torch.compiler.is_compiling():
             return
@@ -330,17 +311,16 @@ class Flow(nn.Module):
             logger.warning_once("The flow has no start yet: this decodes from latents that nothing has learned.")
         if is_finite:
             return
+        part, problem = "flow", f"its {'log-determinant' if is_density else 'inverse'} is not finite"
+        got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
         for name, layer in self.named_modules(prefix="flow"):
-            if isinstance(layer, HeadLinear) and not (log_det := layer.log_det()).isfinite():
-                raise FlowError(
-                    f"{name}: its matrix is singular; got log|det| {float(log_det.detach()):g}, expected a finite "
-                    "number. Take an earlier checkpoint and a smaller learning rate."
+            if isinstance(layer, HeadLinear) and not (log_det := layer.log_det().detach()).isfinite():
+                part, problem = (
+                    name,
+                    f"its matrix is singular; got log|det| {float(log_det):g}, expected a finite number",
                 )
-        what = "log-determinant" if is_density else "inverse"
-        raise FlowError(
-            f"flow: its {what} is not finite; got {int(values.isfinite().logical_not().sum())} such numbers, expected "
-            "none. Take an earlier checkpoint and a smaller learning rate."
-        )
+                break
+        raise FlowError(f"{part}: {problem}; got {got}. Take an earlier checkpoint and a smaller learning rate.")
 
 
 @torch.no_grad()

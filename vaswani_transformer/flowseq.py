@@ -14,27 +14,24 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple
 
 from .body import EncoderDecoder
 from .config import VaswaniTransformerConfig, positive_int, unit_rate
 from .embeddings import InputEmbedding, text_positions
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
-from .loss import accumulation_dtype, chunk_size, reduce_loss
+from .loss import accumulation_dtype
 from .nar_decoder import NarDecoder, NarDecoderLayer
 from .nar_generation import NarSettings, NarTargets
-from .nar_head import EncodedSource, NarLMOutput, WeighsDivergence, check_labels
-from .nat import LengthDifferenceConfig, PositionalHead
+from .nar_head import EncodedSource, NarLMOutput, Target, TrainingRate
+from .nat import LengthDifferenceConfig, LengthDifferenceHead
 
 
 @strict
 class VaswaniFlowSeqConfig(LengthDifferenceConfig):
-    """The hyperparameters of FlowSeq, in addition to those of `VaswaniTransformerConfig`.
+    """The hyperparameters of FlowSeq, in addition to those of `LengthDifferenceConfig`.
 
     Args:
-        min_length_difference, max_length_difference, length_loss_weight: as of `VaswaniNatConfig`.
         flow_steps: K, the steps of the flow after its positional one; each has eight couplings.
         word_dropout: the share of the target's words that the posterior does not see in training.
 
@@ -120,21 +117,6 @@ class Posterior(nn.Module):
 
 
 @dataclass
-class LatentSample:
-    """Latents of the posterior, and their probabilities.
-
-    Attributes:
-        latents: z (k B, T, d).
-        divergence: (k B,), log q(z | x, y) - log p(z | x), whose mean over samples is the KL divergence.
-        log_det: (k B,), the part of log p(z | x) that is the log-determinant.
-    """
-
-    latents: Tensor
-    divergence: Tensor
-    log_det: Tensor
-
-
-@dataclass
 class FlowSeqLMOutput(NarLMOutput):
     """The output of FlowSeq; the fields below are None unless the loss has a divergence.
 
@@ -147,12 +129,16 @@ class FlowSeqLMOutput(NarLMOutput):
     log_determinant: Tensor | None = None
 
 
-class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
+class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     """FlowSeq, with `generate()` in one pass of the inverse flow and of the decoder.
 
     Train in three phases: with `kl_scale` 0 the loss has no prior and the latents are the posterior's means; then
-    `start_flow` sets the flow's actnorms from a batch; then `kl_scale` rises to 1. The flow computes in float32
-    whatever the model's precision.
+    `start_flow` sets the flow's actnorms from a batch; then `kl_scale` rises to 1, and the `loss` has `kl_scale`
+    `kl_loss`. In evaluation mode the latents are F^-1(0), which see no word. The flow computes in float32 whatever the
+    model's precision.
+
+    `forward` also takes `word_draws` (k B, T), uniform on [0, 1), by which the posterior's words are dropped, and
+    `latent_noise` (k B, T, d), standard normal, of its sample; None: drawn from torch's generator.
 
     Attributes:
         kl_scale: kappa, the weight of the divergence in training. It is no part of the configuration.
@@ -160,7 +146,10 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
 
     config_class = VaswaniFlowSeqConfig
     body_class = VaswaniFlowSeqModel
+    output_class = FlowSeqLMOutput
+    draws = ("word_draws", "latent_noise")
     has_latents = True
+    kl_scale = TrainingRate(1.0, None, "weighs a loss")
     _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer", "Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]
 
@@ -176,70 +165,29 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
         super()._init_weights(module)
         init_flow(module)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        skip_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        word_draws: Tensor | None = None,
-        latent_noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> NarLMOutput:
-        """Compute the logits of every target token in one pass, or the loss of a target.
-
-        Args: as of NAT's `forward`, and:
-            decoder_inputs_embeds: (k B, T, d), latents in place of those of posterior or prior.
-            word_draws: (k B, T), uniform on [0, 1), by which the posterior's words are dropped; None: drawn from
-                torch's generator.
-            latent_noise: (k B, T, d), standard normal, of the posterior's sample; None: the same.
-
-        Returns:
-            With `labels` a `FlowSeqLMOutput`. In training mode the latents are the posterior's, and `loss` is
-            `token_loss` + `kl_scale` `kl_loss` + `length_loss_weight` `length_loss`. In evaluation mode they are
-            F^-1(0), which see no word, and `loss` is the plain negative log-likelihood and the length's. All are means
-            over target tokens in nats. `logits` (k B, T, V), and on request the hidden states and attentions of both
-            stacks.
+    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
+        """Return latents (k B, T, d): in training mode the posterior's for the words, otherwise F^-1(0).
 
         Raises:
-            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
             FlowError: the flow has no start and `kl_scale` is above 0; it has numbers that are not finite.
         """
-        check_labels(labels, num_items_in_batch)
-        kwargs.pop("decoder_input_ids", None)
-        kwargs.pop("use_cache", None)
-        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        kwargs.pop("position_ids", None)
-        source = self.read_source(encoder_outputs[0], attention_mask)
-        lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
-        if labels is not None and num_items_in_batch is None:
-            num_items_in_batch = labels.ne(-100).sum()
-        mask, sample = canvas(lengths, width), None
-        if decoder_inputs_embeds is None and labels is not None and self.training:
-            posterior = self.encode_target(source, mask, labels.clamp(min=0), word_draws)
-            decoder_inputs_embeds = posterior[0].to(source.memory.dtype)
-            if self.kl_scale > 0:
-                sample = self.sample(source, mask, posterior, latent_noise)
-                decoder_inputs_embeds = sample.latents.to(source.memory.dtype)
-        elif decoder_inputs_embeds is None:
-            decoder_inputs_embeds = self.prior_latents(source, mask)
-        outputs = self.run_decoder(source, mask, inputs_embeds=decoder_inputs_embeds, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], labels, 0, skip_logits, num_items_in_batch)
-        if labels is None:
-            return self.make_output(encoder_outputs, outputs, None, None, logits)
-        length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
-        output = FlowSeqLMOutput(**self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits))
-        if sample is not None and output.loss is not None:
-            output.kl_loss = reduce_loss(sample.divergence.sum(), labels, num_items_in_batch)
-            output.log_determinant = reduce_loss(sample.log_det.sum(), labels, num_items_in_batch)
-            output.loss = output.loss + self.kl_scale * output.kl_loss
-        return output
+        mask, dtype = target.mask, source.memory.dtype
+        if target.labels is None or not self.training:
+            return self.prior_latents(source, mask)
+        posterior = self.encode_target(source, mask, target.labels.clamp(min=0), draws.get("word_draws"))
+        if self.kl_scale == 0:
+            return posterior[0].to(dtype)
+        latents, divergence, log_det = self.sample(source, mask, posterior, draws.get("latent_noise"))
+        target.outputs["kl_loss"] = target.mean(divergence.sum())
+        target.outputs["log_determinant"] = target.mean(log_det.sum())
+        return latents.to(dtype)
+
+    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+        """Return the losses of every model, and with a sample the divergence in `loss`."""
+        losses = super().losses(source, target, token_loss)
+        if "kl_loss" in losses:
+            losses["loss"] = losses["loss"] + self.kl_scale * losses["kl_loss"]
+        return losses
 
     def flow_inputs(self, source: EncodedSource, mask: Tensor, dtype: torch.dtype | None = None) -> FlowInputs:
         """Return what posterior and flow get for targets of `mask` (k B, T), in a dtype; None: the flow's."""
@@ -265,14 +213,18 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
 
     def sample(
         self, source: EncodedSource, mask: Tensor, posterior: tuple[Tensor, Tensor], noise: Tensor | None = None
-    ) -> LatentSample:
-        """Return a sample of the posterior, its mean and log-variance (k B, T, d), for targets of `mask` (k B, T)."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a sample of the posterior, given by mean and log-variance (k B, T, d), and its probabilities.
+
+        These are z (k B, T, d), log q(z | x, y) - log p(z | x) (k B,), whose mean over samples is the KL divergence,
+        and the log-determinant (k B,) in log p(z | x).
+        """
         with torch.autocast(mask.device.type, enabled=False):
             inputs = self.flow_inputs(source, mask)
             latents, noise, log_variance = self.reparametrize(posterior, noise)
             log_q = normal_log_prob(noise, inputs.is_real) - 0.5 * (log_variance * inputs.is_real).sum((1, 2))
             log_p, log_det = self.flow.log_prob(latents, inputs)
-        return LatentSample(latents, log_q - log_p, log_det)
+        return latents, log_q - log_p, log_det
 
     def reparametrize(self, posterior: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return mu + exp(log var / 2) eps, eps and log var, all (k B, T, d) in the flow's dtype."""
@@ -316,12 +268,11 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass, from latents of the prior."""
-        mask = canvas(lengths)  # (l B, T)
-        latents = self.prior_latents(source, mask, settings.latent_temperature)
-        outputs = self.run_decoder(source, mask, inputs_embeds=latents)
-        tokens, log_probs = self.read_words(outputs[0], lengths, settings)
+        mask, temperature = canvas(lengths), settings.latent_temperature  # (l B, T)
+        states = self.run_decoder(source, mask, inputs_embeds=self.prior_latents(source, mask, temperature))[0]
+        tokens, log_probs = self.read_words(states, lengths, mask.bool(), settings)
         scores = None
-        if settings.latent_temperature:
+        if temperature:
             estimates = self.estimate_log_probs(source, tokens, lengths, settings.num_latent_samples)
             classes = self.length_classes(source, lengths).view(len(source.length_logits), -1)  # (B, l)
             log_lengths = source.length_logits.to(estimates.dtype).log_softmax(-1).gather(1, classes).flatten()
@@ -338,24 +289,18 @@ class VaswaniFlowSeqForConditionalGeneration(WeighsDivergence, PositionalHead):
             samples: the number of z_i, which are drawn from the posterior by torch's generator.
 
         Raises:
-            FlowError: as `forward`.
+            FlowError: as `embed_target`.
         """
         mask = canvas(lengths, tokens.shape[1])
         posterior, weights = self.encode_target(source, mask, tokens), []
         for _ in range(samples):
-            sample = self.sample(source, mask, posterior)
-            outputs = self.run_decoder(source, mask, inputs_embeds=sample.latents.to(source.memory.dtype))
-            weights.append(self.log_likelihoods(outputs[0], tokens, mask) - sample.divergence)
+            latents, divergence, _ = self.sample(source, mask, posterior)
+            states = self.run_decoder(source, mask, inputs_embeds=latents.to(source.memory.dtype))[0]
+            weights.append(self.log_likelihoods(states, tokens, mask) - divergence)
         return torch.stack(weights).logsumexp(0) - math.log(samples)
 
     def log_likelihoods(self, states: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return log p(y | z, x) (k B,) of `tokens` (k B, T) where `mask` (k B, T) is 1, in at least float32."""
-        rows = mask.flatten().nonzero()[:, 0]  # (N,), for whose number an accelerator's host waits
-        chosen, words = states.flatten(0, 1).index_select(0, rows), tokens.flatten().index_select(0, rows)
-        size, losses = chunk_size(states.device), []
-        for chunk, chunk_words in zip(chosen.split(size), words.split(size), strict=True):
-            logits = self.lm_head(chunk)  # (N', V)
-            logits = logits.to(accumulation_dtype(logits.dtype))
-            losses.append(functional.cross_entropy(logits, chunk_words, reduction="none"))
-        summed = torch.cat(losses)
-        return summed.new_zeros(mask.numel()).index_copy(0, rows, -summed).view(mask.shape).sum(1)
+        chunks = self.logits_of(states, mask, tokens)
+        losses = torch.cat([functional.cross_entropy(logits, words, reduction="none") for logits, words in chunks])
+        return losses.new_zeros(mask.shape).masked_scatter(mask.bool(), -losses).sum(1)

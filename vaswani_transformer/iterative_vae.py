@@ -13,18 +13,15 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple
 
 from .body import EncoderDecoder
 from .config import positive_float, unit_rate
 from .embeddings import read_table
 from .latent import LatentPass, LatentStep
-from .lengths import canvas, soft_copy
-from .loss import reduce_loss
+from .lengths import canvas
 from .nar_generation import NarSettings, NarTargets
-from .nar_head import EncodedSource, NarLMOutput, WeighsDivergence, check_labels
-from .nat import PositionalHead, VaswaniNatConfig
+from .nar_head import EncodedSource, NarLMOutput, Target, TrainingRate
+from .nat import LengthDifferenceHead, VaswaniNatConfig
 from .nat_decoder import PositionalDecoder
 
 
@@ -132,8 +129,12 @@ class IterativeVaeLMOutput(NarLMOutput):
     hint_weights: Tensor | None = None
 
 
-class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHead):
+class VaswaniIterativeVaeForConditionalGeneration(LengthDifferenceHead):
     """IterativeVAE, with `generate()` in one pass, whose `return_history` gives the words after every layer.
+
+    In training mode the latents are samples that see the `labels`, and the `loss` is the sum of `layer_losses`,
+    `kl_scale` `kl_loss` and `length_loss_weight` `length_loss`. In evaluation mode there is neither hint nor noise, and
+    the `loss` is the plain negative log-likelihood after the last layer and the length's.
 
     Attributes:
         kl_scale: kappa, the weight of the KL divergences in training. It is no part of the configuration: a trainer
@@ -142,60 +143,16 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
 
     config_class = VaswaniIterativeVaeConfig
     body_class = VaswaniIterativeVaeModel
+    output_class = IterativeVaeLMOutput
     samples = True
+    kl_scale = TrainingRate(1.0, None, "weighs a loss")
     _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        skip_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> NarLMOutput:
-        """Compute the logits of every target token in one pass, or the loss of a target.
-
-        Args: as of NAT's `forward`. In training mode the latents are samples, and see `labels` where they are given.
-
-        Returns:
-            With `labels` an `IterativeVaeLMOutput`. In training mode its `loss` is the sum of `layer_losses`,
-            `kl_scale` `kl_loss` and `length_loss_weight` `length_loss`; in evaluation mode, without hint and noise, the
-            plain negative log-likelihood after the last layer and the length's. All are means over target tokens in
-            nats. `logits` (k B, T, V), and on request the hidden states and attentions of both stacks.
-
-        Raises:
-            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
-        """
-        check_labels(labels, num_items_in_batch)
-        kwargs.pop("decoder_input_ids", None)
-        kwargs.pop("use_cache", None)
-        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        kwargs.pop("position_ids", None)
-        source = self.read_source(encoder_outputs[0], attention_mask)
-        lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
-        if decoder_inputs_embeds is None:
-            decoder_inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)  # (k B, T, d_model)
-        if labels is not None and num_items_in_batch is None:
-            num_items_in_batch = labels.ne(-100).sum()
-        mask = canvas(lengths, width)
-        latent = self.latent_pass(mask, labels)
-        outputs = self.run_decoder(source, mask, inputs_embeds=decoder_inputs_embeds, latent=latent, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], labels, 0, skip_logits, num_items_in_batch)
-        if labels is None or token_loss is None:
-            return self.make_output(encoder_outputs, outputs, None, None, logits)
-        length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
-        output = self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits)
-        figures = self.layer_statistics(latent, token_loss, labels, num_items_in_batch)
-        settings: dict[str, Any] = {**output, **figures}
-        if self.training:
-            settings["loss"] = self.training_loss(length_loss, figures)
-        return IterativeVaeLMOutput(**settings)
+    def make_target(self, source: EncodedSource, labels: Tensor | None, *args: Any, **inputs: Any) -> Target:
+        """Return the target of `forward`, whose arguments these are, with what its latent steps get."""
+        target = super().make_target(source, labels, *args, **inputs)
+        target.decoder_inputs["latent"] = self.latent_pass(target.mask, labels)
+        return target
 
     def latent_pass(self, mask: Tensor, labels: Tensor | None = None, has_noise: bool = False) -> LatentPass:
         """Return what one pass of the decoder over targets of `mask` (k B, T) gives its latent steps."""
@@ -208,39 +165,37 @@ class VaswaniIterativeVaeForConditionalGeneration(WeighsDivergence, PositionalHe
             smoothing=self.config.label_smoothing if self.training else 0.0,
         )
 
-    def layer_statistics(
-        self, latent: LatentPass, token_loss: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
-    ) -> dict[str, Tensor]:
-        """Return what `IterativeVaeLMOutput` has beyond the output of other non-autoregressive models."""
+    def losses(self, source: EncodedSource, target: Target, token_loss: Tensor) -> dict[str, Any]:
+        """Return the loss of every layer, of the KL divergences and of the length, with the fields of the output."""
+        losses, steps = super().losses(source, target, token_loss), target.decoder_inputs["latent"].tokens
 
-        def by_layer(name: str) -> list[Tensor]:
-            return [reduce_loss(getattr(tokens, name).sum(), labels, num_items_in_batch) for tokens in latent.tokens]
+        def by_step(name: str) -> Tensor:
+            means = [target.mean(getattr(tokens, name).sum()) for tokens in steps]
+            return torch.stack(means) if means else token_loss.new_zeros(0)
 
-        kl, nothing = by_layer("kl"), token_loss.new_zeros(0)
-        weighted = [weight * loss for weight, loss in zip(self.config.layer_kl_weights, kl, strict=True)]
-        figures = {name: by_layer(name) for name in ("prior_weights", "hint_weights")}
-        return {
-            "kl_loss": torch.stack(weighted).sum() if weighted else token_loss.new_zeros(()),
-            "layer_losses": torch.stack([*by_layer("losses"), token_loss]),
-            "layer_kl": torch.stack(kl) if kl else nothing,
-        } | {name: torch.stack(values).detach() if values else nothing for name, values in figures.items()}
-
-    def training_loss(self, length_loss: Tensor, figures: dict[str, Tensor]) -> Tensor:
-        """Return the loss in training mode: of every layer, of the KL divergences and of the length."""
-        divergences = self.kl_scale * figures["kl_loss"]
-        return figures["layer_losses"].sum() + divergences + self.config.length_loss_weight * length_loss
+        losses["layer_kl"] = by_step("kl")
+        weighted = [weight * kl for weight, kl in zip(self.config.layer_kl_weights, losses["layer_kl"], strict=True)]
+        losses["kl_loss"] = torch.stack(weighted).sum() if weighted else token_loss.new_zeros(())
+        losses["layer_losses"] = torch.cat([by_step("losses"), token_loss[None]])
+        losses |= {name: by_step(name).detach() for name in ("prior_weights", "hint_weights")}
+        if self.training:
+            divergences = self.kl_scale * losses["kl_loss"]
+            length_loss = self.config.length_loss_weight * losses["length_loss"]
+            losses["loss"] = losses["layer_losses"].sum() + divergences + length_loss
+        return losses
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass; the history has the words after each layer."""
-        mask = canvas(lengths)  # (l B, T)
+        target = Target(lengths, canvas(lengths))
         outputs = self.run_decoder(
             source,
-            mask,
-            inputs_embeds=soft_copy(source.memory, source.is_real, lengths, mask.shape[1]),
-            latent=self.latent_pass(mask, has_noise=settings.do_sample),
+            target.mask,
+            inputs_embeds=self.embed_target(source, target),
+            latent=self.latent_pass(target.mask, has_noise=settings.do_sample),
             output_hidden_states=settings.return_history,
         )
-        tokens, log_probs = self.read_words(outputs[0], lengths, settings)
+        is_real = target.mask.bool()
+        tokens, log_probs = self.read_words(outputs[0], lengths, is_real, settings)
         earlier = (outputs.hidden_states or ())[1:-1] if settings.return_history else ()
-        history = [self.read_words(states, lengths, settings)[0] for states in earlier]
+        history = [self.read_words(states, lengths, is_real, settings)[0] for states in earlier]
         return NarTargets(tokens, log_probs, [*history, tokens])

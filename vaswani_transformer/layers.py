@@ -91,9 +91,19 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
         """Map states (k B, T, d_model) to the same shape, attending to `encoder_hidden_states` (B, S, d_model)."""
         attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
         hidden_states = self.self_attn_add_norm(hidden_states, attended)
-        if encoder_hidden_states is not None:
-            attended, _ = self.cross_attn(
-                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
-            )
+        memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)
+        return self.after_self_attention(hidden_states, *memory, **kwargs)
+
+    def after_self_attention(
+        self,
+        hidden_states: Tensor,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        past_key_values: Cache | None,
+        **kwargs: object,
+    ) -> Tensor:
+        """Apply cross-attention, where there is a `memory` (B, S, d_model), and the feed-forward network."""
+        if memory is not None:
+            attended, _ = self.cross_attn(hidden_states, memory, memory_mask, past_key_values, **kwargs)
             hidden_states = self.cross_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))

@@ -24,11 +24,7 @@ def check_right_padded(mask: Tensor, name: str) -> None:
 
 
 def real_tokens(attention_mask: Tensor | None, memory: Tensor) -> Tensor:
-    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; in a source without any, all are.
-
-    Raises:
-        ValueError: the mask is not (B, S).
-    """
+    """Return which rows of `memory` (B, S, d_model) are tokens: (B, S), bool; in a source without any, all are."""
     if attention_mask is None:
         return torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
     if attention_mask.shape != memory.shape[:2]:

@@ -21,9 +21,6 @@ def shift_right(labels: Tensor, config: VaswaniTransformerConfig) -> Tensor:
     """Return `labels` (B, T) "offset by one position" (3.1): the start token, then all but the last label.
 
     Labels of -100 become padding.
-
-    Raises:
-        ValueError: the configuration has no start token or no padding token.
     """
     if config.target_start_token_id is None or config.pad_token_id is None:
         raise ValueError(

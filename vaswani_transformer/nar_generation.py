@@ -13,13 +13,11 @@ from typing import Any, ClassVar, Never
 import torch
 from torch import Tensor, nn
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from .config import TOKEN_IDS, VaswaniTransformerConfig, as_token_ids
+from .config import TOKEN_IDS, as_token_ids
 from .lengths import canvas
-from .loss import accumulation_dtype, chunk_size
-from .nar_head import EncodedSource
+from .nar_head import EncodedSource, NarHead
 
 SOURCE_INPUTS = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "position_ids")
 TARGET_INPUTS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "target_lengths")
@@ -115,11 +113,7 @@ def fail(subject: str, problem: str, fix: str) -> Never:
 
 
 def whole_number(name: str, value: object, fix: str, least: int | None = None) -> int:
-    """Return `value`, also NumPy's, as an int.
-
-    Raises:
-        ValueError: it is no whole number of at least `least`.
-    """
+    """Return `value`, also NumPy's, as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and int(value) < least):
         expected = "a whole number" + ("" if least is None else f" of at least {least}")
         fail(name, f"got {value!r}, expected {expected}", fix)
@@ -127,18 +121,14 @@ def whole_number(name: str, value: object, fix: str, least: int | None = None) -
 
 
 def temperature(name: str, value: object) -> float:
-    """Return `value`, also NumPy's, as a float.
-
-    Raises:
-        ValueError: it is no finite number of at least 0.
-    """
+    """Return `value`, also NumPy's, as a float."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
         fail(name, f"got {value!r}, expected a finite number of at least 0", "Give 0 for the mode.")
     return float(value)
 
 
-class NarGeneration(GenerationMixin):
-    """`generate()` with Transformers' signature, and six settings of a generation config or of the call.
+class NarGeneration(NarHead, GenerationMixin):
+    """A head with `generate()` of Transformers' signature, and six settings of a generation config or of the call.
 
     num_iterations: passes of the decoder over each target; more than 1 only where the model refines (CMLM). Default 1.
     length_beam_size: l, the best length classes that are tried for each source; the target with the largest mean
@@ -157,8 +147,6 @@ class NarGeneration(GenerationMixin):
     raises ValueError unless it has Transformers' default.
     """
 
-    config: VaswaniTransformerConfig
-    lm_head: nn.Module
     refines: ClassVar[bool] = False
     samples: ClassVar[bool] = False
     has_latents: ClassVar[bool] = False
@@ -166,18 +154,6 @@ class NarGeneration(GenerationMixin):
     @property
     def num_length_classes(self) -> int:
         """Return C, the lengths that a length beam can try."""
-        raise NotImplementedError
-
-    def encode(self, *args: Any, **inputs: Any) -> BaseModelOutput:
-        """Return the encoder's output for a source."""
-        raise NotImplementedError
-
-    def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
-        """Return what the head reads in the encoder's output."""
-        raise NotImplementedError
-
-    def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
         raise NotImplementedError
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
@@ -368,24 +344,33 @@ class NarGeneration(GenerationMixin):
         special = {token for name in names for token in as_token_ids(getattr(config, name, None))}
         return sorted(special.union(extra))
 
-    def choose_tokens(self, states: Tensor, is_last: Tensor, suppressed: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens (N,) of `states` (N, d_model), and their log-probabilities (N,).
+    def read_words(
+        self,
+        states: Tensor,
+        lengths: Tensor,
+        is_read: Tensor,
+        settings: NarSettings,
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the likeliest tokens (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
 
-        The end token is at positions where `is_last` (N,) is True, for any logits; no other position has a `suppressed`
-        id. All of them keep their share of the probability.
+        The end token is at the last position of each of `lengths` (l B,), for any logits; no other position has a
+        suppressed id. All of them keep their share of the probability. Where `is_read` (l B, T) is False both are those
+        of `known`; None: 0.
         """
-        tokens, log_probs = [], []
-        banned = torch.tensor(suppressed, dtype=torch.long, device=states.device)
-        size, end_token_id = chunk_size(states.device), self.config.end_token_id
-        for chunk, ends in zip(states.split(size), is_last.split(size), strict=True):
-            logits = self.lm_head(chunk)  # (N', V)
-            logits = logits.to(accumulation_dtype(logits.dtype))
+        is_last = torch.arange(is_read.shape[1], device=lengths.device) == lengths[:, None] - 1  # (l B, T)
+        banned = torch.tensor(settings.suppressed, dtype=torch.long, device=states.device)
+        chosen, chosen_log_probs = [], []
+        for logits, ends in self.logits_of(states, is_read, is_last):
             best = logits.index_fill(1, banned, float("-inf")).argmax(1)
-            if end_token_id is not None:
-                best = best.masked_fill(ends, end_token_id)
-            tokens.append(best)
-            log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
-        return torch.cat(tokens), torch.cat(log_probs)
+            if self.config.end_token_id is not None:
+                best = best.masked_fill(ends, self.config.end_token_id)
+            chosen.append(best)
+            chosen_log_probs.append(logits.gather(1, best[:, None]).squeeze(1) - logits.logsumexp(1))
+        nothing = torch.zeros_like(is_read, dtype=torch.long), torch.zeros(is_read.shape, device=is_read.device)
+        tokens, log_probs = nothing if known is None else known
+        log_probs = log_probs.to(chosen_log_probs[0].dtype).masked_scatter(is_read, torch.cat(chosen_log_probs))
+        return tokens.masked_scatter(is_read, torch.cat(chosen)), log_probs
 
     def best_targets(self, targets: NarTargets, lengths: Tensor, settings: NarSettings) -> Tensor | NarGenerateOutput:
         """Return the n targets of each source with the largest mean log-probability; `lengths` is (B, l)."""

@@ -10,42 +10,28 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple
 
 from .body import EncoderDecoder
-from .config import VaswaniTransformerConfig, positive_int
+from .config import positive_int
 from .lengths import LengthDifference, canvas, choose_positions, real_tokens, soft_copy
-from .loss import chunk_size
 from .nar_generation import NarGeneration, NarSettings, NarTargets
-from .nar_head import EncodedSource, NarHead, NarLMOutput, check_labels, loss_weight
+from .nar_head import EncodedSource, NarConfig, Target, TrainingRate
 from .nat_decoder import PositionalDecoder
 
 
 @strict
-class LengthDifferenceConfig(VaswaniTransformerConfig):
-    """The hyperparameters of models that predict the length as a difference, beyond `VaswaniTransformerConfig`'s.
+class LengthDifferenceConfig(NarConfig):
+    """The hyperparameters of models that predict the length as a difference, beyond those of `NarConfig`.
 
     Args:
         min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
-        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: as for `VaswaniTransformerConfig`.
     """
 
-    keys_to_ignore_at_inference = [
-        *VaswaniTransformerConfig.keys_to_ignore_at_inference,
-        "token_loss",
-        "length_loss",
-        "accuracy",
-    ]
-
     min_length_difference: int = -20
     max_length_difference: int = 20
-    length_loss_weight: float | int = loss_weight(default=1.0)
-    use_cache: bool = False
 
     def validate_length_differences(self) -> None:
         """Check that there is a class for equal lengths."""
@@ -58,11 +44,9 @@ class LengthDifferenceConfig(VaswaniTransformerConfig):
 
 @strict
 class VaswaniNatConfig(LengthDifferenceConfig):
-    """The hyperparameters of NAT and GLAT, in addition to those of `VaswaniTransformerConfig`.
+    """The hyperparameters of NAT and GLAT, in addition to those of `LengthDifferenceConfig`.
 
     Args:
-        min_length_difference, max_length_difference: the smallest and the largest m - n that has a class.
-        length_loss_weight: w, the weight of the length's cross-entropy relative to a token's.
         mask_diagonal: whether no position of the target attends to itself in self-attention.
         relative_attention_clip: the largest distance that relative self-attention distinguishes; None for plain
             self-attention.
@@ -87,8 +71,8 @@ class VaswaniNatModel(EncoderDecoder):
     _supports_flex_attn = False
 
 
-class PositionalHead(NarHead, NarGeneration, GenerationMixin):
-    """A head whose length is a difference from the source's; a subclass adds `forward` and `decode_targets`."""
+class LengthDifferenceHead(NarGeneration):
+    """A head whose length is a difference from the source's, and whose decoder begins with a copy of the source."""
 
     config_class = LengthDifferenceConfig
     _no_split_modules = VaswaniNatModel._no_split_modules
@@ -126,25 +110,39 @@ class PositionalHead(NarHead, NarGeneration, GenerationMixin):
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
         """Return the `count` best target lengths (B, l) of each source, the best first."""
-        classes = source.length_logits.sort(dim=1, descending=True, stable=True).indices[:, :count]  # (B, l)
-        return self.length_difference.lengths(classes, source.lengths)
+        return self.length_difference.lengths(source.best_classes(count), source.lengths)
 
-    def read_words(self, states: Tensor, lengths: Tensor, settings: NarSettings) -> tuple[Tensor, Tensor]:
-        """Return the likeliest words (l B, T) of `states` (l B, T, d_model), and their log-probabilities (l B, T).
+    def make_target(
+        self,
+        source: EncodedSource,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        input_ids: Tensor | None,
+        lengths: Tensor | None,
+        **draws: Any,
+    ) -> Target:
+        """Return the target of `forward`, whose arguments these are."""
+        lengths, width = self.target_shape(source, labels, attention_mask, inputs_embeds)
+        if labels is not None and num_items is None:
+            num_items = labels.ne(-100).sum()
+        target = Target(lengths, canvas(lengths, width), labels, num_items)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_target(source, target, **draws)
+        target.decoder_inputs["inputs_embeds"] = inputs_embeds
+        return target
 
-        Both are 0 at padding, from `lengths` (l B,) on.
-        """
-        is_real = canvas(lengths, states.shape[1]).bool()  # (l B, T)
-        is_last = is_real & ~canvas(lengths - 1, states.shape[1]).bool()  # (l B, T)
-        rows = is_real.flatten().nonzero()[:, 0]  # (N,), all that an accelerator's host waits for here
-        states, is_last = states.flatten(0, 1).index_select(0, rows), is_last.flatten().index_select(0, rows)
-        chosen, log_probs = self.choose_tokens(states, is_last, settings.suppressed)  # (N,) each
-        tokens = torch.zeros_like(is_real, dtype=torch.long).masked_scatter(is_real, chosen)
-        return tokens, log_probs.new_zeros(is_real.shape).masked_scatter(is_real, log_probs)
+    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
+        """Return what the decoder begins with (k B, T, d_model): the soft copy of the source."""
+        return soft_copy(source.memory, source.is_real, target.lengths, target.mask.shape[1])
 
 
-class VaswaniNatForConditionalGeneration(PositionalHead):
+class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
     """NAT, with `generate()` in one pass. `glancing_ratio` above 0 makes `forward` train it as GLAT.
+
+    `forward` also takes `glancing_draws` (k B, T), uniform on [0, 1), by which glancing chooses the positions to show;
+    None: drawn from torch's generator.
 
     Attributes:
         glancing_ratio: rho, the share of the first pass's mistakes that is shown, 0 to 1. It is no part of the
@@ -153,113 +151,43 @@ class VaswaniNatForConditionalGeneration(PositionalHead):
 
     config_class = VaswaniNatConfig
     body_class = VaswaniNatModel
+    draws = ("glancing_draws",)
+    glancing_ratio = TrainingRate(0.0, 1, "is a share of mistakes")
 
-    def __init__(self, config: VaswaniNatConfig) -> None:
-        super().__init__(config)
-        self.glancing_ratio = 0.0
-
-    @property
-    def glancing_ratio(self) -> float:
-        return self._glancing_ratio
-
-    @glancing_ratio.setter
-    def glancing_ratio(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise ValueError(
-                f"glancing_ratio: it is a share of mistakes; got {value}, expected 0 to 1. Set such a share."
-            )
-        self._glancing_ratio = value
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: tuple[Tensor, ...] | BaseModelOutput | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        skip_logits: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        glancing_draws: Tensor | None = None,
-        **kwargs: Any,
-    ) -> NarLMOutput:
-        """Compute the logits of every target token in one pass, or the loss of a target.
-
-        Args:
-            input_ids: (B, S) source token ids.
-            attention_mask: (B, S), 0 where a source token is padding, on either side; None: every token counts.
-            decoder_attention_mask: (k B, T), as many ones in a row as its target has tokens.
-            encoder_outputs: the encoder's output for the source; None: the encoder runs.
-            inputs_embeds: (B, S, d_model), scaled embeddings in place of `input_ids`.
-            decoder_inputs_embeds: (k B, T, d_model) in place of the soft copy.
-            labels: (k B, T) target token ids with their end token, not shifted, -100 at padding, which is on the
-                right. They give the lengths. Row i belongs to source i // k.
-            skip_logits: whether to leave out `logits` when there are labels; None: in training mode only.
-            num_items_in_batch: the number of target tokens to divide both summed losses by; None: those of `labels`.
-            glancing_draws: (k B, T), uniform on [0, 1), by which glancing chooses the positions to show; None: drawn
-                from torch's generator.
-            position_ids: (B, S) positions of the source; None: counted over unmasked tokens.
-            decoder_input_ids: ignored, since the decoder has no words.
-
-        Returns:
-            With `labels` the `loss`, which is `token_loss` + `length_loss_weight` `length_loss`. Both are means over
-            target tokens in nats; `token_loss` is label-smoothed in training mode. `logits` are (k B, T, V); without
-            labels and mask T is the predicted length. On request there are the hidden states and attentions of both
-            stacks.
-
-        Raises:
-            ValueError: the stacks' errors; labels with a token after padding; a count without labels.
-        """
-        check_labels(labels, num_items_in_batch)
-        kwargs.pop("decoder_input_ids", None)
-        kwargs.pop("use_cache", None)
-        encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
-        source = self.read_source(encoder_outputs[0], attention_mask)
-        lengths, width = self.target_shape(source, labels, decoder_attention_mask, decoder_inputs_embeds)
-        learned, accuracy = labels, None
-        if decoder_inputs_embeds is None:
-            decoder_inputs_embeds = soft_copy(source.memory, source.is_real, lengths, width)  # (k B, T, d_model)
-            if labels is not None and self.training and self.glancing_ratio > 0:
-                seen, accuracy = self.glance(source, lengths, decoder_inputs_embeds, labels, glancing_draws)
-                shown = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(decoder_inputs_embeds.dtype)
-                decoder_inputs_embeds = torch.where(seen.unsqueeze(-1), shown, decoder_inputs_embeds)
-                learned = labels.masked_fill(seen, -100)
-        if labels is not None and num_items_in_batch is None:
-            num_items_in_batch = labels.ne(-100).sum()
-        kwargs.pop("position_ids", None)
-        outputs = self.run_decoder(source, canvas(lengths, width), inputs_embeds=decoder_inputs_embeds, **kwargs)
-        token_loss, logits = self.loss_and_logits(outputs[0], learned, 0, skip_logits, num_items_in_batch)
-        length_loss = None
-        if labels is not None:
-            length_loss = self.length_loss(source, lengths, labels, num_items_in_batch)
-        return self.make_output(encoder_outputs, outputs, token_loss, length_loss, logits, accuracy)
+    def embed_target(self, source: EncodedSource, target: Target, **draws: Any) -> Tensor:
+        """Return the soft copy (k B, T, d_model); GLAT shows some words of the reference in it, which have no loss."""
+        inputs_embeds, labels = super().embed_target(source, target), target.labels
+        if labels is None or not self.training or self.glancing_ratio == 0:
+            return inputs_embeds
+        seen, target.outputs["accuracy"] = self.glance(source, inputs_embeds, labels, **draws)
+        target.labels = labels.masked_fill(seen, -100)
+        shown = self.model.decoder.embed_tokens(labels.clamp(min=0)).to(inputs_embeds.dtype)
+        return torch.where(seen.unsqueeze(-1), shown, inputs_embeds)
 
     @torch.no_grad()
     def glance(
-        self, source: EncodedSource, lengths: Tensor, inputs_embeds: Tensor, labels: Tensor, draws: Tensor | None = None
+        self,
+        source: EncodedSource,
+        inputs_embeds: Tensor,
+        labels: Tensor,
+        glancing_draws: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
 
         Qian et al. 2021: with c mistakes in the first pass, floor(rho c) positions, drawn from all real
         ones and not from the mistakes only.
         """
-        outputs = self.run_decoder(source, canvas(lengths, labels.shape[1]), inputs_embeds=inputs_embeds)
         is_real = labels.ne(-100)  # (k B, T)
-        rows = is_real.flatten().nonzero()[:, 0]  # (N,), all that an accelerator's host waits for here
-        states = outputs[0].flatten(0, 1).index_select(0, rows)  # (N, d_model)
-        best = torch.cat([self.lm_head(chunk).argmax(-1) for chunk in states.split(chunk_size(states.device))])
-        is_wrong = torch.zeros_like(is_real).flatten()
-        is_wrong = is_wrong.index_copy(0, rows, best != labels.flatten().index_select(0, rows)).view_as(is_real)
-        mistakes = is_wrong.sum(1)  # (k B,), c
+        states = self.run_decoder(source, is_real.long(), inputs_embeds=inputs_embeds)[0]  # (k B, T, d_model)
+        wrong = [logits.argmax(-1) != words for logits, words in self.logits_of(states, is_real, labels)]
+        mistakes = torch.zeros_like(is_real).masked_scatter(is_real, torch.cat(wrong)).sum(1)  # (k B,), c
         counts = (self.glancing_ratio * mistakes).floor().long()
-        return choose_positions(is_real, counts, draws=draws), 1 - mistakes.sum() / is_real.sum().clamp(min=1)
+        accuracy = 1 - mistakes.sum() / is_real.sum().clamp(min=1)
+        return choose_positions(is_real, counts, draws=glancing_draws), accuracy
 
     def decode_targets(self, source: EncodedSource, lengths: Tensor, settings: NarSettings) -> NarTargets:
         """Predict a target for each of `lengths` (l B,) in one pass."""
-        mask = canvas(lengths)  # (l B, T)
-        inputs_embeds = soft_copy(source.memory, source.is_real, lengths, mask.shape[1])
-        outputs = self.run_decoder(source, mask, inputs_embeds=inputs_embeds)
-        tokens, log_probs = self.read_words(outputs[0], lengths, settings)
+        target = Target(lengths, canvas(lengths))
+        states = self.run_decoder(source, target.mask, inputs_embeds=self.embed_target(source, target))[0]
+        tokens, log_probs = self.read_words(states, lengths, target.mask.bool(), settings)
         return NarTargets(tokens, log_probs, [tokens])

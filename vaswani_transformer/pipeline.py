@@ -37,10 +37,6 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
         truncation: truncate texts at the tokenizer's `model_max_length`; a bool, or a strategy of the tokenizer.
         **generate_kwargs: arguments of `generate()`, such as `num_beams=1` or `max_new_tokens=100`, which override the
             generation config. With `return_dict_in_generate` and `output_scores` beam search adds `score`.
-
-    Raises:
-        TypeError: a text is not a str.
-        ValueError: the tokenizer has more entries than a model of this package, or another `<mask>`.
     """
 
     model: Any  # any model with generate(), its tokenizer with it
@@ -123,11 +119,7 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
 
 def check_text(text: Any) -> str:
-    """Return `text`.
-
-    Raises:
-        TypeError: it is not a str.
-    """
+    """Return `text`."""
     if not isinstance(text, str):
         raise TypeError(f"{text!r}: not a text to translate; got {type(text).__name__}, expected str.")
     return text

@@ -91,11 +91,7 @@ class Window:
         self.num_keys, self.offset = (length, 0) if cache is None else cache.get_mask_sizes(length, 0)
 
     def mask(self, attention_mask: Tensor | BlockMask | None) -> Tensor | BlockMask | Band | None:
-        """Return the mask in the form that the attention implementation takes; None: each query attends to all keys.
-
-        Raises:
-            ValueError: the attention implementation takes no window.
-        """
+        """Return the mask in the form that the attention implementation takes; None: each query attends to all keys."""
         implementation = self.config._attn_implementation or "eager"
         if isinstance(attention_mask, BlockMask) or not (
             implementation in ("eager", "sdpa", "flex_attention") or "flash" in implementation

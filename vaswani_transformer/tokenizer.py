@@ -223,11 +223,7 @@ def unknown_words(tokenizer: Any, encoded: Any, texts: Sequence[str]) -> list[li
 
 
 def check_vocabulary(tokenizer: Any, entries: int, mask_token_id: int | None, name: str) -> None:
-    """Check that a model of `entries` has one for every token and, where it fills in masks, the tokenizer's `<mask>`.
-
-    Raises:
-        ValueError: naming both sizes, or both ids.
-    """
+    """Check that a model of `entries` has one for every token, and the tokenizer's `<mask>` if it fills in masks."""
     needed = 1 + max([*tokenizer.get_vocab().values(), *tokenizer("")["input_ids"]], default=-1)
     if needed > entries:
         raise ValueError(

@@ -7,8 +7,8 @@ A block in a page
     vaswani_transformer.attention.SelfAttention.project
     ```
 
-becomes the class and the method, below the line that opens its class. The files are parsed and not imported, so that
-building the site needs no torch.
+becomes a folded box with the class and the method, below the line that opens its class, and with their places in the
+repository. The files are parsed and not imported.
 """
 
 import ast
@@ -51,13 +51,18 @@ def find_nodes(tree: ast.Module, names: list[str]) -> list[Any]:
     return nodes
 
 
+def lines_of(name: str) -> tuple[int, int]:
+    """Return the first and the last line of a class, function or method in its file."""
+    path, names = find_file(name)
+    node = find_nodes(ast.parse(path.read_text(encoding="utf-8")), names)[-1]
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
+
+
 def source_of(name: str) -> str:
     """Return the source of a class, function or method, without the indent of its place."""
-    path, names = find_file(name)
-    text = path.read_text(encoding="utf-8")
-    node = find_nodes(ast.parse(text), names)[-1]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    first, last = lines_of(name)
+    lines = find_file(name)[0].read_text(encoding="utf-8").splitlines()
+    return textwrap.dedent("\n".join(lines[first - 1 : last]))
 
 
 def class_line(name: str) -> str | None:
@@ -69,21 +74,20 @@ def class_line(name: str) -> str | None:
     return text.splitlines()[find_nodes(ast.parse(text), names)[-2].lineno - 1]
 
 
+def in_its_class(name: str) -> str:
+    """Return the source of a name, a method below the line that opens its class."""
+    header, source = class_line(name), source_of(name)
+    return source if header is None else f"{header}\n{textwrap.indent(source, '    ')}"
+
+
 def listing(names: list[str]) -> str:
-    """Return one Markdown block a file with the source of names in it; methods stand in their class."""
-    blocks: dict[str, list[str]] = {}
-    opened = None
+    """Return a folded box with a block for each name: its file, its lines there and its source."""
+    titles = ", ".join(f"`{'.'.join(find_file(name)[1])}`" for name in names)
+    blocks = []
     for name in names:
-        file = find_file(name)[0].relative_to(ROOT).as_posix()
-        lines = blocks.setdefault(file, [])
-        header, source = class_line(name), source_of(name)
-        if header is not None:
-            source = textwrap.indent(source, "    ")
-            source = source if header == opened else f"{header}\n{source}"
-        gap = "\n" if header is not None and header == opened else "\n\n"
-        lines.append(f"{gap if lines else ''}{source}\n")
-        opened = header
-    return "\n".join(f'```python title="{file}"\n{"".join(lines)}```' for file, lines in blocks.items())
+        file, (first, last) = find_file(name)[0].relative_to(ROOT).as_posix(), lines_of(name)
+        blocks.append(f'```python title="{file}, lines {first} to {last}"\n{in_its_class(name)}\n```\n')
+    return f'??? quote "In the project: {titles}"\n\n{textwrap.indent(chr(10).join(blocks), "    ")}'
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:

@@ -1,37 +1,46 @@
-"""Run the examples of docs/paper.md: `python -m docs.tools.paper` writes their output, its pictures and the notebook.
+"""Run the pages of the paper in code: `python -m docs.tools.paper` writes their output, pictures and the notebook.
 
-A block of Python on that page continues those before it. What it prints stands in the block of text below it; the
-picture below it is the figure that it calls `picture`. The last two need a quickstart run in runs/quickstart.
+A block of Python on a page continues those before it. What it prints stands in the block of text below it; the picture
+below it is the figure that it calls `picture`. The pages run in their order, in one folder.
 """
 
 import contextlib
+import inspect
 import io
 import json
+import pkgutil
 import re
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1]
-PAGE = FOLDER / "paper.md"
+PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
 NOTEBOOK = FOLDER / "paper.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$\n(?:\n```text\n(.*?)^```$\n)?", flags=re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"\n!\[[^\]]*\]\((images/[\w-]+\.svg)\)\n")
 SOURCE = re.compile(r"^```source\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PIECES = re.compile(r"(^```(?:python|source)\n.*?^```$\n(?:\n```text\n.*?^```$\n)?)", flags=re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\((\w[\w-]*)\.md")
-OF_THE_PAGE = re.compile(r"^The same steps are a \[notebook\].*?\n\n", flags=re.DOTALL | re.MULTILINE)
-OF_THE_NOTEBOOK = """Run the cells from top to bottom, which takes about a minute on a CPU. The first one installs the
-package if it is missing. The second defines `show`, which prints lines of the package's source.
-
-"""
+PAGE_LINK = re.compile(r"\]\((\w[\w-]*)\.(?:md|ipynb)")
+FILE_LINK = re.compile(r"\]\(\.\./([\w./-]+)(?:#\w+)?\)")
+DETAILS = re.compile(r"</?details[^>]*>\n?")
+SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-NEEDS_RUN = "runs/quickstart"
+TITLE = f"""# The paper in code
+
+["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section, as on
+[the site]({URLS["Documentation"]}paper/). Run the cells from top to bottom, which takes a few minutes on a CPU. The
+first one gets the project if it is missing. The second defines `show`, which prints lines of the project's source.
+"""
 INSTALL = f"""%matplotlib inline
+%config InlineBackend.figure_formats = ["svg"]
 try:
-    import vaswani_transformer
+    import training
 except ImportError:
-    %pip install -q "vaswani-transformer[figures] @ git+{URLS["Source"]}"
+    !git clone --quiet {URLS["Source"]} project
+    %cd project
+    %pip install --quiet -e ".[figures,train]"
 """
 SHOW = """import inspect
 import pkgutil
@@ -47,26 +56,22 @@ def execute(code: str, variables: dict[str, Any]) -> str:
     """Run a block in the variables of those before it, and return what it prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(PAGE), "exec"), variables)
+        exec(compile(code, "<page>", "exec"), variables)
     return printed.getvalue()
 
 
-def run_page(page: str, pictures: Path, skip: tuple[str, ...] = ()) -> str:
+def run_page(page: str, pictures: Path) -> str:
     """Return the page with the output of its blocks, and write its pictures into a folder.
 
     Args:
         page: the text of the page.
         pictures: the folder that gets `images/NAME.svg`.
-        skip: blocks with one of these texts are not run and stay as they are.
     """
     variables: dict[str, Any] = {"__name__": "paper"}
     blocks, position = [], 0
     for match in PYTHON.finditer(page):
         blocks.append(page[position : match.start()])
         position = match.end()
-        if any(text in match[1] for text in skip):
-            blocks.append(match[0])
-            continue
         printed = execute(match[1], variables)
         blocks.append(f"```python\n{match[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else ""))
         if picture := PICTURE.match(page, position):
@@ -83,41 +88,61 @@ def save_picture(figure: Any, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-def code_cell(code: str) -> dict[str, Any]:
+def code_cell(code: str, printed: str = "", picture: str | None = None) -> dict[str, Any]:
+    """Return a cell of code with what it prints, and the drawing in a file of docs/ that it shows."""
+    outputs: list[dict[str, Any]] = []
+    if printed:
+        outputs.append({"name": "stdout", "output_type": "stream", "text": printed.splitlines(keepends=True)})
+    if picture is not None:
+        drawing = (FOLDER / picture).read_text(encoding="utf-8")
+        data = {"image/svg+xml": drawing.splitlines(keepends=True)}
+        outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
     lines = code.strip("\n").splitlines(keepends=True)
-    return {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": lines}
+    return {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": outputs, "source": lines}
 
 
 def text_cell(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "metadata": {}, "source": text.strip("\n").splitlines(keepends=True)}
 
 
-def absolute_links(text: str) -> str:
-    """Return a text whose links to pages, and to places of this page, lead to the site."""
+def for_notebook(text: str, page: str) -> str:
+    """Return a page's text for a notebook: links lead to the site and the repository, and nothing is folded."""
     site = URLS["Documentation"]
-    text = LINK.sub(lambda match: f"]({site}{match[1]}/", text).replace("](#", f"]({site}paper/#")
-    return text.replace("/index/", "/")
+    text = PAGE_LINK.sub(lambda match: f"]({site}{match[1]}/", text).replace("](#", f"]({site}{page}/#")
+    text = FILE_LINK.sub(lambda match: f"]({URLS['Source']}/blob/main/{match[1]})", text)
+    text = SUMMARY.sub(lambda match: f"**{match[1]}**", DETAILS.sub("", text))
+    return PICTURE.sub("\n", text).replace("/index/", "/").strip()
 
 
-def notebook_cells(page: str) -> list[dict[str, Any]]:
-    """Return the page as cells: text, code, and calls of `show` for listings; a picture is shown by its code."""
-    cells = []
-    for piece in PIECES.split(OF_THE_PAGE.sub(OF_THE_NOTEBOOK, page)):
+def page_cells(path: Path) -> list[dict[str, Any]]:
+    """Return a page as cells: text, code, and calls of `show` for listings; a picture is shown by its code."""
+    cells, page = [], path.read_text(encoding="utf-8")
+    position = 0
+    for piece in PIECES.split(page):
+        position += len(piece)
         if match := SOURCE.match(piece):
-            names = ",\n".join(f'    "{name}"' for name in match[1].split())
-            cells.append(code_cell(f"show(\n{names},\n)"))
+            names = match[1].split()
+            arguments = ",\n".join(f'    "{name}"' for name in names)
+            cells.append(code_cell(f"show(\n{arguments},\n)", "".join(f"{shown_source(name)}\n" for name in names)))
         elif match := PYTHON.match(piece):
-            if NEEDS_RUN not in match[1]:
-                cells.append(code_cell(match[1] + ("picture" if "picture = " in match[1] else "")))
-        elif text := PICTURE.sub("\n", piece).strip():
-            cells.append(text_cell(absolute_links(text)))
-    return [cells[0], code_cell(INSTALL), code_cell(SHOW), *cells[1:]]
+            picture = PICTURE.match(page, position)
+            code = match[1] + ("picture" if picture else "")
+            cells.append(code_cell(code, match[2] or "", picture[1] if picture else None))
+        elif text := for_notebook(piece, path.stem):
+            cells.append(text_cell(text))
+    return cells
 
 
-def to_notebook(page: str) -> str:
-    """Return the page as a Jupyter notebook without outputs, up to the quickstart's heads."""
-    cells = notebook_cells(page[: page.index("\nThe [quickstart's]")])
-    cells.append(text_cell(f"[The page]({URLS['Documentation']}paper/) continues with the heads of a trained model."))
+def shown_source(name: str) -> str:
+    """Return what `show` prints of a name: its source with the indent of its place."""
+    return inspect.getsource(pkgutil.resolve_name(name))
+
+
+def to_notebook() -> str:
+    """Return the pages as one Jupyter notebook with their output."""
+    cells = [text_cell(TITLE), code_cell(INSTALL), code_cell(SHOW)]
+    for path in PAGES:
+        cells += page_cells(path)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -127,11 +152,11 @@ def to_notebook(page: str) -> str:
 
 
 def main() -> None:
-    """Update page, pictures and notebook; without a quickstart run its pictures stay as they are."""
-    skip = () if Path(NEEDS_RUN).is_dir() else (NEEDS_RUN,)
-    page = run_page(PAGE.read_text(encoding="utf-8"), FOLDER, skip)
-    PAGE.write_text(page, encoding="utf-8")
-    NOTEBOOK.write_text(to_notebook(page), encoding="utf-8")
+    """Update the pages, their pictures and the notebook."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for path in PAGES:
+            path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
+    NOTEBOOK.write_text(to_notebook(), encoding="utf-8")
 
 
 if __name__ == "__main__":

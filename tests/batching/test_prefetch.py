@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
 
 import pytest
 
-from vaswani_transformer.batching.prefetch import AHEAD, PrefetchingLoader, prefetch
+from vaswani_transformer.batching.prefetch import prefetch
 
 
 def test_prefetched_items_keep_their_order_and_errors_come_in_their_place() -> None:
@@ -14,7 +13,7 @@ def test_prefetched_items_keep_their_order_and_errors_come_in_their_place() -> N
         yield from range(5)
         raise ValueError("no sixth item")
 
-    reader = prefetch(items())
+    reader = prefetch(items(), ahead=2)
     assert [next(reader) for _ in range(5)] == list(range(5))
     with pytest.raises(ValueError, match="no sixth item"):
         next(reader)
@@ -26,19 +25,13 @@ def test_thread_prepares_two_items_ahead_and_ends_with_its_reader() -> None:
     def items() -> Iterator[int]:
         for item in range(9):
             prepared.append(item)
-            if item == AHEAD:
+            if item == 2:
                 ready.set()
             yield item
 
-    reader = prefetch(items())
+    reader = prefetch(items(), ahead=2)
     assert next(reader) == 0
     assert ready.wait(10)
-    assert prepared == list(range(AHEAD + 1))
+    assert prepared == [0, 1, 2]
     reader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
-
-
-def test_loader_starts_again_in_every_epoch() -> None:
-    loader = PrefetchingLoader(cast(Any, range(10)), batch_size=4, collate_fn=list)
-    assert list(loader) == list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert len(loader) == 3

@@ -3,7 +3,9 @@
 import itertools
 import math
 import random
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,27 +14,28 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore, PrefixStore
 from torch.utils.data import DataLoader, Dataset
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.testing_utils import CaptureLogger
 
 from tests.batching.samplers import LENGTHS, sampler
 from tests.helpers import PAIRS, model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerTokenizer
-from vaswani_transformer.batching import TokenBudgetBatches
+from vaswani_transformer.batching import PairCollator, TokenBudgetBatches
 from vaswani_transformer.batching import stream as stream_module
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 
 
 class Stream:
-    """Pairs of these lengths; every iteration begins with the first."""
+    """Pairs of these lengths, whose source repeats the pair's number; every iteration begins with the first."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         self.pairs = pairs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, (source, target) in enumerate(self.pairs):
-            yield {"number": number, "input_ids": [5] * source, "labels": [6] * target}
+            yield {"input_ids": [number] * source, "labels": [6] * target}
 
 
 def streamed(pairs: list[tuple[int, int]], **options: Any) -> TokenBudgetBatches:
@@ -41,7 +44,9 @@ def streamed(pairs: list[tuple[int, int]], **options: Any) -> TokenBudgetBatches
 
 
 def numbers(batches: Iterable[Any]) -> list[list[int]]:
-    return [[pair["number"] for pair in batch] for batch in batches]
+    """Return the numbers of each batch's pairs."""
+    sources = [batch["input_ids"] for batch in batches]
+    return [rows.tokens[rows.lengths.cumsum() - 1].tolist() for rows in sources]
 
 
 def ranks_of(
@@ -124,36 +129,26 @@ def test_stream_sets_the_epoch_of_its_source_before_reading_it() -> None:
     source: Any = stream.source
     source.set_epoch = epochs.append
     list(itertools.islice(stream, 3))
-    assert epochs == [0, 1, 2]
-
-
-class Counted(dict):
-    """A pair that counts how many of its kind exist at once."""
-
-    alive = most = 0
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        Counted.alive += 1
-        Counted.most = max(Counted.most, Counted.alive)
-
-    def __del__(self) -> None:
-        Counted.alive -= 1
-
-
-class CountedStream(Stream):
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(Counted, super().__iter__())
+    assert epochs[:3] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("buffer_size", [50, 200])
-def test_stream_holds_at_most_a_buffer_and_the_tenth_that_it_reads_ahead(buffer_size: int) -> None:
-    Counted.most = 0
+def test_stream_reads_at_most_a_buffer_and_a_tenth_ahead_of_the_present_one(buffer_size: int) -> None:
+    read = 0
+
+    class Counted(Stream):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            nonlocal read
+            for pair in super().__iter__():
+                read += 1
+                yield pair
+
     generator = random.Random(0)
     pairs = [(generator.randint(1, 30), generator.randint(1, 30)) for _ in range(2000)]
-    for _ in TokenBudgetBatches(CountedStream(pairs), 60, 60, buffer_size=buffer_size).batches_of(0):
-        pass
-    assert buffer_size < Counted.most <= buffer_size + buffer_size // 10 + 60  # and the current batch
+    stream = TokenBudgetBatches(Counted(pairs), 60, 60, buffer_size=buffer_size)
+    for _ in stream.batches_of(0):
+        assert read <= (stream.state_dict()["buffer"] + 2) * buffer_size + buffer_size // 10
+    assert read == 2000
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(0, 200))
@@ -184,7 +179,7 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position() -> None:
     encoded = []
 
     def encode(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        encoded.extend(item["number"] for item in items)
+        encoded.extend(item["input_ids"][0] for item in items)
         return items
 
     pairs = [(number % 9 + 1, 5) for number in range(300)]
@@ -197,13 +192,54 @@ def test_resumed_stream_encodes_only_the_buffer_of_its_position() -> None:
     resumed.load_state_dict(stream.state_dict())
     encoded.clear()
     assert numbers([next(iter(resumed))]) == plain[-1:]
-    assert encoded == list(range(240, 300))  # the last buffer only
-    with pytest.raises(ValueError, match=r"encode returned 2 pairs for 300 items; return one for each"):
+    assert encoded[:60] == list(range(240, 300))  # the last buffer, then perhaps the next epoch
+    with pytest.raises(ValueError, match=r"encode returned 2 pairs for 66 items; return one for each"):
         next(iter(streamed(pairs, encode=lambda items: items[:2])))
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_ranks_with_a_store_encode_each_item_once_and_have_the_batches_of_ranks_without(
+    monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    """Two epochs, the second of a resumed stream, with pairs that are too long."""
+    monkeypatch.setattr(stream_module, "ENCODE_BATCH", 7)
+    pairs, encoded, store = [(number % 35 + 1, number % 40 + 1) for number in range(200)], [], HashStore()
+
+    def encode(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert items
+        encoded.extend(item["input_ids"][0] for item in items)
+        return items
+
+    def two_epochs(rank: int, store: HashStore | None = None, **more: Any) -> list[list[int]]:
+        options: dict[str, Any] = {"accumulation": accumulation, "max_length": 30, "too_long": "drop"} | more
+        stores = [None if store is None else PrefixStore(name, store) for name in ("first", "second")]
+        first, second = (streamed(pairs, rank=rank, num_processes=2, store=each, **options) for each in stores)
+        batches = numbers(first.batches_of(0))
+        iterator = iter(first)
+        list(itertools.islice(iterator, len(batches) + accumulation))
+        second.load_state_dict(first.state_dict())
+        iterator.close()
+        return batches + numbers(itertools.islice(second, 8))
+
+    with ThreadPoolExecutor(2) as threads:
+        shared = list(threads.map(lambda rank: two_epochs(rank, store, encode=encode), range(2)))
+    assert shared == [two_epochs(rank) for rank in range(2)]
+    assert sorted(encoded[:200]) == list(range(200))
+
+
+def test_stream_that_is_left_in_the_middle_ends_its_thread() -> None:
+    """Rank 1 has stopped, so the next buffer never comes."""
+    pairs, store = [(number % 9 + 1, 5) for number in range(600)], HashStore()
+    ranks = [iter(streamed(pairs, rank=rank, num_processes=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        assert all(list(threads.map(next, ranks)))
+    for rank in ranks:
+        rank.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
 def test_sharded_stream_that_is_shuffled_upstream_resumes_exactly() -> None:
-    rows = [{"number": number, "input_ids": [5] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
+    rows = [{"input_ids": [number] * (number % 9 + 1), "labels": [6] * 4} for number in range(300)]
     shards = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=6)
     stream, other = (
         TokenBudgetBatches(shards.shuffle(seed=3, buffer_size=20), 60, 60, buffer_size=60) for _ in range(2)
@@ -269,10 +305,9 @@ def test_one_worker_process_gives_the_same_batches_and_several_are_an_error() ->
 def padding_share(batches: Iterable[Any]) -> float:
     positions = tokens = 0
     for batch in batches:
-        for side in ("input_ids", "labels"):
-            lengths = [len(pair[side]) for pair in batch]
-            positions += len(lengths) * max(lengths)
-            tokens += sum(lengths)
+        for rows in batch.values():
+            positions += len(rows.lengths) * int(rows.lengths.max())
+            tokens += len(rows.tokens)
     return 1 - tokens / positions
 
 
@@ -342,7 +377,7 @@ def test_stock_trainer_trains_on_a_stream_and_resumes_in_a_later_epoch(tmp_path:
             model,
             arguments,
             train_dataset=batches,
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+            data_collator=cast(Any, PairCollator(tokenizer, model)),
             optimizers=(optimizer, paper_schedule(optimizer, model.config.d_model, warmup_steps=10)),
         )
         trainer.train(resume_from_checkpoint=resume)

@@ -1,14 +1,16 @@
-"""The pace of the data without a model: steps ordered, batches padded, texts tokenized.
+"""The pace of the data around a model: steps ordered, batches padded, texts tokenized, streamed and written.
 
     python -m tests.benchmarks.data_pace --pairs 4500000 --output pace.json
 
-Rates are a second of this process's CPU time, the median of `--rounds`, so other work on the machine counts little.
-Lengths and tokens are invented; `--texts` and `--tokenizer` tokenize the first lines of a file too.
+Rates are a second of a process's CPU time, the median of `--rounds`, so other work on the machine counts little.
+Lengths and tokens are invented. With `--texts` and `--tokenizer` the first lines of a file are tokenized, streamed by
+one rank and by two, and translated and distilled by an engine that returns at once.
 """
 
 import argparse
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -20,8 +22,12 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import torch
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
+from tests.benchmarks.host_pace import measure_host_step
+from tests.benchmarks.stream_pace import measure_streams
+from tests.benchmarks.text_pace import measure_texts
 from training.data.tokenizing import token_ids
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler, VaswaniTransformerTokenizer
 
@@ -113,16 +119,30 @@ def measure_tokenizing(tokenizer: PreTrainedTokenizerBase, texts: list[str], rou
     return {"target_tokens_per_s_a_core": tokens / seconds, "share_of_library_rate": own / seconds}
 
 
+def measure_given(tokenizer_path: str, texts: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Measure what needs a tokenizer and texts."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_path)
+    results = {"tokenizing": measure_tokenizing(tokenizer, texts, rounds)}
+    with tempfile.TemporaryDirectory() as folder:
+        results["streams"] = measure_streams(Path(folder), tokenizer_path, texts, rounds)
+    return results | {"texts": measure_texts(tokenizer, texts, rounds)}
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Print what is measured, and write it as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=1_500_000, help="pairs to order (1500000)")
     parser.add_argument("--batch-pairs", type=int, default=200_000, help="pairs with tokens (200000)")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
+    parser.add_argument("--families", nargs="*", default=["autoregressive", "cmlm"], help="whose steps to measure")
+    parser.add_argument("--step-tokens", type=int, default=25_000, help="of each side of these steps (25000)")
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
-    parser.add_argument("--texts", type=Path, help="a file with a text a line, of which 10,000 are tokenized")
+    parser.add_argument("--texts", type=Path, help="a file with a text a line, whose first ones are tokenized")
+    parser.add_argument("--lines", type=int, default=40_000, help="how many (40000)")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
     options = parser.parse_args(arguments)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # rates are those of one core
+    torch.set_num_threads(1)
     datasets.disable_progress_bars()
     tokenizer: Any = VaswaniTransformerTokenizer.train_from_iterator(["a few words"], vocab_size=270)
     results: dict[str, Any] = {
@@ -130,11 +150,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "order": measure_order(options.pairs, options.rounds),
         "batches": measure_batches(tokenizer, options.batch_pairs, options.rounds),
     }
+    for family in options.families:
+        results[f"{family} step, ms"] = measure_host_step(family, options.step_tokens)
     if options.texts is not None and options.tokenizer is not None:
         with options.texts.open(encoding="utf-8") as lines:
-            texts = [line.strip() for line in itertools.islice(lines, 10_000)]
-        given: Any = AutoTokenizer.from_pretrained(options.tokenizer)
-        results["tokenizing"] = measure_tokenizing(given, texts, options.rounds)
+            texts = [line.strip() for line in itertools.islice(lines, options.lines) if line.strip()]
+        results |= measure_given(options.tokenizer, texts, options.rounds)
     for name, values in results.items():
         if isinstance(values, dict):
             print(f"{name:<11}", "   ".join(f"{key} {value:,.4g}" for key, value in values.items()))

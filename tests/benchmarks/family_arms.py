@@ -12,8 +12,9 @@ from transformers import GenerationConfig
 from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
-from vaswani_transformer.translation.engine import is_non_autoregressive, pad_rows
+from vaswani_transformer.translation.engine import pad_rows
 
 BATCH = 32
 

@@ -12,7 +12,7 @@ from tests.benchmarks.family_arms import BATCH, Arm, encode, padded
 from tests.benchmarks.part_times import PARTS, part_shares
 from training.tasks.metrics import bleu
 from training.tasks.text_statistics import repeats
-from vaswani_transformer.translation.engine import is_non_autoregressive
+from vaswani_transformer.support.modes import is_non_autoregressive
 
 
 def history(arms: list[Arm], sources: list[str], references: list[str], count: int) -> str:

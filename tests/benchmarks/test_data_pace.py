@@ -9,13 +9,16 @@ from tests.benchmarks.data_pace import main
 from tests.helpers import PAIRS, model_of_pairs
 
 
+@pytest.mark.slow
 def test_benchmark_writes_every_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model_of_pairs()[1].save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "texts.txt").write_text("\n".join(PAIRS), encoding="utf-8")
-    sizes = ["--pairs=5000", "--batch-pairs=5000", "--rounds=1", f"--output={tmp_path / 'pace.json'}"]
+    (tmp_path / "texts.txt").write_text("\n".join(20 * list(PAIRS)), encoding="utf-8")
+    sizes = ["--pairs=5000", "--batch-pairs=5000", "--rounds=1", "--families", "cmlm", "--step-tokens=2000"]
+    sizes += [f"--output={tmp_path / 'pace.json'}"]
     results = main([*sizes, f"--tokenizer={tmp_path / 'tokenizer'}", f"--texts={tmp_path / 'texts.txt'}"])
     assert json.loads((tmp_path / "pace.json").read_text()) == results
     assert results["order"]["steps"] > 1
     printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines()] == ["order", "batches", "tokenizing"]
-    assert all(name in printed for part in ("order", "batches", "tokenizing") for name in results[part])
+    parts = ["order", "batches", "cmlm step, ms", "tokenizing", "streams", "texts"]
+    assert [part for part in results if part != "pairs"] == parts
+    assert all(name in printed for part in parts for name in [part, *results[part]])

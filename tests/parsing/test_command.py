@@ -174,10 +174,9 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
 
 
 def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
-    texts = SourceTexts([["a"], ["b"], ["c", "d"]])
-    texts.first = 2
+    texts = SourceTexts([["a"], ["b"], ["c", "d"]], skip=2)
     assert list(texts) == ["a", "b", "c d"]
-    assert texts.words == {2: ["c", "d"]}
+    assert list(texts.words) == [["c", "d"]]
 
 
 def test_drawing_has_a_line_a_node() -> None:

@@ -23,6 +23,7 @@ from training.run.preparation import check_distilling_teacher
 from training.train import run as train
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.translation import Hypothesis, Translation
+from vaswani_transformer.translation.loading import LoadOptions
 
 SOURCES = list(PAIRS) * 2  # four parts of three sentences
 
@@ -64,6 +65,20 @@ def distill(teacher: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureF
         return *capsys.readouterr(), status
 
     return distill
+
+
+def test_progress_looks_at_each_complete_part_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "LOG_SECONDS", 0.0)
+    record = {"data": {"sources": 40}, "settings": {"window": 4}}
+    distillation, looked = Distillation(tmp_path, record), []
+    monkeypatch.setattr(Distillation, "counts", lambda _, number: looked.append(number) or (number < done or None))
+    done = 0
+    progress = command.Progress(distillation, list(range(10)))
+    for done in range(1, 11):
+        looked.clear()
+        progress.part_done(done == 10)
+        assert looked == list(range(done - 1, 10))
+    assert progress.count() == 40
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -236,7 +251,7 @@ def test_fingerprint_of_the_data_holds_that_of_the_distillation(
     prints = fingerprints(complete.data, load_pairs(complete.data), open_distilled(complete.data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
-    assert distillation["teacher"] == {"name": teacher.name, "digest": distilled.digest_model(str(teacher))}
+    assert distillation["teacher"] == {"name": teacher.name, "digest": LoadOptions(str(teacher)).digest()}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
     assert json.loads(json.dumps(prints)) == prints

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +33,9 @@ from training.recipe.fields import load_recipe
 from training.run.checkpoints import last_checkpoint, step_of
 from training.run.folder import prepare_folder
 from training.train import run
+from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.support.errors import UserError
 
 
@@ -51,6 +53,33 @@ def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
     assert_same_checkpoints(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
     assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
+
+
+@pytest.mark.slow
+def test_rest_of_a_resumed_epoch_is_loaded_ahead(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate's loader for the rest of an epoch is another one than the trainer's."""
+    loaded: list[int] = []
+
+    def counted(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+        loaded.append(0)
+        for batch in prefetch(batches, ahead):
+            loaded[-1] += 1
+            yield batch
+
+    monkeypatch.setattr(trainer_module, "prefetch", counted)
+    folder = tmp_path / "run"
+    recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=6", f"--output_dir={folder}"])
+    run(recipe)
+    steps = loaded[0]  # of an epoch
+    assert sum(loaded) == 6
+    assert 3 % steps
+    rewind(folder, 3)
+    loaded.clear()
+    run(recipe)
+    assert loaded[0] == steps - 3 % steps
+    assert sum(loaded) == 3
 
 
 @pytest.mark.slow

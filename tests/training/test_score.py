@@ -18,7 +18,6 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, NarModel
-from training.data.distilled import digest_model
 from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe
 from training.report.results import commit, hardware, versions
 from training.score import check_tokenizer, main
@@ -31,6 +30,7 @@ from vaswani_transformer import (
     VaswaniTransformerTokenizer,
 )
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation.loading import LoadOptions
 
 SOURCES = list(PAIRS)
 REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
@@ -105,7 +105,7 @@ def test_scores_name_model_data_commit_and_machine(run: Run, folder: Path, recip
     texts = "".join(f"{source}\0{target}\0" for source, target in zip(SOURCES, REFERENCES, strict=True))
     fingerprint = {"pairs": 6, "sha256": hashlib.sha256(texts.encode()).hexdigest()}
     assert scores["data"]["fingerprint"] == fingerprint
-    assert scores["digest"] == digest_model(str(folder))
+    assert scores["digest"] == LoadOptions(str(folder)).digest()
     assert (scores["commit"], scores["versions"]) == (commit(), versions())
     assert scores["hardware"] == hardware(torch.device("cpu"))
 

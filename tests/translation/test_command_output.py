@@ -1,11 +1,11 @@
 """The command's output file resumes after any interruption, and no other command changes it."""
 
-import argparse
 import functools
 import json
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 
@@ -30,16 +30,16 @@ def test_model_is_digested_only_for_an_output_that_can_resume(
     assert len(digested) == 1
 
 
-class Interrupted:
-    """Ends the command, like a signal, before it writes result number `stop_at`."""
+def interrupted(stop_at: int) -> Callable[[command.LineFormat, Translation, int], list[str]]:
+    """Return a method that ends the command, like a signal, before it writes result number `stop_at`."""
+    write = command.LineFormat.write
 
-    def __init__(self, stop_at: int) -> None:
-        self.stop_at, self.format_lines = stop_at, command.format_lines
-
-    def __call__(self, translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
-        if number == self.stop_at:
+    def stop(form: command.LineFormat, translation: Translation, number: int) -> list[str]:
+        if number == stop_at:
             raise KeyboardInterrupt
-        return self.format_lines(translation, number, options)
+        return write(form, translation, number)
+
+    return stop
 
 
 @pytest.mark.parametrize("options", [[], ["--nbest=2", "--scores"], ["--format=jsonl", "--nbest=2", "--scores"]])
@@ -53,7 +53,7 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     arguments = [*options, "--window=4", "--batch_tokens=20", "--input", source]
     run(*arguments, "--output", uninterrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "format_lines", Interrupted(stop_at))
+        patch.setattr(command.LineFormat, "write", interrupted(stop_at))
         _, errors, status = run(*arguments, "--output", path)
     assert (errors, status) == ("Interrupted; the same command resumes it.\n", 130)
     path.write_bytes(path.read_bytes()[: path.stat().st_size - cut_off])
@@ -70,7 +70,7 @@ def unfinished(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_text(lines(SOURCES))
     with monkeypatch.context() as patch:
-        patch.setattr(command, "format_lines", Interrupted(5))
+        patch.setattr(command.LineFormat, "write", interrupted(5))
         run("--input", source, "--output", path, "--window=4")
     assert path.read_text() == lines(TARGETS[:4])
     return source, path
@@ -134,7 +134,7 @@ def test_finished_output_is_not_translated_again(
     run: Run, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, path = finished
-    monkeypatch.setattr(command, "make_translator", lambda options: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(command, "make_translator", lambda *_: pytest.fail("the model is loaded"))
     expected = ("", f"{path}: is finished already and stays unchanged.\n", 0)
     assert run("--input", source, "--output", path) == expected
     assert run("--output", path, stdin=source.read_bytes()) == expected

@@ -1,6 +1,5 @@
 """vaswani-translate with NAT and CMLM: their options, their scores, and one line for the options of another family."""
 
-import argparse
 import io
 import json
 import sys
@@ -98,7 +97,7 @@ def as_json(text: str) -> str:
 def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, load = [], loading.load_model_and_tokenizer
 
-    def watched(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def watched(options: loading.LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         prepared.append(load(options))
         return prepared[-1]
 

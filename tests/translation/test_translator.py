@@ -96,7 +96,7 @@ def test_texts_come_back_in_order_and_skipping_changes_no_batch(
         "tokenizer": bytes_tokenizer,
         "max_source_tokens": 100,
         "batch_tokens": budget,
-        "window": window,
+        "sort_lines": window,
     }
     translations = list(Translator(complete, **settings)(iter(texts)))
     assert [translation.text for translation in translations] == [text if text.strip() else "" for text in texts]
@@ -113,7 +113,7 @@ def test_text_is_translated_in_a_batch_as_by_itself(model_and_tokenizer: ModelAn
     expected = [generate_single(model_and_tokenizer, text)[0] for text in TEXTS]
     assert expected[:6] == TARGETS
     for batch_tokens, window in ((1, 100), (40, 100), (4096, 3), (4096, 100)):
-        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, window=window)
+        translations = translate(*model_and_tokenizer, TEXTS, batch_tokens=batch_tokens, sort_lines=window)
         assert [translation.text for translation in translations] == expected
 
 
@@ -182,7 +182,7 @@ def test_empty_text_has_n_empty_translations(model_and_tokenizer: ModelAndTokeni
 def test_texts_may_be_endless(model_and_tokenizer: ModelAndTokenizer) -> None:
     taken = []
     texts = (taken.append(text) or text for text in itertools.cycle(SOURCES))
-    translations = translate(*model_and_tokenizer, texts, window=6)
+    translations = translate(*model_and_tokenizer, texts, sort_lines=6)
     assert [translation.text for translation in itertools.islice(translations, 8)] == [*TARGETS, *TARGETS[:2]]
     assert len(taken) == 12
 
@@ -208,7 +208,7 @@ def test_text_that_is_too_long_raises_on_request_before_its_window_is_translated
     bytes_tokenizer: VaswaniTransformerTokenizer,
 ) -> None:
     search = Echo()
-    translations = Translator(search, bytes_tokenizer, 5, window=2, too_long="error")(["a", "b", "a", "abcde", "a"])
+    translations = Translator(search, bytes_tokenizer, 5, sort_lines=2, too_long="error")(["a", "b", "a", "abcde", "a"])
     assert [translation.text for translation in itertools.islice(translations, 2)] == ["a", "b"]
     with pytest.raises(TooLongError, match=r"Text 3 has 6 tokens, more than 5; shorten it") as refusal:
         next(translations)
@@ -290,7 +290,7 @@ def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_tran
     settings: dict[str, Any] = {"max_source_relative_length": 10, "too_long": "keep"}
     longest = next(text for count in range(99) if len(tokenizer(text := "a" * count)["input_ids"]) == 20)
     assert len(list(translate(model, tokenizer, [longest], **settings))) == 1
-    translations = translate(model, tokenizer, ["a", longest, longest + "a"], window=2, **settings)
+    translations = translate(model, tokenizer, ["a", longest, longest + "a"], sort_lines=2, **settings)
     assert len(list(itertools.islice(translations, 2))) == 2
     with pytest.raises(
         TooLongError, match=r"Text 2 has 21 tokens, more than 20; shorten it, or give .*positions"
@@ -307,7 +307,7 @@ def test_text_beyond_the_learned_positions_is_an_error_before_its_window_is_tran
     ("settings", "message"),
     [
         ({"batch_tokens": 0}, r"batch_tokens \(0\) is not positive"),
-        ({"window": 0}, r"window \(0\) is not positive"),
+        ({"sort_lines": 0}, r"sort_lines \(0\) is not positive"),
         ({"max_source_tokens": 0}, r"max_source_tokens \(0\) is not positive"),
         ({"too_long": "drop"}, "too_long is 'drop'; choose one of truncate, keep, error"),
     ],

@@ -8,7 +8,6 @@ Processes and shards write different parts, so that parts from several machines 
 is complete.
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -22,7 +21,6 @@ from typing import Any
 from training.recipe.fields import DataRecipe
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
-from vaswani_transformer.translation.loading import model_digest
 
 RECORD = "distillation.json"
 COUNTS = {"distillation", "kept", "dropped", "bytes", "sha256"}  # of a part
@@ -40,20 +38,14 @@ def digest_sources(sources: Iterable[str]) -> dict[str, Any]:
     return {"sources": digest.count, "sha256": digest.hexdigest(), "first": first}
 
 
-def digest_model(model: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """Return the digest of a model's files, or of a model on the Hub its name and commit."""
-    options = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code, "engine": "torch"}
-    return model_digest(argparse.Namespace(**options))
-
-
 class Distillation:
     """A folder of distilled pairs."""
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.folder, self.record = folder, record
         self.sources: int = record["data"]["sources"]
-        self.window: int = record["settings"]["window"]
-        self.num_parts = math.ceil(self.sources / self.window)
+        self.sort_lines: int = record["settings"]["window"]
+        self.num_parts = math.ceil(self.sources / self.sort_lines)
 
     @classmethod
     def load(cls, folder: Path) -> "Distillation":
@@ -78,7 +70,7 @@ class Distillation:
 
     def sources_of(self, number: int) -> int:
         """Return the number of sources of a part."""
-        return min(self.window, self.sources - number * self.window)
+        return min(self.sort_lines, self.sources - number * self.sort_lines)
 
     def paths(self, number: int) -> tuple[Path, Path]:
         """Return the paths of a part's pairs and of its counts."""

@@ -34,6 +34,12 @@ def token_ids(
     return encoded["input_ids"], encoded["labels"]
 
 
+def target_ids(tokenizer: PreTrainedTokenizerBase, targets: list[str]) -> list[list[int]]:
+    """Return the token ids of targets, as `token_ids` does."""
+    encoder = text_encoder(tokenizer)
+    return encoder(text_target=targets, split_special_tokens=True, return_attention_mask=False)["input_ids"]
+
+
 def make_encode_fn(
     tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> Callable[[list[tuple[str, str]]], list[dict[str, list[int]]]]:

@@ -16,7 +16,7 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
 )
 from vaswani_transformer.flow import HeadLinear, coupling_config
-from vaswani_transformer.nat import PositionalHead
+from vaswani_transformer.nat import LengthDifferenceHead
 
 # Dense TFLOP/s of the vendors' data sheets, of matrix products that accumulate in float32 if the sheet
 # distinguishes them: float32, TF32, float16, bfloat16. The first pattern that matches a device's name counts.
@@ -144,7 +144,7 @@ def latent_reader_products(config: VaswaniTransformerConfig, target: Tensor) -> 
     return attention_products(config, target, target) - projected
 
 
-def positional_decoder_products(model: PositionalHead, source: Tensor, target: Tensor) -> int:
+def positional_decoder_products(model: LengthDifferenceHead, source: Tensor, target: Tensor) -> int:
     """Return the multiplications of a decoder with positional attention, and of the projection to the vocabulary.
 
     Positional attention projects values and output only: its queries and keys are computed once a batch.
@@ -159,7 +159,7 @@ def positional_decoder_products(model: PositionalHead, source: Tensor, target: T
     return decoder + config.vocab_size * config.d_model * tokens
 
 
-def length_difference_products(model: PositionalHead, source: Tensor) -> int:
+def length_difference_products(model: LengthDifferenceHead, source: Tensor) -> int:
     """Return the multiplications of the predicted differences of length for sources (B,)."""
     return model.config.d_model * model.num_length_classes * len(source)
 

@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict
 import vaswani_transformer
 from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
-from training.recipe.fields import PATHS, DataRecipe, Recipe, to_dict
+from training.recipe.fields import PATHS, SETTINGS, DataRecipe, Recipe, to_dict
 from training.recipe.reading import build
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
@@ -113,16 +113,18 @@ def read_results(path: Path) -> dict[str, Any]:
     results = read_json(path, RESULTS_FIX)
     if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")
-    try:
-        recipe_of(results)
-    except UserError as error:
-        raise UserError(f"{path}: its recipe is of another version ({error}); train again to publish.") from error
     return results
 
 
 def recipe_of(results: dict[str, Any]) -> Recipe:
-    """Return the recipe in the content of a `results.json`."""
-    return build(Recipe, results["recipe"])
+    """Return the recipe in the content of a `results.json`, without fields that this version does not have."""
+    tree = {
+        group: {name: value for name, value in fields.items() if f"{group}.{name}" in SETTINGS or group == "model"}
+        if isinstance(fields, dict)
+        else fields
+        for group, fields in results["recipe"].items()
+    }
+    return build(Recipe, {group: value for group, value in tree.items() if group in Recipe.__dataclass_fields__})
 
 
 def to_json_values(tree: Any) -> Any:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from accelerate import PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, gather_object
 from torch import Tensor
+from torch.distributed import TCPStore
 from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
@@ -128,6 +129,17 @@ def init_distributed() -> None:
             "fsdp: Accelerate shards models only on accelerators, not on a CPU; launch "
             "with training/accelerate/two-cpu-processes.yaml."
         )
+
+
+def open_store() -> TCPStore | None:
+    """Return a store that all processes of a launch reach, None for a single process; all must call together."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return None
+    host = os.environ["MASTER_ADDR"]
+    server = TCPStore(host, 0, is_master=True, wait_for_workers=False) if state.is_main_process else None
+    (port,) = broadcast_object_list([None if server is None else server.port])
+    return TCPStore(host, port, wait_for_workers=False) if server is None else server
 
 
 def shard(model: ProjectedModel, plugin: FullyShardedDataParallelPlugin) -> None:

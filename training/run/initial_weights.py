@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from training.data.distilled import digest_model
 from training.recipe.families import AUTOREGRESSIVE, FAMILIES
 from training.recipe.fields import Recipe
 from training.run.checkpoints import has_trained
@@ -21,6 +20,7 @@ from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json, write_atomically
+from vaswani_transformer.translation.loading import LoadOptions
 
 MODELS_FILE = "models.json"
 FIELDS = ("encoder_from", "start_from", "energy_from")
@@ -46,7 +46,7 @@ class TrainedModel:
 
     @cached_property
     def digest(self) -> str:
-        return digest_model(self.name)
+        return LoadOptions(self.name).digest()
 
     def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that a run's tokenizer has the model's tokens, with the same ids, and no others but `<mask>`."""

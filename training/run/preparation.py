@@ -9,7 +9,7 @@ from accelerate import PartialState
 from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
-from training.data.distilled import Distillation, digest_model, open_distilled
+from training.data.distilled import Distillation, open_distilled
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
 from training.recipe.fields import Recipe
@@ -20,6 +20,7 @@ from training.run.checks import check_model_trains, check_pairs, config_for_toke
 from training.run.folder import DATA_FILE, RunFolder, extend_run, initialize_run
 from training.run.initial_weights import TrainedModel, check_same_energy, load_trained_models, record_models
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation.loading import LoadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def check_distilling_teacher(recipe: Recipe, distillation: Distillation, models:
     if named is None:
         return
     loaded = {each.name: each for each in models.values()}.get(named)
-    if (digest_model(named) if loaded is None else loaded.digest) != teacher["digest"]:
+    if (LoadOptions(named).digest() if loaded is None else loaded.digest) != teacher["digest"]:
         raise UserError(
             f"data.distilled: {distillation.folder} was written by another teacher; got {teacher['name']}, expected "
             f"the present model in {named}. Distill that model, or set data.teacher to the one that wrote it."

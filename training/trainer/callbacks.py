@@ -8,9 +8,12 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.monitor.monitor import TrainingMonitor
-from vaswani_transformer import VaswaniNatForConditionalGeneration
+from vaswani_transformer import (
+    VaswaniFlowSeqForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+)
 from vaswani_transformer.batching import TokenBudgetBatches
-from vaswani_transformer.nar_head import WeighsDivergence
 
 
 def broadcast_from_main(seconds: float) -> float:
@@ -94,10 +97,14 @@ class GlancingCallback(TrainerCallback):
         self.model.glancing_ratio = self.first + (self.last - self.first) * done
 
 
+DivergenceModel = VaswaniIterativeVaeForConditionalGeneration | VaswaniFlowSeqForConditionalGeneration
+"""A model whose loss has a KL divergence, weighed by its `kl_scale`."""
+
+
 class KlScaleCallback(TrainerCallback):
     """Set the weight of KL divergences: 0 to step `first`, linear to `scale` over `steps` steps, then `scale`."""
 
-    def __init__(self, model: WeighsDivergence, scale: float, steps: int, first: int = 0) -> None:
+    def __init__(self, model: DivergenceModel, scale: float, steps: int, first: int = 0) -> None:
         self.model, self.scale, self.steps, self.first = model, scale, steps, first
 
     def on_step_begin(

@@ -2,45 +2,65 @@
 
 B batch, S source, T target. They depend on the seed, the step and the pair, not on what else the process has drawn. So
 a resumed run has those of an uninterrupted one, and a step has the same on any number of processes and micro-batches.
+A pair's numbers are those of a SplitMix64 generator (Steele, Lea and Flood 2014) whose state is a hash of the three.
 """
 
-import hashlib
-from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
 
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # between the states of a SplitMix64 generator
+Bits = NDArray[np.uint64]
 
-def pair_generators(batch: dict[str, Any], seed: int, step: int) -> Iterator[tuple[int, int, torch.Generator]]:
-    """Yield each pair of a batch on the host: its row, the number of its target's tokens, a generator seeded for it."""
-    source, labels = batch["input_ids"], batch["labels"]  # (B, S), (B, T)
-    is_source, is_target, generator = batch["attention_mask"].bool(), labels.ne(-100), torch.Generator()
-    for row in range(len(labels)):
-        target = labels[row, is_target[row]].tolist()
-        pair = repr((seed, step, source[row, is_source[row]].tolist(), target)).encode()
-        generator.manual_seed(int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest()))
-        yield row, len(target), generator
+
+def mix(bits: Bits) -> Bits:
+    """Return SplitMix64's output for each state, a bijection."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def hash_rows(tokens: Tensor, is_token: Tensor) -> Bits:
+    """Return a hash of each row's tokens (B, L) in their order, without padding: (B,)."""
+    kept = is_token.numpy().astype(bool)
+    places = kept.cumsum(1, dtype=np.uint64) << np.uint64(32)
+    return np.where(kept, mix((places | tokens.numpy().astype(np.uint64)) * GOLDEN_GAMMA), np.uint64(0)).sum(1)
+
+
+def pair_states(batch: dict[str, Any], seed: int, step: int) -> Bits:
+    """Return the state of the generator of each pair of a batch on the host: (B,)."""
+    sources = hash_rows(batch["input_ids"], batch["attention_mask"])
+    targets = hash_rows(batch["labels"], batch["labels"].ne(-100))
+    state = mix(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN_GAMMA)
+    for more in (np.uint64(step), sources, targets):
+        state = mix((state ^ more) + GOLDEN_GAMMA)
+    return state
 
 
 def pair_draws(batch: dict[str, Any], seed: int, step: int) -> Tensor:
-    """Return numbers uniform on [0, 1) for a batch on the host: (B, 1 + T), none of which depends on other pairs."""
-    rows, width = batch["labels"].shape
-    draws = torch.zeros(rows, 1 + width)
-    for row, length, generator in pair_generators(batch, seed, step):
-        draws[row, : 1 + length] = torch.rand(1 + length, generator=generator)
+    """Return numbers uniform on [0, 1) for a batch on the host: (B, 1 + T), none of which depends on other pairs.
+
+    They are 0 where a target has ended.
+    """
+    steps = np.arange(1, batch["labels"].shape[1] + 2, dtype=np.uint64) * GOLDEN_GAMMA
+    bits = mix(pair_states(batch, seed, step)[:, None] + steps) >> np.uint64(40)  # float32 has 24 bits
+    draws = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
+    draws[:, 1:] *= batch["labels"].ne(-100)
     return draws
 
 
 def add_latent_draws(batch: dict[str, Any], seed: int, step: int, d_model: int) -> dict[str, Any]:
     """Return a batch with the numbers of its pairs by which FlowSeq drops words and draws latents."""
-    rows, width = batch["labels"].shape
-    words, noise = torch.zeros(rows, width), torch.zeros(rows, width, d_model)
-    for row, length, generator in pair_generators(batch, seed, step):
-        words[row, :length] = torch.rand(length, generator=generator)
-        noise[row, :length] = torch.randn(length, d_model, generator=generator)
+    is_target, generator = batch["labels"].ne(-100), torch.Generator()
+    words, noise = pair_draws(batch, seed, step)[:, 1:], torch.zeros(*is_target.shape, d_model)
+    lengths, states = is_target.sum(1).tolist(), pair_states(batch, seed, step).tolist()
+    for row, (length, state) in enumerate(zip(lengths, states, strict=True)):
+        noise[row, :length] = torch.randn(length, d_model, generator=generator.manual_seed(state))
     return pin_like(batch, {**batch, "word_draws": words, "latent_noise": noise})
 
 

@@ -62,9 +62,17 @@ from training.run.checkpoints import (
     step_of,
     writing,
 )
-from training.run.distributed import RunError, check_weights, drop_tied_duplicates, load_weights, shard
+from training.run.distributed import (
+    RunError,
+    check_weights,
+    drop_tied_duplicates,
+    load_weights,
+    open_store,
+    shard,
+)
 from training.tasks import make_task, selection_metric
 from training.trainer.callbacks import (
+    DivergenceModel,
     GlancingCallback,
     KlScaleCallback,
     LogEveryCallback,
@@ -84,13 +92,13 @@ from vaswani_transformer import (
     VaswaniTransformerConfig,
 )
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
-from vaswani_transformer.batching.prefetch import PrefetchingLoader
+from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
-from vaswani_transformer.nar_head import WeighsDivergence
 from vaswani_transformer.support.files import PARTIAL, read_json
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
+AHEAD = 2  # batches that a thread prepares
 
 
 def read_stream(checkpoint: Path) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def read_stream(checkpoint: Path) -> dict[str, Any]:
 def stream_batches(
     pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> TokenBudgetBatches:
-    """Return this rank's batches of a stream, by token budget."""
+    """Return this rank's batches of a stream, by token budget; all processes must call together."""
     return TokenBudgetBatches(
         pairs,
         recipe.training.source_tokens,
@@ -114,6 +122,7 @@ def stream_batches(
         max_length=recipe.data.max_length,
         too_long="error" if recipe.data.too_long == "error" else "drop",
         encode=make_encode_fn(tokenizer, recipe.data),
+        store=open_store(),
     )
 
 
@@ -167,7 +176,7 @@ class RecipeTrainer(Seq2SeqTrainer):
     ) -> None:
         self.recipe, self.family, self.task = recipe, recipe.family, make_task(recipe)
         self.selection = selection_metric(recipe)
-        self.stream = None
+        self.stream, self.loaded = None, None
         if isinstance(train_dataset, PairStream):
             self.stream_pairs = train_dataset
             self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
@@ -220,7 +229,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
             steps = training.glancing_steps or training.steps
             self.add_callback(GlancingCallback(model, *training.glancing, steps))
-        if isinstance(model, WeighsDivergence):
+        if isinstance(model, DivergenceModel):
             steps = training.kl_warmup_steps or self.family.defaults["kl_warmup_steps"]
             first = 0 if self.flow_start is None else training.decoder_steps - 1
             self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
@@ -277,7 +286,12 @@ class RecipeTrainer(Seq2SeqTrainer):
             state = read_stream(Path(resume_from_checkpoint))
             self.stream.load_state_dict(state["position"])
             self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:  # an error's traceback would keep the threads alive
+            self.close_batches()
+            if self.stream is not None:
+                self.stream.close()
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the recipe's optimizer."""
@@ -318,7 +332,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
-        return PrefetchingLoader(
+        return DataLoader(
             pairs,
             batch_sampler=sampler,
             collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
@@ -327,11 +341,11 @@ class RecipeTrainer(Seq2SeqTrainer):
         )
 
     def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Return a loader that reads in this process, because the position must be exact at every step."""
+        """Return a loader in this process, because the position must be exact at every step."""
         return DataLoader(
             batches,
             batch_size=None,
-            collate_fn=self.data_collator,
+            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
             generator=torch.Generator(),  # as in `loader`
             pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
         )
@@ -342,13 +356,30 @@ class RecipeTrainer(Seq2SeqTrainer):
         The host counts the tokens where one device has them all, so that no step waits for their copy.
         """
         has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
-        choices = map(self.add_random_choices, epoch_iterator)  # before the tokens to learn are counted
+        loaded = self.prefetched(epoch_iterator) if self.stream is None else epoch_iterator
+        choices = map(self.add_random_choices, loaded)  # before the tokens to learn are counted
         with self.monitor.phase("data"):
             device = torch.device("cpu") if has_all else device
             batches, items = super().get_batch_samples(choices, num_batches, device)
         if self.flow_start is not None:
             self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
         return batches, items
+
+    def prefetched(self, batches: Iterator) -> Iterator:
+        """Return the batches of an epoch, of which a thread loads the next ones.
+
+        The data loader cannot do this, since Accelerate makes another one for the rest of a resumed epoch.
+        """
+        if self.loaded is None or self.loaded[0] is not batches:
+            self.close_batches()
+            self.loaded = batches, prefetch(batches, AHEAD)
+        return self.loaded[1]
+
+    def close_batches(self) -> None:
+        """End the thread of `prefetched`."""
+        if self.loaded is not None:
+            self.loaded[1].close()
+        self.loaded = None
 
     def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
@@ -567,7 +598,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         elif self.args.should_save and output_dir is not None:
             self.monitor.save(Path(output_dir))
             if self.stream is not None:
-                state = {"position": self.stream.state_dict(), "pairs": self.stream_pairs.state_dict()}
+                state = {"position": self.stream.state_dict(), "pairs": self.stream.source_state}
                 (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

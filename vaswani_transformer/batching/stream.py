@@ -1,19 +1,27 @@
 """Batches of a stream of pairs under a token budget (5.1)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
-from typing import Literal, TypeVar, cast
+from functools import partial
+from itertools import islice, pairwise
+from threading import Event
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from torch.distributed import Store
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers.utils import logging
 
+from .exchange import Exchange
+from .prefetch import prefetch
 from .steps import Steps, check_ranks, rank_micro_batches, shuffle_of
+from .tokens import Ragged, Rows
 
 logger = logging.get_logger(__name__)
 
-ENCODE_BATCH = 1000  # items of a stream
+ENCODE_BATCH = 1000  # items of a stream, at most
+SIDES = ("input_ids", "labels")
 
 Pair = Mapping[str, Sequence[int]]
 Item = TypeVar("Item")
@@ -38,21 +46,59 @@ class StreamPosition:
     steps: int = 0
 
 
-class TokenBudgetBatches(IterableDataset[list[Pair]]):
+class ReadPairs(NamedTuple):
+    """Pairs that have been read and are not too long.
+
+    sides: their sources and their targets.
+    items: the number of each pair's item in the source.
+    """
+
+    sides: tuple[Ragged, Ragged]
+    items: NDArray[np.int64]
+
+    def select(self, pairs: NDArray[np.integer] | slice) -> "ReadPairs":
+        """Return some of the pairs."""
+        sources, targets = (side.rows().take(pairs) for side in self.sides)
+        return ReadPairs((sources, targets), self.items[pairs])
+
+    def __add__(self, other: Any) -> "ReadPairs":
+        """Return these pairs and those that follow them."""
+        sources, targets = (Ragged.join(sides) for sides in zip(self.sides, other.sides, strict=True))
+        return ReadPairs((sources, targets), np.concatenate([self.items, other.items]))
+
+
+class Buffer(NamedTuple):
+    """Pairs that are sorted together.
+
+    position: of the first of its steps that is left.
+    sides: the token ids, by name.
+    steps: the pairs of each step that is left.
+    source_state: of the source, once it had been read up to the end of this buffer; None where it has none.
+    """
+
+    position: StreamPosition
+    sides: dict[str, Rows]
+    steps: list[NDArray[np.int32]]
+    source_state: dict[str, Any] | None
+
+
+class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
     """Token-budget batches of a data set that does not fit in memory, over endless epochs.
 
     It reads `buffer_size` pairs at a time, in the order of the source, and groups each buffer into steps as
     `TokenBudgetBatchSampler` groups a complete set. The seed, the epoch and the buffer decide the shuffling. So an
     epoch contains each pair once and ends with a complete step, and every rank yields the same number of batches. Steps
     are the same for any number of micro-batches, as long as each has a pair. It reads a tenth of the next buffer ahead,
-    and the last buffer of an epoch is up to that much larger, so it is never too small to be split. It holds no more
-    pairs.
+    and the last buffer of an epoch is up to that much larger, so it is never too small to be split. A thread prepares
+    one buffer while the batches of another are in use; no further pairs are in memory.
 
-    Every rank reads the complete source, in the same order, and keeps its micro-batches. A batch mixes pairs of one
-    buffer only: if neighbors in the source are similar, shuffle it first, for example with `datasets`' `shuffle`. If
-    the source has `set_epoch`, that is called before each pass.
+    Every rank reads the complete source, in the same order, and keeps its micro-batches. With a `store` each rank
+    encodes only its share of the items and gets the tokens of the others. A batch mixes pairs of one buffer only: if
+    neighbors in the source are similar, shuffle it first, for example with `datasets`' `shuffle`. If the source has
+    `set_epoch`, that is called before each pass.
 
-    A stock Trainer takes it as `train_dataset`, with `max_steps` because it has no length, and with
+    A stock Trainer takes it as `train_dataset`, with a `PairCollator` as `data_collator`, with `max_steps` because it
+    has no length, and with
 
         def get_train_dataloader(self):
             return DataLoader(self.train_dataset, batch_size=None, collate_fn=self.data_collator)
@@ -70,6 +116,8 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
         too_long: whether a longer pair raises an error or is dropped, with a count at the end of the epoch.
         encode: turns a list of at most 1,000 items into a pair each. After `load_state_dict` skipped items are read
             again, but not encoded.
+        store: what all ranks reach, such as a `torch.distributed.TCPStore`, which nothing else has keys `stream/...`
+            in; None: every rank encodes every item.
 
     Raises:
         ValueError: the source is an iterator, the buffer is too small, or no micro-batch is this rank's; while
@@ -89,15 +137,19 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
         max_length: int | None = None,
         too_long: Literal["error", "drop"] = "error",
         encode: Callable[[list[Item]], Sequence[Pair]] | None = None,
+        store: Store | None = None,
     ) -> None:
         check_ranks(num_processes, rank, accumulation)
-        self.source, self.encode = source, encode
+        self.source, self.encode, self.store = source, encode, store
         self.budgets = (source_tokens, target_tokens)
         self.num_processes, self.rank, self.accumulation = num_processes, rank, accumulation
         self.seed, self.buffer_size = seed, buffer_size
         self.limits = tuple(min(budget, max_length or budget) for budget in self.budgets)
         self.too_long = too_long
         self._start = self._position = StreamPosition()
+        self._source_state: dict[str, Any] | None = None
+        self._iterations = 0
+        self._stops: set[Event] = set()
         self._check_source()
 
     @property
@@ -109,6 +161,15 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
     def epoch(self) -> int:
         """Return the epoch of the latest batch."""
         return self._position.epoch
+
+    @property
+    def source_state(self) -> dict[str, Any] | None:
+        """Return the source's `state_dict()` of when the latest batch's buffer had been read; None if it has none."""
+        return self._state_of_source() if self._source_state is None else self._source_state
+
+    def _state_of_source(self) -> dict[str, Any] | None:
+        state_dict = getattr(self.source, "state_dict", None)
+        return None if state_dict is None else state_dict()
 
     def _check_source(self) -> None:
         if isinstance(self.source, Iterator):
@@ -130,51 +191,115 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
         """Start every further iteration after the step at which `state_dict` returned `state`."""
         self._start = self._position = StreamPosition(**state)
 
-    def __iter__(self) -> Iterator[list[Pair]]:
+    def close(self) -> None:
+        """End the threads that prepare buffers, of iterations that were left without being closed."""
+        for stop in self._stops:
+            stop.set()
+
+    def __iter__(self) -> Generator[dict[str, Ragged]]:
         if (worker := get_worker_info()) is not None and worker.num_workers > 1:
             raise ValueError(
                 f"{worker.num_workers} worker processes would each yield all batches; give the DataLoader "
                 "num_workers=1, or 0."
             )
-        position = self._start
-        while True:
-            yield from self._rest_of_epoch(position)
-            position = StreamPosition(epoch=position.epoch + 1)
+        return self._batches(self._buffers)
 
-    def batches_of(self, epoch: int) -> Iterator[list[Pair]]:
+    def batches_of(self, epoch: int) -> Generator[dict[str, Ragged]]:
         """Return the batches of one epoch, for a training loop without the Trainer."""
-        return self._rest_of_epoch(StreamPosition(epoch=epoch))
+        return self._batches(partial(self._buffers_of_epoch, StreamPosition(epoch=epoch)))
 
-    def _rest_of_epoch(self, start: StreamPosition) -> Iterator[list[Pair]]:
-        for position, buffer in self._buffers(start):
-            lengths = (np.array([len(pair[side]) for pair in buffer], np.int32) for side in ("input_ids", "labels"))
-            steps = Steps.of(*lengths, self.budgets, self.micro_batches)
-            shuffle = shuffle_of(self.seed, position.epoch, position.buffer)
-            for number, step in enumerate(steps.shuffled(shuffle, position.steps), start=position.steps):
-                micro_batches = rank_micro_batches(step, self.num_processes, self.rank, self.accumulation)
-                for passes, indices in enumerate(micro_batches, start=1):
-                    self._position = replace(position, steps=number + (passes == self.accumulation))
-                    yield [buffer[index] for index in indices]
-            buffer.clear()  # before the next one is read
+    def _batches(self, buffers: Callable[[Exchange], Iterator[Buffer]]) -> Generator[dict[str, Ragged]]:
+        """Yield this rank's batches, and note the position of each, while a thread prepares the next buffer."""
+        self._iterations, stop = self._iterations + 1, Event()
+        self._stops.add(stop)
+        exchange = Exchange(self.store, f"stream/{self._iterations}", self.num_processes, self.rank, stop)
+        prepared = prefetch(buffers(exchange), ahead=1)
+        try:
+            for position, sides, steps, self._source_state in prepared:
+                for number, step in enumerate(steps, start=position.steps):
+                    micro_batches = rank_micro_batches(step, self.num_processes, self.rank, self.accumulation)
+                    for passes, pairs in enumerate(micro_batches, start=1):
+                        self._position = replace(position, steps=number + (passes == self.accumulation))
+                        yield {name: side.take(pairs) for name, side in sides.items()}
+        finally:
+            stop.set()  # before the end of the thread is waited for
+            prepared.close()
+            self._stops.discard(stop)
 
-    def _buffers(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, list[Pair]]]:
-        """Yield the buffers from `start` to the end of its epoch, each with its position."""
-        position = following = start
-        buffer, items, dropped = [], start.items, start.dropped
-        for pair in self._pairs(start):
-            if self._fits(items, pair):
-                if len(buffer) == self.buffer_size:
-                    following = StreamPosition(position.epoch, position.buffer + 1, items, dropped)
-                buffer.append(pair)
-            else:
-                dropped += 1
-            items += 1
-            if len(buffer) == self.buffer_size + self.buffer_size // 10:
-                yield position, buffer[: self.buffer_size]
-                position, buffer = following, buffer[self.buffer_size :]
-        if len(buffer) < self.micro_batches:
+    def _buffers(self, exchange: Exchange) -> Iterator[Buffer]:
+        """Yield the buffers from the start, epoch after epoch."""
+        start = self._start
+        while True:
+            yield from self._buffers_of_epoch(start, exchange)
+            start = StreamPosition(epoch=start.epoch + 1)
+
+    def _buffers_of_epoch(self, start: StreamPosition, exchange: Exchange) -> Iterator[Buffer]:
+        """Yield the buffers from `start` to the end of its epoch."""
+        if (set_epoch := getattr(self.source, "set_epoch", None)) is not None:
+            set_epoch(start.epoch)
+        items, read, position = islice(self.source, start.items, None), start.items, start
+        none, full = Ragged.of([]), self.buffer_size + self.buffer_size // 10
+        pairs = ReadPairs((none, none), np.zeros(0, np.int64))
+        is_last = False
+        while not is_last:
+            while len(pairs.items) < full and (chunk := list(islice(items, full - len(pairs.items)))):
+                pairs += self._without_too_long(self._encoded(chunk, exchange), read)
+                read += len(chunk)
+            is_last = len(pairs.items) < full
+            end = len(pairs.items) if is_last else self.buffer_size
+            if is_last:
+                self._check_last(position, len(pairs.items), read)
+            yield self._buffer(position, pairs.select(slice(end)))
+            if not is_last:
+                kept, first = position.items - position.dropped + end, int(pairs.items[end])
+                position = StreamPosition(position.epoch, position.buffer + 1, first, first - kept)
+                pairs = pairs.select(slice(end, None))
+
+    def _encoded(self, items: list[Any], exchange: Exchange) -> tuple[Ragged, Ragged]:
+        """Return the tokens of items, of which this rank encodes its share."""
+        ranks = exchange.num_processes
+        count = min(len(items), ranks * -(-len(items) // (ENCODE_BATCH * ranks)))  # none is empty
+        bounds = [number * len(items) // count for number in range(count + 1)]
+        sides = exchange(self._encode_part, [items[start:end] for start, end in pairwise(bounds)])
+        sources, targets = (Ragged.join(parts) for parts in zip(*sides, strict=True))
+        return sources, targets
+
+    def _encode_part(self, items: list[Any]) -> tuple[Ragged, Ragged]:
+        pairs = items if self.encode is None else self.encode(items)
+        if len(pairs) != len(items):
+            raise ValueError(f"encode returned {len(pairs)} pairs for {len(items)} items; return one for each.")
+        return Ragged.of([pair["input_ids"] for pair in pairs]), Ragged.of([pair["labels"] for pair in pairs])
+
+    def _without_too_long(self, sides: tuple[Ragged, Ragged], first: int) -> ReadPairs:
+        """Return the pairs that are not too long; `first` is the number of the first one's item.
+
+        Raises:
+            ValueError: one is too long, and such pairs are not to be dropped.
+        """
+        lengths = [side.lengths for side in sides]
+        fits = (lengths[0] <= self.limits[0]) & (lengths[1] <= self.limits[1])
+        pairs = ReadPairs(sides, np.arange(first, first + len(fits)))
+        if fits.all():
+            return pairs
+        if self.too_long == "drop":
+            return pairs.select(np.flatnonzero(fits))
+        number = int(fits.argmin())
+        raise ValueError(
+            f"Pair {first + number} has {lengths[0][number]} source and {lengths[1][number]} target tokens, more than "
+            f"{self.limits[0]} and {self.limits[1]}; drop such pairs with too_long='drop', or raise max_length or the "
+            "budget."
+        )
+
+    def _check_last(self, position: StreamPosition, count: int, items: int) -> None:
+        """Check that the last buffer of an epoch, of `count` pairs, can be split, and warn of what was dropped.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        dropped = items - (position.items - position.dropped + count)
+        if count < self.micro_batches:
             raise ValueError(
-                f"{len(buffer)} pairs, without {dropped} that are too long, cannot be split over the "
+                f"{count} pairs, without {dropped} that are too long, cannot be split over the "
                 f"{self.micro_batches} micro-batches of a step; give more pairs, fewer processes or less accumulation."
             )
         if dropped and self.rank == 0:
@@ -182,28 +307,11 @@ class TokenBudgetBatches(IterableDataset[list[Pair]]):
                 f"Epoch {position.epoch}: dropped {dropped} of {items} pairs, longer than {self.limits[0]} source or "
                 f"{self.limits[1]} target tokens."
             )
-        yield position, buffer
 
-    def _pairs(self, start: StreamPosition) -> Iterator[Pair]:
-        if (set_epoch := getattr(self.source, "set_epoch", None)) is not None:
-            set_epoch(start.epoch)
-        items = islice(self.source, start.items, None)
-        if self.encode is None:
-            yield from cast(Iterator[Pair], items)
-            return
-        while chunk := list(islice(items, ENCODE_BATCH)):
-            pairs = self.encode(chunk)
-            if len(pairs) != len(chunk):
-                raise ValueError(f"encode returned {len(pairs)} pairs for {len(chunk)} items; return one for each.")
-            yield from pairs
-
-    def _fits(self, number: int, pair: Pair) -> bool:
-        lengths = len(pair["input_ids"]), len(pair["labels"])
-        if lengths[0] <= self.limits[0] and lengths[1] <= self.limits[1]:
-            return True
-        if self.too_long == "drop":
-            return False
-        raise ValueError(
-            f"Pair {number} has {lengths[0]} source and {lengths[1]} target tokens, more than {self.limits[0]} and "
-            f"{self.limits[1]}; drop such pairs with too_long='drop', or raise max_length or the budget."
-        )
+    def _buffer(self, position: StreamPosition, pairs: ReadPairs) -> Buffer:
+        """Return pairs with the steps that are left of them."""
+        lengths = (side.lengths for side in pairs.sides)
+        steps = Steps.of(*lengths, self.budgets, self.micro_batches)
+        shuffled = steps.shuffled(shuffle_of(self.seed, position.epoch, position.buffer), position.steps)
+        sides = dict(zip(SIDES, (side.rows() for side in pairs.sides), strict=True))
+        return Buffer(position, sides, list(shuffled), self._state_of_source())

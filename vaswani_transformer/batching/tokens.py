@@ -3,7 +3,8 @@
 n pairs, B batch, L the longest row of a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,16 +27,47 @@ class Ragged(NamedTuple):
     tokens: NDArray[np.integer]
     lengths: Lengths
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
+        """Return rows of token ids."""
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
-class ArrowRows:
+    @classmethod
+    def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
+        """Return the rows of all parts."""
+        tokens, lengths = zip(*parts, strict=True)
+        return cls(np.concatenate(tokens), np.concatenate(lengths))
+
+    def rows(self) -> "Rows":
+        """Return the same rows, to take some of them."""
+        return Rows(self.tokens, np.cumsum(self.lengths, dtype=np.int64) - self.lengths, self.lengths)
+
+
+class Rows:
+    """Rows of token ids, each at any place of one array.
+
+    values: the array.
+    starts: where each row begins (n,).
+    lengths: of each row (n,).
+    """
+
+    def __init__(self, values: NDArray[np.integer], starts: NDArray[np.int64], lengths: Lengths) -> None:
+        self.values, self.starts, self.lengths = values, starts, lengths
+
+    def take(self, rows: Sequence[int] | NDArray[np.integer] | slice) -> Ragged:
+        """Return some rows."""
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        before = np.cumsum(lengths) - lengths
+        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)
+
+
+class ArrowRows(Rows):
     """Rows of token ids in a column of Arrow's lists, which may be files mapped into memory.
 
     Args:
         column: a `pyarrow.ChunkedArray` of lists of integers.
         rows: which of its rows, and in which order; None: all.
-
-    Attributes:
-        lengths: of each row (n,).
     """
 
     def __init__(self, column: Any, rows: NDArray[np.integer] | None = None) -> None:
@@ -50,22 +82,17 @@ class ArrowRows:
             offsets = chunk.offsets.to_numpy().astype(np.int64)
             lengths.append(np.diff(offsets).astype(np.int32))
             starts.append(offsets[:-1] + (address - base) // dtype.itemsize if address else 0 * offsets[:-1])
-        self.lengths: Lengths = np.concatenate(lengths or [np.zeros(0, np.int32)])
-        self.starts: NDArray[np.int64] = np.concatenate(starts or [np.zeros(0, np.int64)])
+        all_lengths: Lengths = np.concatenate(lengths or [np.zeros(0, np.int32)])
+        all_starts: NDArray[np.int64] = np.concatenate(starts or [np.zeros(0, np.int64)])
         if rows is not None:
-            self.lengths, self.starts = self.lengths[rows], self.starts[rows]
-        self.values = view_of(base, int((self.starts + self.lengths).max(initial=0)), dtype)
+            all_lengths, all_starts = all_lengths[rows], all_starts[rows]
+        values = view_of(base, int((all_starts + all_lengths).max(initial=0)), dtype)
+        super().__init__(values, all_starts, all_lengths)
 
     @classmethod
     def of(cls, dataset: Any, name: str) -> "ArrowRows":
         """Return a column of a data set of `datasets`, without the rows that it has dropped."""
         return cls(dataset.data.column(name), rows_of(dataset))
-
-    def take(self, rows: Sequence[int] | NDArray[np.integer]) -> Ragged:
-        """Return some rows."""
-        starts, lengths = self.starts[rows], self.lengths[rows]
-        before = np.cumsum(lengths) - lengths
-        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)
 
 
 def address_of(chunk: Any, dtype: np.dtype) -> int:

@@ -46,11 +46,7 @@ ACTIVATIONS = {
 
 
 def check_convertible(model: nn.Module, quantization: str | None, positions: int) -> None:
-    """Check that CTranslate2 can represent a model.
-
-    Raises:
-        UserError: naming the part that it cannot.
-    """
+    """Check that CTranslate2 can represent a model."""
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
             f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; convert another model "
@@ -83,11 +79,7 @@ def check_convertible(model: nn.Module, quantization: str | None, positions: int
 
 
 def vocabulary(config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """Return a string for each entry (V): the tokenizer's, or else its number.
-
-    Raises:
-        UserError: the tokenizer has more entries than the model.
-    """
+    """Return a string for each entry (V): the tokenizer's, or else its number."""
     if tokenizer is None:
         return [str(index) for index in range(config.vocab_size)]
     strings = {index: token for token, index in tokenizer.get_vocab().items()}

@@ -33,9 +33,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights and the settings of a fairseq checkpoint.
 
     No code in it runs: it may contain only tensors, plain containers and `argparse.Namespace`, whose fields are read.
-
-    Raises:
-        UserError: it contains anything else, or is not a checkpoint.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -63,11 +60,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return settings by fairseq's names from a JSON file.
-
-    Raises:
-        UserError: the file is not a JSON object.
-    """
+    """Return settings by fairseq's names from a JSON file."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -82,11 +75,7 @@ def count_layers(state: dict[str, Tensor], stack: str) -> int:
 
 
 def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str) -> None:
-    """Check that a checkpoint has both stacks, and settings that tell their heads.
-
-    Raises:
-        UserError: a stack or a setting is missing.
-    """
+    """Check that a checkpoint has both stacks, and settings that tell their heads."""
     if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
         raise UserError(
             f"{name}: has no number of heads; give a JSON file with encoder_attention_heads, decoder_attention_heads "
@@ -98,11 +87,7 @@ def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str
 
 
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
-    """Return the weights and settings of a fairseq checkpoint as a model.
-
-    Raises:
-        UserError: it has a part that the paper's model does not have, or lacks a setting.
-    """
+    """Return the weights and settings of a fairseq checkpoint as a model."""
     state, settings = read_checkpoint(path)
     settings |= {} if config is None else read_settings(config)
     name = str(path)

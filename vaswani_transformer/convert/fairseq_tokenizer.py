@@ -11,11 +11,7 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file.
-
-    Raises:
-        UserError: it is not UTF-8.
-    """
+    """Return the lines of a text file."""
     try:
         return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -23,11 +19,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Return the tokens of a `dict.txt` in the order of their ids, after the four special tokens.
-
-    Raises:
-        UserError: a line is not a token and its count.
-    """
+    """Return the tokens of a `dict.txt` in the order of their ids, after the four special tokens."""
     tokens = list(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
@@ -38,11 +30,7 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
-    """Return the merges of subword-nmt (version 0.2) or fastBPE, in order.
-
-    Raises:
-        UserError: a line is not a merge.
-    """
+    """Return the merges of subword-nmt (version 0.2) or fastBPE, in order."""
     merges = []
     for number, line in enumerate(read_lines(path), start=1):
         pieces = line.rstrip("\r").split(" ")
@@ -68,9 +56,6 @@ def merging_tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> Token
     """Return a tokenizer of texts that are split into words.
 
     A piece that ends a word has the suffix "</w>" here and none in `dict.txt`.
-
-    Raises:
-        UserError: a merge has pieces that the vocabulary lacks.
     """
     ends = {token: token if token in SPECIAL_TOKENS else token + "</w>" for token in tokens}
     vocabulary = {

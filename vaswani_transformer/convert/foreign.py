@@ -75,22 +75,14 @@ class ForeignModel:
 
 
 def check_supported(settings: dict[str, Any], name: str) -> None:
-    """Check that a model has no part that this package lacks.
-
-    Raises:
-        UserError: naming the setting.
-    """
+    """Check that a model has no part that this package lacks."""
     for key, meaning in UNSUPPORTED_SETTINGS.items():
         if settings.get(key):
             raise UserError(f"{name}: {key} is {settings[key]!r}, {meaning}, which the paper's model does not have.")
 
 
 def require_equal(settings: dict[str, Any], name: str, first: str, second: str) -> Any:
-    """Return a setting that the other tool has separately for encoder and decoder.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Return a setting that the other tool has separately for encoder and decoder."""
     if settings[first] != settings[second]:
         raise UserError(
             f"{name}: {first} ({settings[first]}) and {second} ({settings[second]}) differ; here they are one setting."
@@ -112,11 +104,7 @@ def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Te
 
 
 def activation_name(function: str, name: str) -> str:
-    """Return the name of an activation function in Transformers.
-
-    Raises:
-        UserError: Transformers has no function of that name.
-    """
+    """Return the name of an activation function in Transformers."""
     if function not in ACT2FN:
         raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")
     return "silu" if function == "swish" else function
@@ -136,11 +124,7 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def map_weight_name(key: str, name: str) -> str:
-    """Return this package's name of a layer's weight.
-
-    Raises:
-        UserError: the model has no such weight.
-    """
+    """Return this package's name of a layer's weight."""
     match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
     if match is None or match[2] not in LAYER_NAMES:
         raise UserError(f"{name}: has a weight {key}, which the paper's model does not have.")
@@ -148,11 +132,7 @@ def map_weight_name(key: str, name: str) -> str:
 
 
 def pop_embeddings(state: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Take out and return the shared embeddings (V, d_model) of source and target, and the output projection.
-
-    Raises:
-        UserError: source and target have different embeddings.
-    """
+    """Take out and return the shared embeddings (V, d_model) of source and target, and the output projection."""
     first, *other_embeddings = [state.pop(key) for key in EMBEDDINGS if key in state]
     if any(other.shape != first.shape or not torch.equal(other, first) for other in other_embeddings):
         raise UserError(f"{name}: has separate embeddings of source and target; here they share one matrix.")
@@ -166,9 +146,6 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
     The last norm gives h = g x + c, and the elements of x always sum to 0. So with c' = c + s g, s being
     1 or -1, the row vector u = 1 / g has u (h + s g) = sum(c / g) + s d_model = k, a constant, and the projection
     E + (b - s E g) u / k of h + s g is E h + b. The code uses the s with the larger k.
-
-    Raises:
-        UserError: an element of g is so small that rounding would change the logits.
     """
     last = model.model.decoder.layers[-1]
     norm_weight, norm_bias = (last.get_parameter(f"feed_forward_add_norm.norm.{name}") for name in ("weight", "bias"))
@@ -184,11 +161,7 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
 
 
 def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
-    """Load weights that have exactly the names and shapes of the model's.
-
-    Raises:
-        UserError: one is missing, unknown, or of another shape.
-    """
+    """Load weights that have exactly the names and shapes of the model's."""
     expected = model.state_dict()
     if missing := sorted(expected.keys() - weights.keys()):
         raise UserError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
@@ -204,11 +177,7 @@ def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dic
 
 
 def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
-    """Return the configuration with these settings and learned positions.
-
-    Raises:
-        UserError: a setting is invalid.
-    """
+    """Return the configuration with these settings and learned positions."""
     try:
         return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
     except StrictDataclassError as error:
@@ -217,11 +186,7 @@ def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
 
 @torch.no_grad()
 def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForConditionalGeneration:
-    """Return the model of this package that computes the same.
-
-    Raises:
-        UserError: a weight is missing, unknown or shared differently, or a setting is invalid.
-    """
+    """Return the model of this package that computes the same."""
     state = {key: value.float() for key, value in split_fused(original.state).items() if not IGNORED_KEYS.match(key)}
     embedding, output = pop_embeddings(state, name)
     bias = original.bias if original.bias is not None and not torch.all(original.bias == original.bias[0]) else None
@@ -296,11 +261,7 @@ class ImportResult:
 def check_equivalence(
     model: VaswaniTransformerForConditionalGeneration, original: PreTrainedModel, name: str
 ) -> tuple[float, float]:
-    """Check that two models compute the same; return the values of `largest_difference`.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Check that two models compute the same; return the values of `largest_difference`."""
     difference, largest = largest_difference(model, original)
     if not difference <= 1e-3 * max(1.0, largest):
         raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")

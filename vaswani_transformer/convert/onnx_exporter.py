@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..support.errors import UserError
 from ..support.files import atomic_folder
-from ..support.modes import eval_mode
+from ..support.modes import eval_mode, is_non_autoregressive
 
 
 class EncoderGraph(nn.Module):
@@ -97,19 +97,14 @@ def export_graph(graph: EncoderGraph | DecoderGraph, inputs: dict[str, Tensor], 
 
 
 def check_exportable(model: PreTrainedModel) -> None:
-    """Check that a model can be exported here.
-
-    Raises:
-        UserError: a model of another family, with a flow, or on another device than the CPU.
-        ImportError: ONNX is not installed.
-    """
+    """Check that a model can be exported here."""
     name = type(model).__name__
-    if getattr(model, "is_autoregressive", True):
+    if not is_non_autoregressive(model):
         raise UserError(
             f"{name}: writes one token after the other; to_onnx takes models that predict all words at once. Export it "
             "with transformers.exporters.OnnxExporter."
         )
-    if getattr(model, "has_latents", False):
+    if model.has_latents:
         raise UserError(
             f"{name}: inverts matrices of its flow, for which ONNX has no operator. Export a NAT, CMLM or IterativeVAE."
         )

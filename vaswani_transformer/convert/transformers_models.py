@@ -24,11 +24,7 @@ from .foreign import (
 
 
 def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignModel:
-    """Return the weights and settings of an FSMT or Marian model.
-
-    Raises:
-        UserError: it has a part that the paper's model does not have.
-    """
+    """Return the weights and settings of an FSMT or Marian model."""
     settings = original.config.to_dict()
     check_supported(settings, name)
     inner = original.model
@@ -66,9 +62,6 @@ def import_transformers_model(
 
     Its tokenizer stays the original's: Marian's has two sentencepiece models over a third vocabulary, FSMT's calls
     Moses' scripts, and neither can be a `tokenizer.json`.
-
-    Raises:
-        UserError: it cannot be represented.
     """
     original = load_model(folder, model_class, dtype=torch.float32).eval()
     tokenizer = None if tokenizer_class is None else load_tokenizer(folder, tokenizer_class)

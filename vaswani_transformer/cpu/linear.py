@@ -30,11 +30,7 @@ class PreparedLinear(nn.Module):
     """A layer without derivatives, with a copy of the weights of a plain one, `linear`."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the product in the dtype of `hidden_states` (..., in).
-
-        Raises:
-            RuntimeError: gradients are wanted. Packed products have none, of which torch would only warn, and later.
-        """
+        """Return the product in the dtype of `hidden_states` (..., in)."""
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 "A model prepared for inference passes no gradients back; call it under torch.no_grad(), or call the "

@@ -1,6 +1,5 @@
 """The page where a model runs, in Gradio's components, which show text as text; only `gr.HTML` takes markup."""
 
-import argparse
 import html
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -8,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..support.errors import UserError
+from ..support.modes import is_non_autoregressive
 from ..support.saved_settings import MAX_ALPHA
-from ..translation.engine import is_non_autoregressive
-from ..translation.loading import load_model_and_tokenizer
+from ..translation.loading import LoadOptions, load_model_and_tokenizer
 from .content import CHANGED, COLUMNS, attention_frame, is_parser, page_content
 
 if TYPE_CHECKING:
@@ -125,23 +124,15 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
     return page
 
 
-def load_page(
-    name: str,
-    device: str | None = None,
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> "gr.Blocks":
+def load_page(model: str, **settings: Any) -> "gr.Blocks":
     """Return the page of a folder's model, or of one on the Hub; on a CPU the model is prepared for inference.
 
     Args:
-        name: the folder, or the name on the Hub.
+        model: the folder, or the name on the Hub.
+        **settings: `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`.
 
     Raises:
         UserError: Gradio is not installed, or the model cannot be loaded.
     """
     check_gradio()
-    options = argparse.Namespace(
-        model=name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
-    )
-    return make_page(*load_model_and_tokenizer(options), name)
+    return make_page(*load_model_and_tokenizer(LoadOptions(model, **settings)), model)

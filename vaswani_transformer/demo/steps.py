@@ -12,7 +12,8 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
 from ..search import length_penalty
-from ..translation.engine import TransformersEngine, is_non_autoregressive
+from ..support.modes import is_non_autoregressive
+from ..translation.engine import TransformersEngine
 
 
 @dataclass(frozen=True)

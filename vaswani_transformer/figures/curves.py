@@ -136,12 +136,7 @@ def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_si
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """Return the log of a run, up to its end or to its newest checkpoint, or the curve in its `results.json`.
-
-    Raises:
-        FileNotFoundError: the folder holds no log.
-        UserError: the file with the log is damaged.
-    """
+    """Return the log of a run, up to its end or to its newest checkpoint, or the curve in its `results.json`."""
     states = [path for folder in (run, run / "checkpoints") for path in folder.glob("checkpoint-*/trainer_state.json")]
     steps = {path: path.parent.name.removeprefix("checkpoint-") for path in states}
     states = sorted((path for path in states if steps[path].isdigit()), key=lambda path: -int(steps[path]))

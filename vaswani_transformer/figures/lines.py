@@ -28,11 +28,7 @@ FAINTEST = {"all": 0.04, "one": 0.01}
 
 
 def word_index(words: Sequence[str], word: str | int) -> int:
-    """Return the index of a word, given as it is shown or by its number from 1.
-
-    Raises:
-        ValueError: there is no such word, or there are several.
-    """
+    """Return the index of a word, given as it is shown or by its number from 1."""
     if isinstance(word, int):
         return index_from_1("word", word, len(words))
     indices = [index for index, shown in enumerate(words) if shown == word]

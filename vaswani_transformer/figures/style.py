@@ -26,11 +26,7 @@ def head_colors(count: int) -> list[str]:
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
-    """Return an empty figure, sized in inches, that belongs to no window.
-
-    Raises:
-        ImportError: Matplotlib is not installed.
-    """
+    """Return an empty figure, sized in inches, that belongs to no window."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -60,22 +56,14 @@ def style_axes(axes: "Axes") -> "Axes":
 
 
 def index_from_1(name: str, value: int, count: int) -> int:
-    """Return the index of `value`, which counts from 1.
-
-    Raises:
-        ValueError: the value is not between 1 and `count`.
-    """
+    """Return the index of `value`, which counts from 1."""
     if not 1 <= value <= count:
         raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
     return value - 1
 
 
 def head_indices(heads: Sequence[int] | int | None, count: int) -> list[int]:
-    """Return the indices of the requested heads; None requests all.
-
-    Raises:
-        ValueError: no head is requested, or one that the model does not have.
-    """
+    """Return the indices of the requested heads; None requests all."""
     numbers = range(1, count + 1) if heads is None else [heads] if isinstance(heads, int) else heads
     if not numbers:
         raise ValueError(f"heads: no head is named; got {heads}, expected numbers from 1 to {count}, or None for all.")

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..config import as_token_ids
-from ..support.modes import eager_attention, eval_mode
+from ..support.modes import eager_attention, eval_mode, is_non_autoregressive
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
 
@@ -79,11 +79,7 @@ def generate_target(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> t
 
 
 def stack_layers(layers: Sequence[torch.Tensor | None] | None) -> np.ndarray:
-    """Return the weights (1, H, Q, K) of N layers as (N, H, Q, K).
-
-    Raises:
-        ValueError: there are no weights.
-    """
+    """Return the weights (1, H, Q, K) of N layers as (N, H, Q, K)."""
     tensors = [layer for layer in layers or () if layer is not None]
     if not tensors:
         raise ValueError("The model returned no attention weights; give an encoder-decoder that has eager attention.")
@@ -105,7 +101,7 @@ def attention_maps(
     Raises:
         ValueError: the model generates no text, or all words at once, or returns no attention weights.
     """
-    if not getattr(model, "is_autoregressive", True):
+    if is_non_autoregressive(model):
         raise ValueError(f"{type(model).__name__} predicts all words at once; give an autoregressive model.")
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..translation.engine import Constraint, is_non_autoregressive
+from ..support.modes import is_non_autoregressive
+from ..translation.engine import Constraint
 from .linear import LINEAR_TOKEN, PLACE
 from .words import split_tokenized
 

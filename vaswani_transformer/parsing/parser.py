@@ -1,5 +1,6 @@
 """Sentences in, trees out: a model's linear trees over the sentences' own words."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,32 +18,26 @@ class SourceTexts:
 
     Args:
         sentences: the words of each.
-
-    Attributes:
-        first: the number of the first sentence whose tree is made; the words of earlier ones are not kept.
+        skip: the sentences at the beginning of which no tree is made, so that their words are not kept.
     """
 
-    def __init__(self, sentences: Iterable[list[str]]) -> None:
-        self.sentences, self.first = sentences, 0
-        self.words: dict[int, list[str]] = {}
+    def __init__(self, sentences: Iterable[list[str]], skip: int = 0) -> None:
+        self.sentences, self.skip = sentences, skip
+        self.words: deque[list[str]] = deque()
 
     def __iter__(self) -> Iterator[str]:
         for number, words in enumerate(self.sentences):
-            if number >= self.first:
-                self.words[number] = words
+            if number >= self.skip:
+                self.words.append(words)
             yield " ".join(words)
 
-    def tree(self, number: int, text: str) -> ParsedSentence:
-        """Return the tree of the sentence of that number, from 0, and forget its words."""
-        return delinearize(text, self.words.pop(number))
+    def next_tree(self, text: str) -> ParsedSentence:
+        """Return the tree of the next sentence from the model's output, and forget its words."""
+        return delinearize(text, self.words.popleft())
 
 
 def words_of(sentence: str | Sequence[str]) -> list[str]:
-    """Return the words of a plain text, or those given, with round brackets as treebanks write them.
-
-    Raises:
-        ValueError: a given word is empty or has white space in it, so that its tree could not be read again.
-    """
+    """Return the words of a plain text, or those given, with round brackets as treebanks write them."""
     if isinstance(sentence, str):
         return split_plain(sentence)
     for word in sentence:
@@ -55,11 +50,7 @@ def words_of(sentence: str | Sequence[str]) -> list[str]:
 
 
 def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a model writes trees, which its vocabulary shows.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a model writes trees, which its vocabulary shows."""
     if not has_places(tokenizer.get_vocab()):
         raise UserError(
             f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
@@ -93,5 +84,5 @@ def parse(
     check_parser(tokenizer, "tokenizer")
     texts = SourceTexts(map(words_of, sentences))
     settings = {"constraint": tree_constraint(model, tokenizer)} | settings
-    for number, translation in enumerate(translate(model, tokenizer, texts, **settings)):
-        yield texts.tree(number, translation.text)
+    for translation in translate(model, tokenizer, texts, **settings):
+        yield texts.next_tree(translation.text)

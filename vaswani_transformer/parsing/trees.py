@@ -73,11 +73,7 @@ class OpenNode:
 
 
 def close_node(node: OpenNode, where: str) -> Tree | Leaf:
-    """Return the constituent or word of a bracket that is closed.
-
-    Raises:
-        UserError: it holds neither one word nor only brackets.
-    """
+    """Return the constituent or word of a bracket that is closed."""
     label = node.label or ""
     if node.children and not node.words:
         return Tree(label, tuple(node.children))
@@ -89,11 +85,7 @@ def close_node(node: OpenNode, where: str) -> Tree | Leaf:
 
 
 def add_text(stack: list[OpenNode], text: str, where: str) -> None:
-    """Add a label or a word to the innermost open bracket.
-
-    Raises:
-        UserError: no bracket is open, or the label is a root's within a tree.
-    """
+    """Add a label or a word to the innermost open bracket."""
     if not stack:
         raise UserError(f"{where}: {text[:40]!r} stands outside of all brackets. Correct the file.")
     node = stack[-1]
@@ -106,11 +98,7 @@ def add_text(stack: list[OpenNode], text: str, where: str) -> None:
 
 
 def check_inner(stack: list[OpenNode], label: str, where: str) -> None:
-    """Check that a label within a tree is not that of a root.
-
-    Raises:
-        UserError: it is.
-    """
+    """Check that a label within a tree is not that of a root."""
     if label in ROOTS:
         raise UserError(
             f"{where}: a tree with the root {label!r} starts before the one of line {stack[0].line} is closed. "

@@ -45,11 +45,7 @@ PACKED = 8  # numbers of four bits in one of 32, as quantized weights store them
 
 
 def check_model_name(model: str) -> None:
-    """Check a model's name before any request to the Hub: no file, no folder without a model, no missing folder.
-
-    Raises:
-        UserError: naming it.
-    """
+    """Check a model's name before any request to the Hub: no file, no folder without a model, no missing folder."""
     path = Path(model)
     if not model:
         raise UserError("The model has no name; give a folder with a model, or a model on the Hub.")
@@ -114,9 +110,6 @@ def load_config(
         model_type: the type that it must have, such as "vaswani_transformer"; None for any.
         field: the field of a recipe that names the model, for the message.
         **settings: arguments of `from_pretrained`.
-
-    Raises:
-        UserError: it cannot be loaded, or is of another type.
     """
     check_model_name(name)
     with load_errors(name):
@@ -156,9 +149,6 @@ def describe_model(name: str, model_class: Any, sizes: list[int], **settings: An
         model_class: the class, or Auto class, of the model.
         sizes: the numbers of each stored weight.
         **settings: arguments of `from_pretrained`.
-
-    Raises:
-        UserError: it has more layers than there are weights, or many more numbers than they hold.
     """
     config = load_config(name, **settings)
     fix = "Restore the config.json that was saved with the weights, or save the model again."
@@ -214,9 +204,6 @@ def check_weights_fit(
         missing, unexpected, misshapen: the weights that differ.
         required_by: what requires them, as the message names it.
         fix: the end of the message.
-
-    Raises:
-        UserError: naming the weights that differ.
     """
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if differences := "; ".join(
@@ -230,11 +217,7 @@ def check_finite(
     weights: dict[str, torch.Tensor],
     fix: str = "give a checkpoint from before training diverged, or another copy of the file.",
 ) -> None:
-    """Check that all weights are finite numbers; `fix` ends the message.
-
-    Raises:
-        UserError: naming those that contain NaN or an infinity.
-    """
+    """Check that all weights are finite numbers; `fix` ends the message."""
     broken = [
         key
         for key, weight in weights.items()
@@ -255,9 +238,6 @@ def find_search(name: str, **settings: Any) -> dict[str, Any] | None:
     """Return the search that a model is saved with; None for a model of others without one.
 
     Transformers would decode greedily in silence where the file is torn or lost.
-
-    Raises:
-        UserError: its file cannot be read, or a model of this package, which is never saved without one, has none.
     """
     if (path := find_file(name, GENERATION_CONFIG, **settings)) is not None:
         return read_json(path, FIX_OF_FILE)
@@ -285,10 +265,6 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
         name: the folder, or the name on the Hub.
         model_class: the class, or Auto class, that loads it.
         **settings: arguments of `from_pretrained`.
-
-    Raises:
-        UserError: it cannot be loaded; its weights are missing, unexpected, misshapen or not finite; its search cannot
-            be read, lies outside its range, or is lost.
     """
     check_model_name(name)
     source = {setting: value for setting, value in settings.items() if setting in SOURCE}
@@ -318,9 +294,6 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
         name: the folder, or the name on the Hub.
         tokenizer_class: the class, or Auto class, that loads it.
         **settings: arguments of `from_pretrained`.
-
-    Raises:
-        UserError: the tokenizer is missing or cannot be loaded.
     """
     folder = Path(name)
     has_files = folder.is_dir() and any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
@@ -338,11 +311,7 @@ def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: 
 
 
 def check_tokenizer_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that the model has an embedding for every token, and a model that fills in masks the tokenizer's `<mask>`.
-
-    Raises:
-        UserError: naming both sizes, or both ids.
-    """
+    """Check that the model has an embedding for every token, and a CMLM the tokenizer's `<mask>`."""
     entries = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
     try:
         check_vocabulary(tokenizer, entries, getattr(model.config, "mask_token_id", None), name)

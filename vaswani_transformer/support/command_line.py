@@ -71,11 +71,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def finite_float(text: str) -> float:
-    """Return `text` as a finite number.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not one.
-    """
+    """Return `text` as a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -86,11 +82,7 @@ def finite_float(text: str) -> float:
 
 
 def positive_argument(text: str) -> int:
-    """Return `text` as an integer from 1 to 2^31 - 1.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not one.
-    """
+    """Return `text` as an integer from 1 to 2^31 - 1."""
     try:
         number = int(text)
     except ValueError:
@@ -103,11 +95,7 @@ def positive_argument(text: str) -> int:
 
 
 def utf8_text(argument: str) -> str:
-    """Return an argument that is valid text.
-
-    Raises:
-        argparse.ArgumentTypeError: its bytes are not UTF-8.
-    """
+    """Return an argument that is valid text."""
     try:
         argument.encode()
     except UnicodeEncodeError as error:

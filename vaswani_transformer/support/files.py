@@ -45,11 +45,7 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON, or has too many digits or levels for Python.
-    """
+    """Return the value of a JSON text."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -63,9 +59,6 @@ def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
         path: the file.
         fix: what the user can do with a damaged one, which ends the message.
         fields: the type of each field that the object must have.
-
-    Raises:
-        UserError: the file cannot be read, holds no such object, or lacks a field.
     """
     try:
         content = parse_json(path.read_bytes())
@@ -154,9 +147,6 @@ def check_new_folder(path: Path, force: bool = False) -> None:
     Args:
         path: the folder.
         force: whether it may replace a model.
-
-    Raises:
-        UserError: `path` is a file, is in use, or cannot be written.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
@@ -178,10 +168,6 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
     Args:
         path: the folder to write; missing parents are made.
         force: whether it may replace a model.
-
-    Raises:
-        UserError: as `check_new_folder`.
-        OutputError: the staging folder cannot be made.
     """
     target = Path(path).absolute()
     check_new_folder(target, force)
@@ -204,12 +190,7 @@ def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generato
 
 
 def open_lock(path: Path) -> IO:
-    """Open the file of a lock, which is made if it is missing.
-
-    Raises:
-        UserError: a folder has its name.
-        OSError: it cannot be opened.
-    """
+    """Open the file of a lock, which is made if it is missing."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder, where a file that locks the other files belongs; remove or rename it.")
     return path.open("a")
@@ -223,9 +204,6 @@ def lock(file: IO, message: str) -> None:
     Args:
         file: the file.
         message: the error's message if another process holds the lock.
-
-    Raises:
-        UserError: another process holds the lock.
     """
     try:
         import fcntl

@@ -1,9 +1,17 @@
-"""Modes that a model takes for a while: evaluation, and attention that returns its weights."""
+"""The way in which a model decodes, and modes that it takes for a while: evaluation, attention with weights."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 from transformers import PreTrainedModel
+
+from ..nar_generation import NarGeneration
+
+
+def is_non_autoregressive(model: object) -> TypeGuard[NarGeneration]:
+    """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
+    return not getattr(model, "is_autoregressive", True)
 
 
 @contextmanager

@@ -84,9 +84,6 @@ def check_search_settings(name: str, settings: Mapping[str, Any], vocabulary: in
         name: the model's folder, or its name on the Hub.
         settings: the settings; None switches any of them off.
         vocabulary: V.
-
-    Raises:
-        UserError: naming the first one that has another type, or lies outside its range.
     """
     for setting, value in settings.items():
         expected = None if value is None else expected_value(setting, value, vocabulary)

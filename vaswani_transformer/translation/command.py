@@ -6,7 +6,8 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 from tqdm import tqdm
@@ -16,17 +17,12 @@ from ..support.command_line import silence_stdout
 from ..support.errors import OutputError, UserError, one_line
 from ..support.files import lines_of, read_errors
 from ..support.interrupts import INTERRUPTED, raise_interrupts
-from .loading import make_translator, model_digest
+from .loading import LoadOptions, TranslateTexts, make_translator
 from .options import parse_arguments
 from .output import ResumableFile, StreamOutput, is_finished
 from .readers import DigestedInput, json_texts, text_lines
 from .translator import TooLongError, Translation
 
-RESUME_KEYS = (
-    "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "iterations", "length_beam",
-    "max_length", "max_source_tokens", "too_long", "dtype", "engine",
-)  # fmt: skip
-"""The options, besides the model, that results depend on."""
 NAMED_WORDS = 10  # of a line, in a message about a file
 
 
@@ -35,36 +31,59 @@ def log(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def read_texts(options: argparse.Namespace, source: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the texts in the input's lines."""
-    if options.format == "text":
-        return text_lines(source, name)
-    return json_texts(source, name, options.field or "text", options.source)
-
-
 def join_lines(text: str) -> str:
     """Return a text on one line."""
     return " ".join(text.replace("\r", "\n").split("\n"))
 
 
-def format_lines(translation: Translation, number: int, options: argparse.Namespace) -> list[str]:
-    """Return the output lines of a line's translations."""
-    hypotheses = translation.hypotheses
-    if options.format == "text":
-        lines = [join_lines(hypothesis.text) for hypothesis in hypotheses]
-        if options.scores:
-            lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
-        return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
-    rows: list[dict[str, Any]] = [{"translation": hypothesis.text} for hypothesis in hypotheses]
-    for row, hypothesis in zip(rows, hypotheses, strict=True):
-        if hypothesis.score is not None:
-            row["score"] = round(hypothesis.score, 4)
-    return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
+class LineFormat:
+    """The lines that `vaswani-translate` reads and writes; `vaswani-parse` overrides what is different there.
 
+    Attributes:
+        resume_keys: the options, besides the model, that results depend on.
+        lines_per_text: the number of output lines of a line.
+    """
 
-def lines_per_text(options: argparse.Namespace) -> int:
-    """Return the number of output lines of a line."""
-    return options.nbest or 1 if options.format == "text" else 1
+    resume_keys: ClassVar[tuple[str, ...]] = (
+        "format", "field", "source", "scores", "nbest", "beams", "length_penalty", "iterations", "length_beam",
+        "max_length", "max_source_tokens", "too_long", "dtype", "engine",
+    )  # fmt: skip
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.lines_per_text = options.nbest or 1 if options.format == "text" else 1
+
+    def load(self) -> TranslateTexts:
+        """Return what translates texts with the command's model."""
+        return make_translator(self.options)
+
+    def read(self, source: BinaryIO, name: str, skip: int = 0) -> Iterable[str]:
+        """Return the texts in the input's lines, of which the first `skip` have results."""
+        if self.options.format == "text":
+            return text_lines(source, name)
+        return json_texts(source, name, self.options.field or "text", self.options.source)
+
+    def read_line(self, line: str) -> Iterable[str]:
+        """Return the text of a typed line."""
+        return [line]
+
+    def write(self, translation: Translation, number: int) -> list[str]:
+        """Return the output lines of a line's translations."""
+        options, hypotheses = self.options, translation.hypotheses
+        if options.format == "text":
+            lines = [join_lines(hypothesis.text) for hypothesis in hypotheses]
+            if options.scores:
+                lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
+            return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
+        rows: list[dict[str, Any]] = [{"translation": hypothesis.text} for hypothesis in hypotheses]
+        for row, hypothesis in zip(rows, hypotheses, strict=True):
+            if hypothesis.score is not None:
+                row["score"] = round(hypothesis.score, 4)
+        return [json.dumps(rows[0] if options.nbest is None else rows[0] | {"nbest": rows}, ensure_ascii=False)]
+
+    def summary(self, count: int) -> str:
+        """Return what to log after all `count` lines; nothing where it is empty."""
+        return ""
 
 
 def has_record(options: argparse.Namespace) -> bool:
@@ -72,38 +91,31 @@ def has_record(options: argparse.Namespace) -> bool:
     return options.output is not None and (options.output.is_file() or not options.output.exists())
 
 
-def resume_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the results depend on, besides the texts.
-
-    Raises:
-        UserError: as `model_digest`.
-    """
-    return {"model": model_digest(options)} | {name: getattr(options, name) for name in RESUME_KEYS}
+def resume_settings(options: argparse.Namespace, form: LineFormat) -> dict[str, Any]:
+    """Return what the results depend on, besides the texts."""
+    is_missing = options.engine == "ctranslate2" and not Path(options.model).is_dir()  # the engine raises the error
+    given = {name: getattr(options, name) for name in form.resume_keys}
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return {"model": "" if is_missing else LoadOptions.of(options).digest()} | settings
 
 
 def open_input(options: argparse.Namespace) -> BinaryIO:
-    """Return the stream of the input's lines.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Return the stream of the input's lines."""
     if options.input is None:
         return sys.stdin.buffer
     with read_errors(options.input):
         return options.input.open("rb")
 
 
-def open_output(options: argparse.Namespace, settings: dict[str, Any]) -> StreamOutput | ResumableFile:
-    """Return where the results go.
-
-    Raises:
-        UserError: the file was started with other settings.
-    """
+def open_output(
+    options: argparse.Namespace, form: LineFormat, settings: dict[str, Any]
+) -> StreamOutput | ResumableFile:
+    """Return where the results go."""
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
     if not has_record(options):
         return StreamOutput(options.output.open("wb"), str(options.output))
-    return ResumableFile(options.output, lines_per_text(options), settings, [options.batch_tokens, options.window])
+    return ResumableFile(options.output, form.lines_per_text, settings, [options.batch_tokens, options.sort_lines])
 
 
 def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
@@ -136,11 +148,7 @@ class UnknownWords:
         self.lines, self.first = 0, ""
 
     def count(self, translation: Translation, number: int) -> None:
-        """Count a line's translation.
-
-        Raises:
-            UserError: the line has such a word, under `--strict`.
-        """
+        """Count a line's translation."""
         if not translation.unknown_words:
             return
         words = ", ".join(map(repr, translation.unknown_words[:NAMED_WORDS]))
@@ -163,71 +171,47 @@ def log_unknown_words(translation: Translation) -> None:
 
 
 def translate_lines(
-    translations: Callable[..., Iterator[Translation]],
-    texts: DigestedInput,
-    output: StreamOutput | ResumableFile,
-    options: argparse.Namespace,
+    translations: TranslateTexts, texts: DigestedInput, output: StreamOutput | ResumableFile, form: LineFormat
 ) -> None:
-    """Write the translations of all texts that have none yet.
-
-    Raises:
-        UserError: a line is invalid, has unknown words under `--strict`, or is too long under `--too_long=error` or for
-            the model's table of positions.
-    """
-    unknown = UnknownWords(texts.name, options)
-    with progress_bar(options, output.done) as bar:
+    """Write the results of all texts that have none yet."""
+    unknown = UnknownWords(texts.name, form.options)
+    with progress_bar(form.options, output.done) as bar:
         try:
             results = translations(texts, skip=output.done, progress=bar.update)
             for number, translation in enumerate(results, output.done + 1):
                 if translation.is_truncated:
                     warn_of_truncation(translation, texts.name, number)
                 unknown.count(translation, number)
-                output.write(format_lines(translation, number, options), texts)
+                output.write(form.write(translation, number), texts)
         except TooLongError as error:
             raise error.in_command(texts.name) from error
     unknown.warn()
+    if summary := form.summary(texts.count):
+        log(summary)
 
 
-def is_done(options: argparse.Namespace, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
-    """Return whether the output is finished, and log it if so; `settings` are empty for an output without a record.
-
-    Raises:
-        UserError: as `is_finished`.
-    """
-    if not settings or not is_finished(options.output, settings, texts, name):
-        return False
-    log(f"{options.output}: is finished already and stays unchanged.")
-    return True
-
-
-def translate_input(options: argparse.Namespace) -> None:
-    """Translate the input's lines.
-
-    Raises:
-        UserError: the input, the output or the model cannot be used.
-    """
+def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
+    """Translate the input's lines."""
     name = "standard input" if options.input is None else str(options.input)
     with open_input(options) as source:
-        settings = resume_settings(options) if has_record(options) else {}
-        if is_done(options, settings, read_texts(options, source, name), name):
+        settings = resume_settings(options, form) if has_record(options) else {}
+        if settings and is_finished(options.output, settings, form.read(source, name), name):
+            log(f"{options.output}: is finished already and stays unchanged.")
             return
-        translations = make_translator(options)
-        with contextlib.closing(open_output(options, settings)) as output:
+        translations = form.load()
+        with contextlib.closing(open_output(options, form, settings)) as output:
             if output.done:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
             if output.batching_changed:
                 log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
-            texts = DigestedInput(read_texts(options, source, name), name, output.done, output.known, output.digest)
-            translate_lines(translations, texts, output, options)
+            texts = form.read(source, name, output.done)
+            texts = DigestedInput(texts, name, output.done, output.known, output.digest)
+            translate_lines(translations, texts, output, form)
             output.finish(texts)
 
 
 def prompt_lines() -> Iterator[str]:
-    """Yield lines of standard input; in a terminal with a prompt, editing and a history.
-
-    Raises:
-        UserError: a line is not UTF-8 and does not come from a terminal.
-    """
+    """Yield lines of standard input; in a terminal with a prompt, editing and a history."""
     if not sys.stdin.isatty():
         yield from text_lines(sys.stdin.buffer, "standard input")
         return
@@ -244,32 +228,24 @@ def prompt_lines() -> Iterator[str]:
                 yield line
 
 
-def run_interactive(options: argparse.Namespace) -> None:
-    """Translate each line as soon as it is read.
-
-    Raises:
-        UserError: the model cannot be used.
-    """
-    translations = make_translator(options)
+def run_interactive(options: argparse.Namespace, form: LineFormat) -> None:
+    """Translate each line as soon as it is read."""
+    translations = form.load()
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(prompt_lines(), start=1):
         try:
-            (translation,) = translations([line])
+            (translation,) = translations(form.read_line(line))
         except TooLongError as error:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
         if translation.is_truncated:
             warn_of_truncation(translation, "standard input", number)
         log_unknown_words(translation)
-        output.write(format_lines(translation, number, options))
+        output.write(form.write(translation, number))
 
 
 def check_streams(options: argparse.Namespace) -> None:
-    """Check that standard input and output are open if the command uses them.
-
-    Raises:
-        UserError: naming the option to give instead.
-    """
+    """Check that standard input and output are open if the command uses them."""
     for stream, name, path in ((sys.stdin, "input", options.input), (sys.stdout, "output", options.output)):
         if stream is None and path is None:
             raise UserError(f"standard {name} is closed; give --{name}=FILE.")
@@ -281,13 +257,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or names_memory
 
 
-def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+def run_command(options: argparse.Namespace, form: Callable[[argparse.Namespace], LineFormat]) -> None:
     """Run a command on its lines; a user's error ends it with one line and exit status 2."""
     raise_interrupts()
     logging.disable_progress_bar()
     try:
         check_streams(options)
-        action(options)
+        run = run_interactive if options.interactive else translate_input
+        run(options, form(options))
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         silence_stdout()
         sys.exit(141)
@@ -310,5 +287,4 @@ def run_guarded(action: Callable[[argparse.Namespace], None], options: argparse.
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's error ends it with one line and exit status 2."""
-    options = parse_arguments(arguments)
-    run_guarded(run_interactive if options.interactive else translate_input, options)
+    run_command(parse_arguments(arguments), LineFormat)

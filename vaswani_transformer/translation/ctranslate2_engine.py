@@ -34,11 +34,7 @@ UNSUPPORTED_SETTINGS = (
 
 
 def import_ctranslate2() -> Any:
-    """Return the module `ctranslate2`.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Return the module `ctranslate2`."""
     try:
         import ctranslate2
     except ImportError as error:
@@ -47,11 +43,7 @@ def import_ctranslate2() -> Any:
 
 
 def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str], int, GenerationConfig]:
-    """Return the tokenizer, the strings of the tokens, P and the saved settings of a converted model.
-
-    Raises:
-        UserError: the folder lacks one of them, or its tokenizer cannot be loaded.
-    """
+    """Return the tokenizer, the strings of the tokens, P and the saved settings of a converted model."""
     try:
         tokens = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
         positions = json.loads((folder / "config.json").read_text(encoding="utf-8"))[POSITIONS_KEY]
@@ -202,11 +194,7 @@ class CTranslate2Engine:
         return min(self.positions, relative, self.max_new_tokens or self.positions)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[list[ScoredTokens]]:
-        """Return, for each text as a list of tokens, the tokens with `</s>` and scores of its n best hypotheses.
-
-        Raises:
-            UserError: a text is longer than the table of positions.
-        """
+        """Return, for each text as a list of tokens, the tokens with `</s>` and scores of its n best hypotheses."""
         results = self.translator.translate_batch(
             [[self.tokens[index] for index in source] for source in sources],
             beam_size=self.num_beams,

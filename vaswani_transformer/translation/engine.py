@@ -4,7 +4,7 @@ B texts of a batch, S source, T target, n translations of a text, R hypotheses: 
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
 from ..generation_settings import CallSettings
-from ..nar_generation import NarGeneration
 from ..search import length_penalty
-from ..support.modes import eval_mode
+from ..support.modes import eval_mode, is_non_autoregressive
 
 DEFAULT_MAX_SOURCE_TOKENS = 1024  # of a text, if the model has positions without end
 SCORING_TOKENS = 2048  # target tokens that are scored at once, each with a number for every vocabulary entry
@@ -56,11 +55,6 @@ def log_probabilities(model: PreTrainedModel, input_ids: Tensor, attention_mask:
         scores = logits.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (rows, T)
         sums.append(scores.masked_fill(gold == -100, 0.0).sum(1))
     return torch.cat(sums)
-
-
-def is_non_autoregressive(model: object) -> TypeGuard[NarGeneration]:
-    """Return whether a model predicts all tokens of a target at once, as NAT and CMLM do."""
-    return not getattr(model, "is_autoregressive", True)
 
 
 def pad_rows(rows: list[list[int]], value: int, device: torch.device) -> Tensor:

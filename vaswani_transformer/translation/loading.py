@@ -1,10 +1,11 @@
 """Load the model that a command translates with, and make its translator."""
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,33 +22,63 @@ from ..support.checked_loading import (
 )
 from ..support.errors import UserError, one_line
 from ..support.files import digest_of_model
+from ..support.modes import is_non_autoregressive
 from .ctranslate2_engine import CTranslate2Engine
-from .engine import Constraint, is_non_autoregressive
+from .engine import Constraint
 from .translator import Translation, Translator, translate
 
 TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
+TranslateTexts = Callable[..., Iterator[Translation]]
+"""`translate`, or a `Translator`, with its model and settings."""
 ConstraintMaker = Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None]
 
 
-def resolve_device(options: argparse.Namespace) -> torch.device:
-    """Return the device of `--device`, or else the accelerator or the CPU.
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """A model, and where and how it runs.
 
-    Raises:
-        UserError: there is no such device.
+    Attributes:
+        model: a folder, or a name on the Hub.
+        device: None for the accelerator if there is one, else the CPU.
+        dtype: of products with weights, or "auto".
+        revision: of a model on the Hub; None for its main branch.
+        trust_remote_code: whether to run the code that comes with the model.
     """
+
+    model: str
+    device: str | None = None
+    dtype: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Return them from the options of a command, which have the same names."""
+        return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+
+    @property
+    def hub_settings(self) -> dict[str, Any]:
+        """The arguments of `from_pretrained` for the Hub."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+    def digest(self) -> str:
+        """Return what identifies the model in a record: a digest of its folder's files or, on the Hub, its commit."""
+        if (folder := Path(self.model)).is_dir():
+            return digest_of_model(folder)
+        return f"{self.model}@{getattr(load_config(self.model, **self.hub_settings), '_commit_hash', None)}"
+
+
+def resolve_device(name: str | None) -> torch.device:
+    """Return the device of `--device`, or else the accelerator or the CPU."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
-        return torch.zeros(1, device=options.device or accelerator or "cpu").device
+        return torch.zeros(1, device=name or accelerator or "cpu").device
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device={options.device}: the model cannot run there: {one_line(error)}") from error
+        raise UserError(f"--device={name}: the model cannot run there: {one_line(error)}") from error
 
 
-def should_prepare(options: argparse.Namespace, model_type: str, device: torch.device) -> bool:
-    """Return whether to prepare a model for the device: one of this package on a CPU, except in float16.
-
-    Raises:
-        UserError: int8 is given and the model cannot be prepared.
-    """
+def should_prepare(options: LoadOptions, model_type: str, device: torch.device) -> bool:
+    """Return whether to prepare a model for the device: one of this package on a CPU, except in float16."""
     is_own_type, is_on_cpu = model_type in own_model_types(), device.type == "cpu"
     if options.dtype == "int8" and not (is_own_type and is_on_cpu):
         raise UserError(
@@ -58,28 +89,17 @@ def should_prepare(options: argparse.Namespace, model_type: str, device: torch.d
 
 
 def check_not_converted(model: str) -> None:
-    """Check that a folder is not one of CTranslate2.
-
-    Raises:
-        UserError: it is.
-    """
+    """Check that a folder is not one of CTranslate2."""
     if all((Path(model) / name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
         raise UserError(f"{model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
 
 
-def load_model_and_tokenizer(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made.
-
-    Args:
-        options: `model`, `device`, `dtype`, `revision` and `trust_remote_code`.
-
-    Raises:
-        UserError: they cannot be loaded, do not fit each other, or cannot run there or in that dtype.
-    """
+def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made."""
     check_model_name(options.model)
     check_not_converted(options.model)
-    device = resolve_device(options)
-    shared = {"revision": options.revision or "main", "trust_remote_code": options.trust_remote_code}
+    device = resolve_device(options.device)
+    shared = options.hub_settings
     is_prepared = should_prepare(options, load_config(options.model, **shared).model_type, device)
     if device.type == "meta":
         raise UserError("--device=meta: weights have no values there; give a device that computes.")
@@ -94,12 +114,7 @@ def load_model_and_tokenizer(options: argparse.Namespace) -> tuple[PreTrainedMod
 
 
 def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
-    """Check that the model's way of decoding has the options that are given.
-
-    Raises:
-        UserError: beams for a model that predicts all words at once; iterations for one that does not refine; a length
-            beam above its length classes, or for an autoregressive model.
-    """
+    """Check that the model's way of decoding has the options that are given."""
     name = options.model
     if not is_non_autoregressive(model):
         for option in ("iterations", "length_beam"):
@@ -124,11 +139,7 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
 
 
 def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
-    """Return the arguments of `generate()`.
-
-    Raises:
-        UserError: as `check_search`, or `--nbest` is larger than the number of beams or lengths.
-    """
+    """Return the arguments of `generate()`."""
     check_search(options, model)
     option, field = ("length_beam", "length_beam_size") if is_non_autoregressive(model) else ("beams", "num_beams")
     beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
@@ -150,20 +161,16 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
 
 def make_torch_translator(
     options: argparse.Namespace, check: TokenizerCheck, make_constraint: ConstraintMaker | None
-) -> Callable[..., Iterator[Translation]]:
-    """Return `translate` with the model and settings of the options, and the constraint of the model's search.
-
-    Raises:
-        UserError: as `load`, `check` and `generate_settings`.
-    """
-    model, tokenizer = load_model_and_tokenizer(options)
+) -> TranslateTexts:
+    """Return `translate` with the model and settings of the options, and the constraint of the model's search."""
+    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
     check(tokenizer, options.model)
     return partial(
         translate,
         model,
         tokenizer,
         batch_tokens=options.batch_tokens,
-        window=options.window,
+        sort_lines=options.sort_lines,
         max_source_tokens=options.max_source_tokens,
         too_long=options.too_long,
         scores=options.scores,
@@ -173,11 +180,7 @@ def make_torch_translator(
 
 
 def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> Translator:
-    """Return a translator by CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote.
-
-    Raises:
-        UserError: there is no such model, or it cannot run with these options.
-    """
+    """Return a translator by CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote."""
     try:
         engine = CTranslate2Engine(
             options.model,
@@ -196,7 +199,7 @@ def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> T
         raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
     check(engine.tokenizer, options.model)
     limit = options.max_source_tokens or engine.max_source_tokens()
-    settings = (options.batch_tokens, options.window, options.too_long, engine.positions)
+    settings = (options.batch_tokens, options.sort_lines, options.too_long, engine.positions)
     return Translator(engine, engine.tokenizer, limit, *settings)
 
 
@@ -204,32 +207,13 @@ def make_translator(
     options: argparse.Namespace,
     check: TokenizerCheck = lambda tokenizer, name: None,
     make_constraint: ConstraintMaker | None = None,
-) -> Callable[..., Iterator[Translation]]:
+) -> TranslateTexts:
     """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
     Args:
         options: the command's.
         check: raises an error for a model that is not of the command's task, by its tokenizer.
-
-    Raises:
-        UserError: as the engines' own functions.
     """
     if options.engine == "ctranslate2":
         return make_ct2_translator(options, check)
     return make_torch_translator(options, check, make_constraint)
-
-
-def model_digest(options: argparse.Namespace) -> str:
-    """Return what identifies the model in a record: a digest of its folder's files or, on the Hub, its commit.
-
-    Raises:
-        UserError: there is no such model.
-    """
-    if (folder := Path(options.model)).is_dir():
-        return digest_of_model(folder)
-    if options.engine == "ctranslate2":  # no folder: the engine raises the error
-        return ""
-    config = load_config(
-        options.model, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
-    )
-    return f"{options.model}@{getattr(config, '_commit_hash', None)}"

@@ -16,14 +16,25 @@ DTYPE_HELP = (
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options; options that exclude each other end it with status 2."""
+    parser = line_parser("vaswani-translate", "Translate a text line by line, in order, by the model's own search.")
+    add_line_options(parser)
+    return parse_with_checks(parser, arguments)
+
+
+def line_parser(prog: str, description: str) -> ArgumentParser:
+    """Return a parser of a command that reads lines, with the model."""
     parser = ArgumentParser(
-        prog="vaswani-translate",
-        description="Translate a text line by line, in order, by the model's own search.",
+        prog=prog,
+        description=description,
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
         "FILE.record, next to FILE, holds the model and settings.",
     )
     parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
-    add_line_options(parser)
+    return parser
+
+
+def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """Return a command's options, also those of search and machine; a bad combination ends it with status 2."""
     add_search_options(parser)
     add_machine_options(parser)
     options = parser.parse_args(arguments)
@@ -32,10 +43,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def add_line_options(parser: argparse.ArgumentParser) -> None:
+def add_file_options(parser: argparse.ArgumentParser, texts: str, results: str) -> argparse._ArgumentGroup:
+    """Add the options of the lines that a command reads and writes, and return their group."""
     group = parser.add_argument_group("lines")
-    group.add_argument("--input", type=Path, metavar="FILE", help="the text to translate (standard input)")
-    group.add_argument("--output", type=Path, metavar="FILE", help="where results go (standard output)")
+    group.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
+    group.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
+    group.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
+    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
+    return group
+
+
+def add_line_options(parser: argparse.ArgumentParser) -> None:
+    group = add_file_options(parser, "text to translate", "results")
     group.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
     group.add_argument(
         "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, the field of the text: {"NAME": "..."} (text)'
@@ -51,8 +70,6 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--nbest", type=positive_argument, metavar="N", help="the N best, each after its line's number and a tab"
     )
-    group.add_argument("--interactive", action="store_true", help="translate each line as soon as it is typed")
-    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +99,12 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
         "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
     )
     group.add_argument(
-        "--window", type=positive_argument, default=2048, metavar="N", help="lines sorted by length at once (2048)"
+        "--window",
+        dest="sort_lines",
+        type=positive_argument,
+        default=2048,
+        metavar="N",
+        help="lines sorted by length at once (2048)",
     )
     group.add_argument(
         "--engine",
@@ -90,6 +112,11 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
         default="torch",
         help="what runs MODEL; see vaswani-convert (torch)",
     )
+    add_load_options(group)
+
+
+def add_load_options(group: argparse._ActionsContainer) -> None:
+    """Add the options that `LoadOptions` has besides the model."""
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     group.add_argument("--revision", help="of a model on the Hub")

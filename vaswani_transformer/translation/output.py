@@ -21,12 +21,7 @@ class StreamOutput:
         self.stream, self.name = stream, name
 
     def write(self, lines: list[str], texts: DigestedInput | None = None) -> None:
-        """Write a text's result at once.
-
-        Raises:
-            OutputError: it cannot be written.
-            BrokenPipeError: the reader has closed the pipe.
-        """
+        """Write a text's result at once."""
         with write_errors(self.name, "make room, or give another --output"):
             self.stream.write("".join(f"{line}\n" for line in lines).encode())
             self.stream.flush()
@@ -46,11 +41,7 @@ def describe_option(name: str, value: Any) -> str:
 
 
 def check_settings(path: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Check that the results in a file were made with the current settings.
-
-    Raises:
-        UserError: naming the first setting that differs.
-    """
+    """Check that the results in a file were made with the current settings."""
     for name, value in settings.items():
         if (old := before.get(name)) != value:
             is_model = name == "model"
@@ -69,11 +60,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return the record of a file of results, or None without a record.
-
-    Raises:
-        UserError: the record is invalid.
-    """
+    """Return the record of a file of results, or None without a record."""
     record_file = record_path(path)
     if not record_file.exists():
         return None
@@ -98,9 +85,6 @@ def is_finished(path: Path, settings: dict[str, Any], texts: Iterable[str], name
         settings: what the results depend on, besides the texts.
         texts: the texts.
         name: their name in messages.
-
-    Raises:
-        UserError: the file has no record, or differs from its record or from these arguments.
     """
     record = read_record(path)
     if not path.exists() or path.stat().st_size == 0:
@@ -146,9 +130,6 @@ class ResumableFile:
         done: how many texts have their result.
         known, digest: how many texts had been read, and their digest.
         batching_changed: whether the unfinished file was started with other `batches`.
-
-    Raises:
-        UserError: the file was started with other settings, is not an unfinished result, or another command writes it.
     """
 
     def __init__(self, path: Path, lines: int, settings: dict[str, Any], batches: list[int]) -> None:
@@ -192,11 +173,7 @@ class ResumableFile:
         return write_errors(self.path, "make room, and the same command resumes it")
 
     def write(self, lines: list[str], texts: DigestedInput) -> None:
-        """Add a text's result, after the record counts all texts that have been read.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Add a text's result, after the record counts all texts that have been read."""
         with self._write_errors():
             if texts.count != self.record.get("texts"):
                 self._write_record(texts)
@@ -213,11 +190,7 @@ class ResumableFile:
         write_atomically(record_path(self.path), json.dumps(self.record))
 
     def finish(self, texts: DigestedInput) -> None:
-        """Record that all texts have their result, and close the file.
-
-        Raises:
-            OutputError: the last of it cannot be written.
-        """
+        """Record that all texts have their result, and close the file."""
         with self._write_errors():
             self.file.flush()
             self._write_record(texts, output=digest_of_file(self.path))

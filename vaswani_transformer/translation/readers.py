@@ -12,11 +12,7 @@ JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean
 
 
 def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """Yield the lines of a stream.
-
-    Raises:
-        UserError: the system stops reading.
-    """
+    """Yield the lines of a stream."""
     lines = iter(stream)
     while True:
         with read_errors(name):
@@ -30,9 +26,6 @@ def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """Yield the lines of UTF-8 text without white space at their ends.
 
     Only a line feed ends a line, or a carriage return in a text without line feeds.
-
-    Raises:
-        UserError: a line is not UTF-8, and the message gives its number; or the stream cannot be read.
     """
     for number, line in enumerate(lines_of(readable_lines(stream, name)), start=1):
         try:
@@ -66,9 +59,6 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
         name: the stream's name in messages.
         field: the field of a text, without a language.
         language: the language of a text within the field `translation`.
-
-    Raises:
-        UserError: a line is not UTF-8 or not JSON, or has no such text; the message gives its number.
     """
     key = field if language is None else language
     expected = f'{{"{field}": "..."}}' if language is None else f'{{"translation": {{"{language}": "..."}}}}'
@@ -106,9 +96,6 @@ class DigestedInput:
         done: how many of them an earlier run finished.
         known: how many it had read; those after the first `done` are read and compared before any is passed on.
         expected: the digest of the texts that it had read.
-
-    Raises:
-        UserError: while reading, if the texts differ.
     """
 
     def __init__(self, texts: Iterable[str], name: str, done: int = 0, known: int = 0, expected: str = "") -> None:

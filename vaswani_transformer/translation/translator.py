@@ -109,13 +109,13 @@ class Translator:
     tokenizer: PreTrainedTokenizerBase
     max_source_tokens: int
     batch_tokens: int = 2048
-    window: int = 2048
+    sort_lines: int = 2048
     too_long: TooLong = "truncate"
     max_positions: int | None = None
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_source_tokens", "batch_tokens", "window"):
+        for name in ("max_source_tokens", "batch_tokens", "sort_lines"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} ({getattr(self, name)}) is not positive; give an integer of at least 1.")
         if self.too_long not in get_args(TooLong):
@@ -131,7 +131,7 @@ class Translator:
     ) -> Iterator[Translation]:
         """Yield the translations of all texts after the first `skip`, in batches as if none were skipped."""
         remaining, first = iter(texts), 0
-        while window := list(islice(remaining, self.window)):
+        while window := list(islice(remaining, self.sort_lines)):
             if first + len(window) > skip:
                 yield from self._translate(window, first, max(0, skip - first), progress or (lambda _: None))
             first += len(window)
@@ -195,7 +195,7 @@ def translate(
     texts: Iterable[str],
     *,
     batch_tokens: int = 2048,
-    window: int = 2048,
+    sort_lines: int = 2048,
     max_source_tokens: int | None = None,
     too_long: TooLong = "truncate",
     scores: bool = False,
@@ -215,7 +215,7 @@ def translate(
         texts: the texts to translate.
         batch_tokens: source tokens of a batch, padding included; a text counts for at least 16, and one that is longer
             than the budget is a separate batch.
-        window: the number of texts that are sorted together; translation starts when a window is full.
+        sort_lines: the number of texts that are sorted together, a window; translation starts when it is full.
         max_source_tokens: the tokens that a text may have, `</s>` included; None for those of a table of positions that
             also holds the translation, or 1,024.
         too_long: what happens to a longer text: "truncate" translates its first tokens and sets `is_truncated`; "keep"
@@ -242,6 +242,6 @@ def translate(
     check_own_vocabulary(model, tokenizer)
     engine = TransformersEngine(model, tokenizer.pad_token_id, scores, **generate_kwargs)
     limit = engine.max_source_tokens() if max_source_tokens is None else max_source_tokens
-    settings = (batch_tokens, window, too_long, engine.max_positions(), constraint)
+    settings = (batch_tokens, sort_lines, too_long, engine.max_positions(), constraint)
     translator = Translator(engine, tokenizer, limit, *settings)
     return translator(texts, skip, progress)

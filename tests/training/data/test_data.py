@@ -17,7 +17,7 @@ from training.data import pairs as data_pairs
 from training.data.distilled import Distillation, check_sources, digest_sources
 from training.data.pairs import load_pairs, sources_in_order, to_source_target
 from training.data.stream import PairStream
-from training.data.tokenizing import make_encode_fn, token_ids, tokenize
+from training.data.tokenizing import make_encode_fn, target_ids, token_ids, tokenize
 from training.data.vocabulary import sample_texts
 from training.recipe.fields import DataRecipe
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -329,6 +329,7 @@ def test_added_language_tag_is_one_token_in_training(tokenizer: VaswaniTransform
     tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
     tag, end = tokenizer.get_vocab()["<2de>"], tokenizer.eos_token_id
     sources, targets = token_ids(tokenizer, ["<2de> one </s>"], ["ein</s>"])
+    assert target_ids(tokenizer, ["ein</s>"]) == targets
     assert (sources[0][0], sources[0].count(tag)) == (tag, 1)
     assert [tokens.index(end) for tokens in (*sources, *targets)] == [len(sources[0]) - 1, len(targets[0]) - 1]
 

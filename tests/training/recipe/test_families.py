@@ -171,9 +171,22 @@ def test_pairs_draws_depend_on_seed_step_and_pair_only() -> None:
     single, together = pair_draws(pairs(second), 1, 4), pair_draws(pairs(first, second), 1, 4)
     assert torch.equal(single[0], together[1, :3])
     assert not bool(together[1, 3:].any())
-    third = ([5, 3], [7, 2])
-    for other in (pair_draws(pairs(second), 2, 4), pair_draws(pairs(second), 1, 5), pair_draws(pairs(third), 1, 4)):
+    others = [pair_draws(pairs(second), *numbers) for numbers in ((2, 4), (1, 5), (4, 1))]
+    for pair in (([5, 3], [7, 2]), ([2, 5], [7, 2]), ([5, 2], [2, 7]), ([7, 2], [5, 2])):
+        others.append(pair_draws(pairs(pair), 1, 4))
+    for other in others:
         assert not bool((single == other).any())
+
+
+def test_pairs_draws_are_uniform_and_not_correlated() -> None:
+    """100,000 numbers: a tenth of them is 10,000, standard deviation 95; a correlation has one of 0.003."""
+    batch = pairs(*(([5 + row, 2], [7] * 99) for row in range(1000)))
+    draws = pair_draws(batch, 1, 4)
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert bool((draws.histc(10, 0, 1) - 10_000).abs().le(5 * 95).all())
+    for first, second in ((draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1])):
+        assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 5 * 0.0032
 
 
 def test_draws_leave_torchs_random_numbers_as_they_are() -> None:

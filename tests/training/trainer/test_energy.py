@@ -19,7 +19,6 @@ from tests.nar_models import END, targets, tiny_cmlm
 from tests.training import gradients
 from tests.training.runs import assert_same_checkpoints, make_arguments, rewind
 from training import train
-from training.data.distilled import digest_model
 from training.recipe.fields import Operator, load_recipe
 from training.run.initial_weights import (
     TrainedModel,
@@ -32,6 +31,7 @@ from training.train import run
 from training.trainer import energy as energy_module
 from training.trainer.energy import OPERATORS, Energy
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.translation.loading import LoadOptions
 
 ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
 
@@ -210,8 +210,8 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
     assert model.state_dict().keys() == start.state_dict().keys()
     assert run_results["recipe"]["training"]["energy_from"] == "teacher"
     assert run_results["models"] == {
-        "training.start_from": digest_model(str(models / "cmlm")),
-        "training.energy_from": digest_model(str(models / "teacher")),
+        "training.start_from": LoadOptions(str(models / "cmlm")).digest(),
+        "training.energy_from": LoadOptions(str(models / "teacher")).digest(),
     }
     run(recipes[1])
     rewind(runs[1], 3)
@@ -301,7 +301,7 @@ def test_run_resumes_under_the_teacher_that_it_began_with_only(tmp_path: Path) -
     digests = {}
     for name, d_ff in (("teacher", 16), ("cmlm", 24), ("other", 32)):
         tiny_model(d_ff=d_ff).save_pretrained(tmp_path / name)
-        digests[name] = digest_model(str(tmp_path / name))
+        digests[name] = LoadOptions(str(tmp_path / name)).digest()
 
     def models_of(teacher: str, student: str) -> dict[str, TrainedModel]:
         names = {"start_from": student, "energy_from": teacher}

@@ -1,0 +1,63 @@
+"""The pace of a stream: pairs a second that ranks read, tokenize, sort and pad together, each on one core."""
+
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+from transformers import AutoTokenizer
+
+from training.data.stream import PairStream
+from training.data.tokenizing import make_encode_fn
+from training.recipe.fields import DataRecipe
+from vaswani_transformer.batching import PairCollator, TokenBudgetBatches
+
+BUFFERS = 4  # of a stream
+
+
+def write_stream(texts: list[str], folder: Path) -> None:
+    """Write pairs whose two sides are the same text."""
+    lines = (json.dumps({"translation": {"en": text, "de": text}}) for text in texts)
+    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
+def rank_seconds(folder: str, tokenizer_path: str, pairs: int, port: int, num_processes: int, rank: int) -> float:
+    """Return the CPU seconds in which a rank gets its padded batches of an epoch."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
+    recipe = DataRecipe(kind="json", path=folder, train="train.jsonl", streaming=True, too_long="drop")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_path)
+    store = TCPStore("localhost", port, wait_for_workers=False) if num_processes > 1 else None
+    options: dict[str, Any] = {"buffer_size": pairs // BUFFERS, "max_length": recipe.max_length, "too_long": "drop"}
+    batches = TokenBudgetBatches(
+        PairStream(recipe, 0),
+        num_processes=num_processes,
+        rank=rank,
+        encode=make_encode_fn(tokenizer, recipe),
+        store=store,
+        **options,
+    )
+    collate, start = PairCollator(tokenizer), time.process_time()
+    for batch in batches.batches_of(0):
+        collate(batch)
+    return time.process_time() - start
+
+
+def measure_streams(folder: Path, tokenizer_path: str, texts: list[str], rounds: int) -> dict[str, float]:
+    """Measure one rank and two, in turns; the rate of two is that of the slower one, on a core for each."""
+    write_stream(texts, folder)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for num_processes, measured in seconds.items():
+            server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+                arguments = (str(folder), tokenizer_path, len(texts), server.port, num_processes)
+                ranks = [pool.submit(rank_seconds, *arguments, rank) for rank in range(num_processes)]
+                measured.append(max(rank.result() for rank in ranks))
+    one, two = (len(texts) / statistics.median(measured) for measured in seconds.values())
+    ratios = [single / both for single, both in zip(seconds[1], seconds[2], strict=True)]
+    return {"pairs_per_s_one_rank": one, "pairs_per_s_two_ranks": two, "times_one_rank": statistics.median(ratios)}
