@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import HOSTILE_TEXT, PAIRS, ModelAndTokenizer, model_of_pairs
+from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
 from tests.nar_models import tiny_nat
 from vaswani_transformer.demo import make_page
 from vaswani_transformer.demo import page as page_module
@@ -54,7 +54,6 @@ def open_page(browser: Any) -> Generator[OpenPage]:
             page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
             page.on("request", lambda request: addresses.append(request.url))
             page.goto(address)
-            stack.callback(lambda: addresses.remove(address))
             return page
 
         yield open_page
@@ -72,15 +71,8 @@ def attention(page: Any) -> Any:
     return page.frame_locator("iframe[title=Attention]")
 
 
-@pytest.fixture
-def model_and_tokenizer() -> ModelAndTokenizer:
-    return model_of_pairs()
-
-
-def test_typed_sentence_is_translated_step_by_step_with_its_attention(
-    open_page: OpenPage, model_and_tokenizer: ModelAndTokenizer
-) -> None:
-    page = open_page(*model_and_tokenizer)
+def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page: OpenPage) -> None:
+    page = open_page(*model_of_pairs())
     page.get_by_label("number input for Beams").fill("4")
     translate(page, "i love you")
     playwright.expect(attention(page).locator("h1")).to_have_text("i love you→te amo", timeout=TIMEOUT)
@@ -93,15 +85,13 @@ def test_typed_sentence_is_translated_step_by_step_with_its_attention(
     assert page.get_by_label("Translation").input_value() == ""
 
 
-def test_hostile_text_is_shown_as_text_wherever_it_stands(
-    open_page: OpenPage, model_and_tokenizer: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HOSTILE_TEXT
     rows: list[list[str | int]] = [[1, "open", text, "0", "1", "0"]]
     content = PageContent(text, text, text, text, rows, [(f"-1 {text}", text)], [(text, None), (text, CHANGED)])
     monkeypatch.setattr(page_module, "page_content", lambda *_, **__: content)
     monkeypatch.setattr(page_module, "is_parser", lambda _: True)
-    model, tokenizer = model_and_tokenizer
+    model, tokenizer = model_of_pairs()
     for shown in (model, tiny_nat(vocab_size=len(tokenizer))):
         page = open_page(shown, tokenizer, text)
         page.get_by_label("Source").fill(text)
