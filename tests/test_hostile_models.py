@@ -7,16 +7,19 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import MarianConfig, MarianMTModel
 
 from tests.helpers import ROOT
+from tests.nar_models import NarModel
 from tests.training.invented_results import results_of
 from tests.training.runs import make_arguments
 from training import average, distill, publish, score, train
+from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.figures import __main__ as figures
 from vaswani_transformer.parsing import command as parse
@@ -200,7 +203,7 @@ def test_setting_of_another_type_or_outside_its_range_is_an_error_of_one_line(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"encoder_layers": 1_000_000}, r"do not fit encoder_layers; got \d+ weights for 1,000,000 layers\. Restore"),
+        ({"encoder_layers": 999}, r"do not fit encoder_layers; got \d+ weights for 999 layers\. Restore"),
         ({"d_ff": 10**10}, r"do not fit its config\.json; got [\d,]+ numbers, expected 1?[\d,]{13,}\. Restore"),
         ({"vocab_size": 10**10}, r"do not fit its config\.json; got [\d,]+ numbers, expected [\d,]{15,}\. Restore"),
         (
@@ -249,3 +252,51 @@ def test_token_beyond_the_models_embeddings_is_an_error(copy: Path) -> None:
     change(copy / TOKENIZER, **fields)
     with pytest.raises(UserError, match="its tokenizer has 1000001 entries and the model 300"):
         check_tokenizer_fits(load_model(str(copy)), load_tokenizer(str(copy)), "m")
+
+
+@pytest.mark.parametrize("name", ["../part.safetensors", "/part.safetensors", "x/part.safetensors", 3])
+def test_index_that_leaves_its_folder_is_an_error(copy: Path, name: Any) -> None:
+    (copy / "model.safetensors").rename(copy.parent / "part.safetensors")
+    index = copy / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"model.shared.weight": name}}))
+    with pytest.raises(UserError, match=rf"index\.json: names no file of its folder; got {name!r}, expected"):
+        load_model(str(copy))
+
+
+@pytest.mark.parametrize("family", [VaswaniTransformerConfig, *(model.config_class for model in get_args(NarModel))])
+@pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers", "flow_steps"])
+def test_configuration_of_a_million_layers_is_an_error_in_every_family(family: Any, field: str) -> None:
+    if field == "flow_steps" and not hasattr(family, field):
+        return
+    with pytest.raises(StrictDataclassError, match=r"1000000 is no number of layers; give a whole number from 1"):
+        family(**{field: 1_000_000})
+
+
+FORBIDDEN = {
+    "eval",
+    "exec",
+    "system",
+    "pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "unsafe_load",
+    "full_load",
+    "UnsafeLoader",
+}
+
+
+def test_no_source_unpickles_or_runs_what_it_reads() -> None:
+    """`load` of a module is json's, torch's with `weights_only=True`, or yaml's with the recipes' safe loader."""
+    for path in (path for folder in ("vaswani_transformer", "training") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+            if isinstance(node, ast.Call):
+                keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                name = ast.unparse(node.func)
+                names = {name.removeprefix("os.")}
+                assert name != "torch.load" or keywords["weights_only"] == "True", path
+                assert name != "yaml.load" or ast.unparse(node.args[1]) == "RecipeLoader", path
+                assert keywords.get("trust_remote_code") != "True", path
+                assert keywords.get("shell") != "True", path
+            assert not names & FORBIDDEN, path

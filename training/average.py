@@ -15,6 +15,7 @@ from torch import Tensor
 
 from training.run.checkpoints import (
     CHECKPOINTS,
+    EXTRA,
     MANIFEST,
     STATE,
     WEIGHTS,
@@ -73,7 +74,7 @@ def check_intact(checkpoints: list[Path]) -> None:
 
 def last_checkpoints(run: Path, last: int) -> list[Path]:
     """Return the last checkpoints of a run, at most `last`; the best counts only where none after it was deleted."""
-    written = [path for path in all_checkpoints(run) if not is_unfinished(path)]
+    written = [path for path in all_checkpoints(run) if not (is_unfinished(path) or (path / EXTRA).exists())]
     check_intact(written[-1:])  # it says which is the best
     checkpoints = without_older_best(written)[-last:]
     check_intact(checkpoints)
@@ -108,7 +109,8 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     weights = mean_weights(checkpoints)
     with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
         for path in checkpoints[-1].iterdir():
-            if path.is_file() and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):
+            is_file = path.is_file() and not path.is_symlink()
+            if is_file and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):
                 shutil.copy(path, staging / path.name)
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
     return [step_of(checkpoint) for checkpoint in checkpoints]

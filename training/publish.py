@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.report.card import make_card
 from training.report.licenses import check_license
-from training.report.results import RESULTS, read_results, to_json_values
+from training.report.results import RESULTS, read_results, results_errors, to_json_values
 from training.report.space import write_space
 from training.run.checkpoints import RECIPE
 from training.run.command import check_empty, flush_stdout
@@ -190,6 +190,8 @@ def publish(
     check_name(repository)
     check_license(license)
     results = finished_results(run)
+    with results_errors(run / RESULTS):
+        make_card(results, repository, license)
     if dry_run is None and get_token() is None:
         raise UserError("There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN.")
     if dry_run is not None:

@@ -10,6 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
+MAX_LAYERS = 1000
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """The special tokens, which a configuration and its GenerationConfig both name."""
 
@@ -27,6 +28,13 @@ def positive_int(value: int | None) -> None:
     """Check a size or a count: positive, or None where the field allows it."""
     if value is not None and value < 1:
         raise ValueError(f"{value} is not positive; give a whole number of at least 1.")
+
+
+@as_validated_field
+def layer_count(value: int) -> None:
+    """Check a number of layers, whose objects take time and memory before any weight does."""
+    if not 1 <= value <= MAX_LAYERS:
+        raise ValueError(f"{value} is no number of layers; give a whole number from 1 to {MAX_LAYERS:,}.")
 
 
 @as_validated_field
@@ -134,8 +142,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     vocab_size: int = positive_int(default=37000)
     d_model: int = positive_int(default=512)
-    encoder_layers: int = positive_int(default=6)
-    decoder_layers: int = positive_int(default=6)
+    encoder_layers: int = layer_count(default=6)
+    decoder_layers: int = layer_count(default=6)
     num_heads: int = positive_int(default=8)
     d_k: int | None = positive_int(default=None)
     d_v: int | None = positive_int(default=None)

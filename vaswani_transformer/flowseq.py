@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .body import EncoderDecoder
-from .config import VaswaniTransformerConfig, positive_int, unit_rate
+from .config import VaswaniTransformerConfig, layer_count, unit_rate
 from .embeddings import InputEmbedding, text_positions
 from .flow import Flow, FlowInputs, LatentReader, SmallLinear, half_positions, init_flow, normal_log_prob
 from .lengths import canvas
@@ -47,7 +47,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
         "log_determinant",
     ]
 
-    flow_steps: int = positive_int(default=4)
+    flow_steps: int = layer_count(default=4)
     word_dropout: float | int = unit_rate(default=0.2)
 
     def validate_couplings(self) -> None:

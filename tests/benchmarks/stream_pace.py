@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,15 @@ def write_stream(texts: list[str], folder: Path) -> None:
     (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def rank_seconds(folder: str, tokenizer_path: str, pairs: int, port: int, num_processes: int, rank: int) -> float:
+def recipe_of(folder: Path) -> DataRecipe:
+    """Return the data of a recipe that streams the pairs."""
+    return DataRecipe(kind="json", path=str(folder), train="train.jsonl", streaming=True, too_long="drop")
+
+
+def rank_seconds(folder: Path, tokenizer_path: str, pairs: int, port: int, num_processes: int, rank: int) -> float:
     """Return the CPU seconds in which a rank gets its padded batches of an epoch."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
-    recipe = DataRecipe(kind="json", path=folder, train="train.jsonl", streaming=True, too_long="drop")
+    recipe = recipe_of(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_path)
     store = TCPStore("localhost", port, wait_for_workers=False) if num_processes > 1 else None
     options: dict[str, Any] = {"buffer_size": pairs // BUFFERS, "max_length": recipe.max_length, "too_long": "drop"}
@@ -55,9 +61,13 @@ def measure_streams(folder: Path, tokenizer_path: str, texts: list[str], rounds:
         for num_processes, measured in seconds.items():
             server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-                arguments = (str(folder), tokenizer_path, len(texts), server.port, num_processes)
+                arguments = (folder, tokenizer_path, len(texts), server.port, num_processes)
                 ranks = [pool.submit(rank_seconds, *arguments, rank) for rank in range(num_processes)]
                 measured.append(max(rank.result() for rank in ranks))
+    start = time.process_time()
+    deque(PairStream(recipe_of(folder), 0), maxlen=0)
+    read = len(texts) / (time.process_time() - start)
     one, two = (len(texts) / statistics.median(measured) for measured in seconds.values())
     ratios = [single / both for single, both in zip(seconds[1], seconds[2], strict=True)]
-    return {"pairs_per_s_one_rank": one, "pairs_per_s_two_ranks": two, "times_one_rank": statistics.median(ratios)}
+    rates = {"read_only": read, "one_rank": one, "two_ranks": two}
+    return {f"pairs_per_s_{name}": rate for name, rate in rates.items()} | {"times_one_rank": statistics.median(ratios)}

@@ -19,6 +19,7 @@ from tests.helpers import load_tokenizer
 from vaswani_transformer.convert.command import main
 from vaswani_transformer.convert.fairseq import from_fairseq
 from vaswani_transformer.convert.fairseq_tokenizer import fairseq_tokenizer
+from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import text_encoder
 
 
@@ -317,3 +318,41 @@ def test_command_imports_a_fairseq_checkpoint(vocabulary: Path, capsys: pytest.C
     generated = model.generate(**tokenizer(["low lowest"], return_tensors="pt"), max_new_tokens=4)
     assert generated[0, 0] == END
     assert {file.suffix for file in out.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("weights", "arguments", "message"),
+    [
+        (
+            {"encoder.layers.1000000000.fc1.weight": torch.ones(1)},
+            {},
+            r"has a layer encoder\.layers\.1000000000 ",
+        ),
+        ({"encoder.layers.x.fc1.weight": torch.ones(1)}, {}, r"has a layer encoder\.layers\.x and not all before it"),
+        ({"decoder.embed_tokens.weight": torch.ones(3)}, {}, r"cannot be loaded: "),
+        ({"encoder.layers.0.fc1.weight": torch.eye(3).to_sparse()}, {}, r"is of type Tensor, not a weight"),
+        (
+            {},
+            {"max_source_positions": 10**12},
+            r"max_source_positions is 1000000000000, expected a whole",
+        ),
+        (
+            {},
+            {"max_target_positions": [1]},
+            r"max_target_positions is \[1\], expected a whole number",
+        ),
+        (
+            {},
+            {"encoder_attention_heads": {}, "decoder_attention_heads": {}},
+            r"(settings are invalid|cannot be loaded)",
+        ),
+    ],
+)
+def test_hostile_checkpoint_is_an_error_of_one_line(
+    tmp_path: Path, weights: dict[str, Tensor], arguments: dict[str, Any], message: str
+) -> None:
+    state = dict(FairseqTransformer().state_dict())
+    path = save_checkpoint(tmp_path / "model.pt", state | weights, **arguments)
+    with pytest.raises(UserError, match=message) as error:
+        from_fairseq(path)
+    assert "\n" not in str(error.value)

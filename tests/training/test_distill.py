@@ -402,3 +402,21 @@ def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
     (tmp_path / "other").rename(tmp_path / "distilled")
     with pytest.raises(UserError, match=r"data\.train: these are not the pairs that the run .* was begun with"):
         train(load_recipe(recipe, [*fields, "--training.steps=6"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("distillation.json", '{"data": {"sources": 1e999}, "settings": {"window": 2}}'),
+        ("distillation.json", '{"data": {"sources": 5}, "settings": {"window": 2}}'),
+        ("00000.json", '{"kept": [], "dropped": {}, "bytes": 0, "sha256": "x", "distillation": "x"}'),
+        ("00000.json", '{"kept": 1, "dropped": 1, "bytes": 0, "sha256": "x", "distillation": "x"}'),
+    ],
+)
+def test_hostile_folder_of_distilled_pairs_is_an_error(
+    distill: Run, recipe: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    distill()
+    (tmp_path / "distilled" / name).write_text(content)
+    with pytest.raises(UserError, match=r"(so it is no folder of|part 00000 of \d is missing)"):
+        load_pairs(data_of(recipe, tmp_path / "distilled"))

@@ -205,23 +205,29 @@ def test_run_and_its_resumption_print_no_warning(arguments: list[str], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_interrupted_run_says_so_in_one_line_and_resumes(
-    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("sent", "status", "launcher"),
+    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGINT, 130, TWO_PROCESSES)],
+    ids=["Ctrl-C", "SIGTERM", "Ctrl-C in two processes"],
+)
+def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
+    arguments: list[str], tmp_path: Path, sent: signal.Signals, status: int, launcher: tuple[str, ...]
 ) -> None:
     """Torch's launcher adds a traceback and another exit status."""
-    settings, folder = [*arguments, "--training.steps=300"], tmp_path / "run"
+    settings, folder = [*arguments, "--training.evaluation_steps=60", "--training.steps=3000"], tmp_path / "run"
     process = start(settings, folder, launcher=launcher)
     while last_checkpoint(folder) is None and process.poll() is None:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, sent)
     _, errors = process.communicate(timeout=120)
     lines = [line for line in errors.splitlines() if "Interrupted" in line]
     assert lines == ["Interrupted; the same command resumes the run from its last checkpoint."]
     if not launcher:
-        assert process.returncode == 130
+        assert process.returncode == status
         assert "Traceback" not in errors
     step = last_step(folder)
+    is_regular = step % 60 == 0
+    assert (folder / "checkpoints" / f"checkpoint-{step}" / "interrupted").exists() is not is_regular
     _, again = start([*settings, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
 

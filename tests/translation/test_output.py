@@ -85,7 +85,21 @@ def test_changed_batching_is_reported(tmp_path: Path) -> None:
         assert output.batching_changed == (batches != [1, 1])
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": 3}', "[" * 99999])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "{",
+            "[]",
+            '{"settings": 3}',
+            "[" * 99999,
+            '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}',
+        ),
+        *('{"settings": {}, "batches": [], "output": [], "texts": 1e999, "sha256": "x"}',),
+        *('{"settings": {}, "batches": [], "texts": 3}', '{"settings": {}, "batches": [], "output": [1, "x"]}'),
+    ],
+)
 def test_invalid_record_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.record").write_text(text)
     with pytest.raises(UserError, match=r"out\.record: not the record of a file of results; remove it"):

@@ -23,7 +23,6 @@ from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import TextDigest, digest_of_file, parse_json, write_atomically
 
 RECORD = "distillation.json"
-COUNTS = {"distillation", "kept", "dropped", "bytes", "sha256"}  # of a part
 REPEAT = "remove it and repeat the distillation."
 FIRST_SOURCES = 1000  # that a stream's check compares
 
@@ -51,8 +50,14 @@ class Distillation:
     def load(cls, folder: Path) -> "Distillation":
         """Return the distillation in a folder, complete or not."""
         try:
-            return cls(folder, parse_json((folder / RECORD).read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            record = parse_json((folder / RECORD).read_bytes())
+            sizes = record["data"]["sources"], record["settings"]["window"]
+            if not all(isinstance(size, int) and 0 < size < 2**63 for size in sizes):
+                raise ValueError(f"its sizes are {sizes}")
+            distillation = cls(folder, record)
+            _ = distillation.identity  # has every field
+            return distillation
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{folder}: has no readable {RECORD}, so it is no folder of python -m training.distill; name one."
             ) from error
@@ -90,8 +95,10 @@ class Distillation:
         data, path = self.paths(number)
         try:
             counts = parse_json(path.read_bytes())
-            is_complete = data.stat().st_size == counts["bytes"] and counts.keys() >= COUNTS
-        except (OSError, ValueError, KeyError, TypeError):
+            numbers = [counts["kept"], *counts["dropped"].values()]
+            is_complete = data.stat().st_size == counts["bytes"] and all(isinstance(each, int) for each in numbers)
+            is_complete &= isinstance(counts["sha256"], str) and "distillation" in counts
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
         if is_complete and counts["distillation"] != self.identity:
             raise UserError(
@@ -106,11 +113,11 @@ class Distillation:
 
     def check_complete(self) -> None:
         """Check that the folder has all parts."""
-        if missing := self.missing_parts():
+        missing = next((number for number in range(self.num_parts) if self.counts(number) is None), None)
+        if missing is not None:
             raise UserError(
-                f"{self.folder}: the distillation is unfinished; got {self.num_parts - len(missing)} parts, expected "
-                f"{self.num_parts} (part {missing[0]:05d} is missing). Repeat its command, or copy the other shards' "
-                "parts there."
+                f"{self.folder}: the distillation is unfinished; part {missing:05d} of {self.num_parts} is missing. "
+                "Repeat its command, or copy the other shards' parts there."
             )
 
     @cached_property
@@ -147,8 +154,11 @@ class Distillation:
             if counts is None or hashlib.sha256(content).hexdigest() != counts["sha256"]:
                 raise UserError(f"{path}: was changed after it was written; {REPEAT}")
             for line in content.splitlines():
-                pair = json.loads(line)["translation"]
-                yield pair[languages[0]], pair[languages[1]]
+                try:
+                    source, target = (parse_json(line)["translation"][language] for language in languages)
+                except (ValueError, LookupError, TypeError) as error:
+                    raise UserError(f"{path}: has a line that is no pair ({one_line(error)}); {REPEAT}") from error
+                yield source, target
 
 
 def open_distilled(recipe: DataRecipe) -> Distillation:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import enum
-import json
 import math
 import os
 import types
@@ -110,7 +109,16 @@ def settings(cls: Any, prefix: str = "") -> dict[str, Setting]:
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """YAML's safe loader, which also rejects a repeated key, as YAML specifies."""
+    """YAML's safe loader, which also rejects a repeated key, as YAML specifies, and aliases.
+
+    A few lines of aliases within aliases are a value of billions of members, or one without end.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise UserError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}; write its value there.")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -129,9 +137,7 @@ class RecipeLoader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text."""
     try:
-        value = yaml.load(text, RecipeLoader)
-        json.dumps(value, default=str, skipkeys=True)  # an alias within its own anchor is a value without end
-        return value
+        return yaml.load(text, RecipeLoader)
     except yaml.YAMLError as error:
         raise ValueError(one_line(error, is_complete=True)) from error
     except RecursionError as error:

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from training.monitor.stopwatch import phase_shares
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.licenses import check_license
-from training.report.results import read_results, recipe_of
+from training.report.results import read_results, recipe_of, results_errors
 from training.tasks import Metric, make_task, selection_metric
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, printable
@@ -364,7 +364,9 @@ def main(arguments: list[str] | None = None) -> None:
         check_license(options.license)
         if output.exists():
             raise UserError(f"--output={output}: exists already; give a new file.")
-        card = make_card(read_results(options.results), options.repository, options.license)
+        results = read_results(options.results)
+        with results_errors(options.results):
+            card = make_card(results, options.repository, options.license)
         with write_errors(f"--output={output}", "give another"):
             card.save(output)
 

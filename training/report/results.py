@@ -2,9 +2,12 @@
 
 import hashlib
 import math
+import os
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from training.data.distilled import Distillation
 from training.data.pairs import is_streamed
 from training.recipe.fields import PATHS, SETTINGS, DataRecipe, Recipe, to_dict
 from training.recipe.reading import build
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import read_json
 
 RESULTS = "results.json"
@@ -114,6 +117,17 @@ def read_results(path: Path) -> dict[str, Any]:
     if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")
     return results
+
+
+@contextmanager
+def results_errors(name: str | os.PathLike[str]) -> Generator[None]:
+    """Turn an error about a value of a `results.json` that is missing or of another type into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: is damaged ({type(error).__name__}: {one_line(error)}); {RESULTS_FIX}") from error
 
 
 def recipe_of(results: dict[str, Any]) -> Recipe:

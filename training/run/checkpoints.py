@@ -40,6 +40,7 @@ STATE = "trainer_state.json"
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
 UNFINISHED = f"{MANIFEST}{PARTIAL}"  # instead of the manifest while a checkpoint is written
+EXTRA = "interrupted"  # in a checkpoint that only a signal asked for: the next one replaces it, and no mean has it
 DAMAGED = ".damaged"  # added to the name of a checkpoint that is set aside
 LOCK = ".lock"  # never replaced or removed while a run uses its folder
 SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that it loads into shards
@@ -188,10 +189,12 @@ def remove(checkpoint: Path) -> None:
 
 
 def rotate(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete the oldest complete checkpoints beyond `keep`, but never the best or the newest."""
+    """Delete the oldest complete checkpoints beyond `keep`, but never the best or the newest, and older extra ones."""
     checkpoints = complete_checkpoints(run)
-    spare = [checkpoint for checkpoint in checkpoints[:-1] if step_of(checkpoint) != best_step]
-    for checkpoint in spare[: max(0, len(checkpoints) - keep)]:
+    extra = [checkpoint for checkpoint in checkpoints if (checkpoint / EXTRA).exists()]
+    regular = [checkpoint for checkpoint in checkpoints if checkpoint not in extra]
+    spare = [checkpoint for checkpoint in regular[:-1] if step_of(checkpoint) != best_step]
+    for checkpoint in [*spare[: max(0, len(regular) - keep)], *(each for each in extra if each != checkpoints[-1])]:
         remove(checkpoint)
 
 

@@ -5,6 +5,7 @@ import logging
 import math
 
 import numpy as np
+import psutil
 import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
@@ -161,6 +162,12 @@ def check_model_trains(recipe: Recipe) -> None:
         ids, vocab_size = {"mask_token_id": vocab_size}, vocab_size + 1
     with torch.device("meta"):
         model = recipe.family.model_class(recipe.model_config(vocab_size=vocab_size, **ids))
+    needed, memory = 4 * sum(weight.numel() for weight in model.parameters()), psutil.virtual_memory().total
+    if needed > memory:  # every process makes the weights in float32 before they go to an accelerator
+        raise UserError(
+            f"model: its weights do not fit into memory; got {memory / 2**30:,.0f} GiB, expected more than "
+            f"{needed / 2**30:,.0f}. Lower model.d_model, model.d_ff, the layers or tokenizer.vocab_size."
+        )
     set_attention(model, name)
     if not recipe.family.is_autoregressive and (size := recipe.decoding.length_beam_size) > model.num_length_classes:
         raise UserError(

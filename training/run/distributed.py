@@ -23,10 +23,11 @@ from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOpti
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
 from training.recipe.machine import is_set, uses_cpu
+from training.run.launch import watch_launch
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_finite, check_weights_fit
 from vaswani_transformer.support.errors import UserError, exit_interrupted, one_line
-from vaswani_transformer.support.interrupts import INTERRUPTED, raise_interrupts
+from vaswani_transformer.support.interrupts import INTERRUPTED, TERMINATED, Terminated, raise_interrupts
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,10 +55,11 @@ def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[Non
         if isinstance(error, RunError):
             PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
         if os.environ.get("RANK", "0") != "0":
-            sys.exit(INTERRUPTED)
-        exit_interrupted(what_now)
+            sys.exit(status)
+        exit_interrupted(what_now, status)
     except RuntimeError as error:
         if LOST_PEER.search(str(error)) is None:
             raise
@@ -117,6 +119,7 @@ def init_distributed() -> None:
         limit_cached_kernels()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
     state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
+    watch_launch()
     if not is_set("ACCELERATE_USE_FSDP"):
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":

@@ -1,19 +1,26 @@
 """Callbacks between the steps of a run: stop, save, log, and choose the best checkpoint."""
 
+import contextlib
 import math
+import os
+import signal
+import threading
 import time
-from typing import Any
+from collections.abc import Generator
+from typing import Any, NoReturn
 
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.monitor.monitor import TrainingMonitor
+from training.run.launch import AgreedStop
 from vaswani_transformer import (
     VaswaniFlowSeqForConditionalGeneration,
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatForConditionalGeneration,
 )
 from vaswani_transformer.batching import TokenBudgetBatches
+from vaswani_transformer.support.interrupts import Terminated
 
 
 def broadcast_from_main(seconds: float) -> float:
@@ -48,6 +55,64 @@ class PeriodicCheckpointCallback(TrainerCallback):
         is_due = self.steps is not None and state.global_step % self.steps == 0
         if is_due or (self.seconds is not None and broadcast_from_main(time.monotonic() - self.last) > self.seconds):
             control.should_save = True
+
+
+class StopSignalCallback(TrainerCallback):
+    """Write a checkpoint at the end of the step after SIGINT or SIGTERM, and then end the process.
+
+    In an evaluation, whose scores a checkpoint needs, the process ends at once, and so it does at a second signal.
+    The last checkpoint stays then. A process that ignores a signal still does.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.is_extra = False  # the checkpoint that is written now is there only because of the signal
+        self.agreed: AgreedStop | None = None
+
+    @contextlib.contextmanager
+    def handlers(self) -> Generator[None]:
+        """Handle the signals inside the context, which the main thread enters."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+        heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+        self.agreed = AgreedStop()
+        try:
+            for number in heeded:
+                signal.signal(number, self.receive)
+            yield
+            if self.signal is not None:  # training has ended before the step to stop at
+                self.end()
+        finally:
+            for number in heeded:
+                signal.signal(number, before[number])
+
+    def receive(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            self.end()
+        self.signal = number
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, b"Saving a checkpoint at the end of this step; a second signal ends the run at once.\n")
+
+    def end(self) -> NoReturn:
+        raise Terminated if self.signal == signal.SIGTERM else KeyboardInterrupt
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        assert self.agreed is not None
+        if self.signal is not None:
+            self.agreed.request(state.global_step)
+        if self.agreed.is_due(state.global_step):
+            self.is_extra = not control.should_save
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.agreed is not None and self.agreed.is_due(state.global_step):
+            self.end()
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.signal is not None:
+            self.end()
 
 
 class LogEveryCallback(TrainerCallback):

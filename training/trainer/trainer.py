@@ -46,6 +46,7 @@ from training.recipe.fields import Recipe
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
 from training.run.checkpoints import (
+    EXTRA,
     STATE,
     best_fix,
     check_best,
@@ -78,6 +79,7 @@ from training.trainer.callbacks import (
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
+    StopSignalCallback,
     StreamEpochCallback,
     TimeLimitCallback,
 )
@@ -235,6 +237,8 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
+        self.stopping = StopSignalCallback()
+        self.add_callback(self.stopping)
         self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
 
     # Before the steps
@@ -287,7 +291,8 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.stream.load_state_dict(state["position"])
             self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with self.stopping.handlers():
+                return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:  # an error's traceback would keep the threads alive
             self.close_batches()
             if self.stream is not None:
@@ -580,6 +585,8 @@ class RecipeTrainer(Seq2SeqTrainer):
         checkpoint = checkpoint_at(self.folder, self.state.global_step)
         with run_write_errors(checkpoint), writing(checkpoint):
             super()._save_checkpoint(model, trial)
+            if self.args.should_save and self.stopping.is_extra:
+                (checkpoint / EXTRA).touch()
             if self.args.should_save:  # without the best one's path, since the run's folder may move
                 dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
         if self.args.should_save:

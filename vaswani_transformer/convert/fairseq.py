@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedModel
 
 from ..config import VaswaniTransformerConfig
-from ..support.checked_loading import check_finite
+from ..support.checked_loading import check_finite, load_errors
 from ..support.errors import UserError
+from ..support.saved_settings import LONGEST, is_whole
 from .fairseq_tokenizer import SPECIAL_TOKENS, fairseq_tokenizer
 from .foreign import (
     IGNORED_KEYS,
@@ -37,7 +38,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except FileNotFoundError:
         raise
     except Exception as error:  # broken bytes can fail anywhere in the unpickler
         if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
@@ -51,7 +52,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise UserError(f'{path}: has no "model", so it is not a fairseq checkpoint; give one.')
     for key, value in content["model"].items():
-        if not isinstance(value, Tensor):
+        if not (isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided):
             raise UserError(
                 f"{path}: {key} is of type {type(value).__name__}, not a weight; save the checkpoint again."
             )
@@ -70,8 +71,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def count_layers(state: dict[str, Tensor], stack: str) -> int:
-    return 1 + max(int(key.split(".")[2]) for key in state if key.startswith(f"{stack}.layers."))
+def count_layers(state: dict[str, Tensor], stack: str, name: str) -> int:
+    """Return the number of layers of a stack, which are numbered from 0.
+
+    Raises:
+        UserError: they are not.
+    """
+    numbers = {key.split(".")[2] for key in state if key.startswith(f"{stack}.layers.")}
+    if gaps := sorted(numbers.difference(map(str, range(len(numbers))))):
+        raise UserError(f"{name}: has a layer {stack}.layers.{gaps[0]} and not all before it; save it again.")
+    return len(numbers)
 
 
 def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str) -> None:
@@ -86,6 +95,18 @@ def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str
         raise UserError(f"{name}: has no encoder and decoder of fairseq's Transformer.")
 
 
+def count_positions(settings: dict[str, Any], side: str, name: str) -> int:
+    """Return for how many tokens of the source or the target a model has positions.
+
+    Raises:
+        UserError: the setting is no number of positions.
+    """
+    setting = f"max_{side}_positions"
+    if not is_whole(count := settings.get(setting, 1024), 1, LONGEST):
+        raise UserError(f"{name}: {setting} is {count!r:.40}, expected a whole number from 1 to {LONGEST:,}.")
+    return count
+
+
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     """Return the weights and settings of a fairseq checkpoint as a model."""
     state, settings = read_checkpoint(path)
@@ -96,13 +117,13 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     check_complete(state, settings, name)
     d_model = state["decoder.embed_tokens.weight"].shape[1]
     padding_idx = SPECIAL_TOKENS.index("<pad>")
-    longest = max(settings.get("max_source_positions", 1024), settings.get("max_target_positions", 1024))
+    longest = max(count_positions(settings, side, name) for side in ("source", "target"))
     sinusoids = concatenated_sinusoids(longest, d_model, padding_idx)
     tables = [state.pop(key)[padding_idx + 1 :] if key in state else sinusoids for key in TABLES]
     return ForeignModel(
         {
-            "encoder_layers": count_layers(state, "encoder"),
-            "decoder_layers": count_layers(state, "decoder"),
+            "encoder_layers": count_layers(state, "encoder", name),
+            "decoder_layers": count_layers(state, "decoder", name),
             "num_heads": require_equal(settings, name, "encoder_attention_heads", "decoder_attention_heads"),
             "d_ff": state["encoder.layers.0.fc1.weight"].shape[0],
             "dropout": settings.get("dropout", 0.1),
@@ -160,9 +181,11 @@ def from_fairseq(
     Raises:
         UserError: it cannot be represented, a weight is not finite, or the vocabulary is of another model.
     """
-    original, name = read_fairseq(checkpoint, config), str(checkpoint)
-    check_finite(name, original.state)
-    model = build_model(original, name)
+    name = str(checkpoint)
+    with load_errors(name):  # weights of other shapes can fail anywhere
+        original = read_fairseq(checkpoint, config)
+        check_finite(name, original.state)
+        model = build_model(original, name)
     tokenizer = None if dictionary is None else fairseq_tokenizer(dictionary, codes)
     if tokenizer is not None and len(tokenizer) != model.config.vocab_size:
         raise UserError(

@@ -124,13 +124,30 @@ def load_config(
     return config
 
 
+def indexed_files(index: Path) -> set[str]:
+    """Return the files of weights that an index names, all of them in its folder.
+
+    Raises:
+        UserError: it names another one.
+    """
+    files = read_json(index, FIX_OF_FILE, weight_map=dict)["weight_map"].values()
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{index}: names no file of its folder; got {file!r}, expected a name; {FIX_OF_FILE}")
+    return set(files)
+
+
 def weight_sizes(name: str, **settings: Any) -> list[int]:
-    """Return how many numbers each stored weight has, from the headers of the files; none for another format."""
+    """Return how many numbers each stored weight has, from the headers of the files; none for another format.
+
+    Raises:
+        UserError: an index of several files is damaged, or names a file outside of its folder.
+    """
     found = (find_file(name, file, **settings) for file in WEIGHTS)
     first = next((path for path in found if path is not None), None)
     if first is None:
         return []
-    files = {first.name} if first.suffix != ".json" else set(read_json(first, FIX_OF_FILE)["weight_map"].values())
+    files = {first.name} if first.suffix != ".json" else indexed_files(first)
     sizes: list[int] = []
     for path in (find_file(name, file, **settings) for file in sorted(files)):
         if path is not None and path.suffix == ".safetensors":

@@ -47,11 +47,11 @@ def one_line(error: BaseException, with_file: bool = True, is_complete: bool = F
     return printable(" ".join(first.split())) or type(error).__name__
 
 
-def exit_interrupted(what_now: str = "") -> NoReturn:
+def exit_interrupted(what_now: str = "", status: int = INTERRUPTED) -> NoReturn:
     """Exit after Ctrl-C with one line."""
     sys.stderr.write(f"Interrupted{what_now}.\n")
     sys.stderr.flush()
-    sys.exit(INTERRUPTED)
+    sys.exit(status)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,12 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 """The exit status that shells give SIGINT."""
+TERMINATED = 143
+"""The exit status that shells give SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it, where a command ends itself after it."""
 
 
 def is_command() -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -59,6 +60,15 @@ def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.record")
 
 
+def is_record(record: Any) -> bool:
+    """Return whether a value is what `ResumableFile` writes: without counts before the first result, else with them."""
+    if not (isinstance(record, dict) and isinstance(record.get("settings"), dict) and "batches" in record):
+        return False
+    texts, digest = record.get("texts"), record.get("sha256")
+    is_counted = isinstance(texts, int) and 0 <= texts < sys.maxsize and isinstance(digest, str)
+    return is_counted or not {"texts", "sha256", "output"} & record.keys()
+
+
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return the record of a file of results, or None without a record."""
     record_file = record_path(path)
@@ -66,9 +76,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     try:
         record = parse_json(record_file.read_bytes())
-        counted = {"texts": int(record["texts"]), "sha256": str(record["sha256"])} if "output" in record else {}
-        return record | {"settings": dict(record["settings"]), "batches": record["batches"]} | counted
-    except (ValueError, KeyError, TypeError) as error:
+        if not is_record(record):
+            raise ValueError("a field is missing or has another type")
+        return record
+    except ValueError as error:
         raise UserError(
             f"{record_file}: not the record of a file of results; remove it, or name another --output."
         ) from error

@@ -195,3 +195,20 @@ def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: l
     with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):
         run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "recipe.yaml", "trainer_state.json.part"])
+def test_link_to_a_file_in_a_runs_folder_is_an_error(arguments: list[str], tmp_path: Path, name: str) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    other.write_text("mine")
+    (folder / name).symlink_to(other)
+    with pytest.raises(UserError, match=rf"{name}: is a link, through which a run would write another file; put the"):
+        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+    assert other.read_text() == "mine"
+
+
+def test_model_larger_than_memory_is_an_error_before_it_is_made(arguments: list[str], tmp_path: Path) -> None:
+    sizes = ["--model.d_model=1000000000", "--model.encoder_layers=900"]
+    with pytest.raises(UserError, match=r"^model: its weights do not fit into memory; got [\d,]+ GiB, expected more"):
+        run(load_recipe(arguments[0], [*arguments[1:], *sizes, f"--output_dir={tmp_path / 'run'}"]))

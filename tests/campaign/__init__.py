@@ -1,0 +1,1 @@
+"""What docs/reliability.md promises, tried at scale: `python -m tests.campaign inputs|kills|disks`."""

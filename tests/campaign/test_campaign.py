@@ -1,0 +1,60 @@
+"""The campaigns in a short form: nothing fails, and what fails is reported."""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import inputs, kills, workers
+from tests.campaign.__main__ import main
+from tests.campaign.inputs import Case
+
+
+@pytest.mark.slow
+def test_hostile_input_ends_no_reader(tmp_path: Path) -> None:
+    assert main(["inputs", "--count=600", f"--output={tmp_path / 'log.json'}"]) == 0
+
+
+@pytest.mark.slow
+def test_ten_kills_change_no_bit() -> None:
+    assert main(["kills", "--kills=10", "--hours=0.2"]) == 0
+
+
+def crash(case: Case) -> bool:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return True
+
+
+def hang(case: Case) -> bool:
+    time.sleep(60)
+    return True
+
+
+def fail(case: Case) -> bool:
+    raise TypeError("no UserError")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [(crash, "ends its process"), (hang, "hangs for 1 seconds"), (fail, "TypeError: 'no User")],
+)
+def test_reader_that_fails_costs_one_case_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, target: inputs.Check, problem: str
+) -> None:
+    monkeypatch.setattr(workers, "SECONDS", 1.0)
+    monkeypatch.setattr(inputs, "TARGETS", {"text": inputs.TARGETS["text"], "bad": (1, target)})
+    log = workers.run(argparse.Namespace(seed=1, count=22, only="", hours=1.0))
+    assert log["cases"] == 22
+    assert [failure["case"] for failure in log["failures"]] == ["bad/0", "bad/1"]
+    assert all(failure["error"].startswith(problem) for failure in log["failures"])
+
+
+def test_phase_of_a_killed_process_is_read_from_its_stack(tmp_path: Path) -> None:
+    frames = ["write_text", "mark_complete", "writing", "_inner_training_loop", "main"]
+    stack = "\n".join(f'  File "x.py", line 1 in {name}' for name in frames)
+    (tmp_path / "log").write_text(f"Current thread 0x1 (most recent call first):\n{stack}\n")
+    assert kills.phase_of(tmp_path / "log") == "checkpoint"
