@@ -1,7 +1,9 @@
-"""CMLM: masks in training and evaluation, the collator that draws them, the length token.
+"""CMLM: masks in training and evaluation, the length token.
 
 B batch, S source, T target.
 """
+
+import math
 
 import pytest
 import torch
@@ -49,30 +51,6 @@ def test_cmlm_in_evaluation_masks_embedded_targets_too() -> None:
     embeds, mask = model.model.decoder.embed_tokens(batch["labels"].clamp(min=0)), batch["labels"].ne(-100).long()
     found = model(**batch, decoder_inputs_embeds=embeds, decoder_attention_mask=mask)
     assert torch.equal(found.loss, model(**batch).loss)
-
-
-def test_collator_masks_and_counts_exactly() -> None:
-    labels = targets(5, 3, 1)
-    collator = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
-    batches = [collator([]) for _ in range(20)]
-    for batch in batches:
-        is_masked = batch["decoder_input_ids"].eq(MASK)
-        assert torch.equal(is_masked, batch["labels"].ne(-100))
-        assert torch.equal(batch["labels"][is_masked], labels[is_masked])
-        shown = ~is_masked & labels.ne(-100)
-        assert torch.equal(batch["decoder_input_ids"][shown], labels[shown])
-        assert batch["target_lengths"].tolist() == [5, 3, 1]
-        assert bool((is_masked.sum(1) > 0).all())
-    again = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
-    assert all(torch.equal(again([])["labels"], batch["labels"]) for batch in batches)
-
-
-def test_collator_draws_no_random_number_of_the_caller() -> None:
-    state = torch.get_rng_state()
-    MaskingCollator(lambda _: {"labels": targets(5, 3) * 0 + 7}, MASK, 1)
-    collator = MaskingCollator(lambda _: {"labels": torch.full((2, 3), 7)}, MASK, 1)
-    collator([])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() -> None:
@@ -134,3 +112,11 @@ def test_encoder_outputs_without_the_length_token_are_an_error() -> None:
         for call in (model, model.generate):
             with pytest.raises(ValueError, match=r"^encoder_outputs: .* without attention_mask, expected what get_enc"):
                 call(encoder_outputs=given)
+
+
+def test_length_token_predicts_no_empty_target() -> None:
+    model = tiny_cmlm(max_target_length=5)
+    source = model.read_source(model.encode(random_tokens(3, 4))[0], None)
+    assert source.length_logits.shape == (3, 6)
+    assert source.length_logits[:, 0].tolist() == [-math.inf] * 3
+    assert model.length_classes(source, torch.tensor([0, 1, 5, 9])).tolist() == [1, 1, 5, 5]

@@ -25,7 +25,7 @@ import pyarrow as pa
 import torch
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
-from tests.benchmarks.host_pace import measure_host_step
+from tests.benchmarks.host_pace import FAMILIES, measure_host_step
 from tests.benchmarks.stream_pace import measure_streams
 from tests.benchmarks.text_pace import measure_texts
 from training.data.tokenizing import token_ids
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--pairs", type=int, default=1_500_000, help="pairs to order (1500000)")
     parser.add_argument("--batch-pairs", type=int, default=200_000, help="pairs with tokens (200000)")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
-    parser.add_argument("--families", nargs="*", default=["autoregressive", "cmlm"], help="whose steps to measure")
+    parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=[*FAMILIES], help="of steps (all)")
     parser.add_argument("--step-tokens", type=int, default=25_000, help="of each side of these steps (25000)")
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
     parser.add_argument("--texts", type=Path, help="a file with a text a line, whose first ones are tokenized")

@@ -24,6 +24,11 @@ from training.trainer.trainer import RecipeTrainer
 
 STEPS, WARM = 24, 4  # steps, of which the first are not counted
 PAIRS, WORDS, MEAN_LENGTH = 20_000, 300, 22
+FAMILIES = {
+    "autoregressive": [],
+    "cmlm": ["--model.kind=cmlm"],
+    "glat": ["--model.kind=nat", "--training.glancing=[0.5,0.3]"],
+}
 TINY = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
@@ -112,7 +117,7 @@ def measure_host_step(family: str, tokens: int = 25_000) -> dict[str, float]:
         begin = timers.at_step(RecipeTrainer.get_batch_samples)
         patches.enter_context(patch.object(RecipeTrainer, "get_batch_samples", begin))
         recipe, *overrides = invent_run(Path(folder), tokens)
-        run(load_recipe(recipe, [*overrides, f"--model.kind={family}"]))
+        run(load_recipe(recipe, [*overrides, *FAMILIES[family]]))
     first, last = timers.steps[WARM], timers.steps[-1]
     names = dict.fromkeys(part for part, *_ in PARTS) | {"trainer_loop": None}
     parts = {part: 1000 * (last[part] - first[part]) / (len(timers.steps) - 1 - WARM) for part in names}

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,15 @@ def write_stream(texts: list[str], folder: Path) -> None:
     (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def rank_seconds(folder: str, tokenizer_path: str, pairs: int, port: int, num_processes: int, rank: int) -> float:
+def recipe_of(folder: Path) -> DataRecipe:
+    """Return the data of a recipe that streams the pairs."""
+    return DataRecipe(kind="json", path=str(folder), train="train.jsonl", streaming=True, too_long="drop")
+
+
+def rank_seconds(folder: Path, tokenizer_path: str, pairs: int, port: int, num_processes: int, rank: int) -> float:
     """Return the CPU seconds in which a rank gets its padded batches of an epoch."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core
-    recipe = DataRecipe(kind="json", path=folder, train="train.jsonl", streaming=True, too_long="drop")
+    recipe = recipe_of(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_path)
     store = TCPStore("localhost", port, wait_for_workers=False) if num_processes > 1 else None
     options: dict[str, Any] = {"buffer_size": pairs // BUFFERS, "max_length": recipe.max_length, "too_long": "drop"}
@@ -48,16 +54,23 @@ def rank_seconds(folder: str, tokenizer_path: str, pairs: int, port: int, num_pr
 
 
 def measure_streams(folder: Path, tokenizer_path: str, texts: list[str], rounds: int) -> dict[str, float]:
-    """Measure one rank and two, in turns; the rate of two is that of the slower one, on a core for each."""
+    """Measure one rank and two, in turns; the rate of two is that of the slower one, on a core for each.
+
+    Two processes at a time measure one rank too, since two slow each other down on one processor.
+    """
     write_stream(texts, folder)
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(rounds):
         for num_processes, measured in seconds.items():
             server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-                arguments = (str(folder), tokenizer_path, len(texts), server.port, num_processes)
-                ranks = [pool.submit(rank_seconds, *arguments, rank) for rank in range(num_processes)]
+            with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+                arguments = (folder, tokenizer_path, len(texts), server.port, num_processes)
+                ranks = [pool.submit(rank_seconds, *arguments, rank % num_processes) for rank in range(2)]
                 measured.append(max(rank.result() for rank in ranks))
+    start = time.process_time()
+    deque(PairStream(recipe_of(folder), 0), maxlen=0)
+    read = len(texts) / (time.process_time() - start)
     one, two = (len(texts) / statistics.median(measured) for measured in seconds.values())
     ratios = [single / both for single, both in zip(seconds[1], seconds[2], strict=True)]
-    return {"pairs_per_s_one_rank": one, "pairs_per_s_two_ranks": two, "times_one_rank": statistics.median(ratios)}
+    rates = {"read_only": read, "one_rank": one, "two_ranks": two}
+    return {f"pairs_per_s_{name}": rate for name, rate in rates.items()} | {"times_one_rank": statistics.median(ratios)}

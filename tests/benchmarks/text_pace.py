@@ -13,7 +13,7 @@ from typing import Any, cast
 from training.data.distilled import Distillation, digest_sources
 from training.distill import Progress, write_parts
 from training.recipe.fields import DataRecipe
-from vaswani_transformer.translation.command import read_texts, translate_lines
+from vaswani_transformer.translation.command import LineFormat, translate_lines
 from vaswani_transformer.translation.engine import ScoredTokens
 from vaswani_transformer.translation.output import ResumableFile
 from vaswani_transformer.translation.readers import DigestedInput
@@ -40,23 +40,24 @@ def translate_all(tokenizer: Any, texts: list[str], folder: Path) -> None:
     """Translate lines as `vaswani-translate` does with files."""
     lines = (f"{text}\n".encode() for text in texts)
     output = ResumableFile(folder / "output.txt", 1, {}, [])
-    digested = DigestedInput(read_texts(OPTIONS, cast(Any, lines), "lines"), "lines")
-    translate_lines(Translator(EchoEngine(), tokenizer, 1024, window=WINDOW), digested, output, OPTIONS)
+    form = LineFormat(OPTIONS)
+    digested = DigestedInput(form.read(cast(Any, lines), "lines"), "lines")
+    translate_lines(Translator(EchoEngine(), tokenizer, 1024, sort_lines=WINDOW), digested, output, form)
     output.finish(digested)
 
 
 def distill_all(tokenizer: Any, texts: list[str], folder: Path) -> None:
     """Distill sources as `training.distill` does in one process."""
     recipe = DataRecipe(kind="json", path=str(folder), train="train.jsonl", source="en", target="de")
-    rows = (json.dumps({"translation": {"en": text, "de": text}}) for text in texts)
-    (folder / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"translation": {"en": text, "de": text}}) + "\n" for text in texts)
     settings = {"window": WINDOW, "max_length": 1024, "min_length_difference": -20, "max_length_difference": 20}
     data = {"source": "en", "target": "de"} | digest_sources(texts)
     record = {"teacher": {"digest": ""}, "search": {}, "data": data, "settings": settings}
     distillation = Distillation(folder / "distilled", record)
     distillation.folder.mkdir()
     numbers = list(range(distillation.num_parts))
-    translator = Translator(EchoEngine(), tokenizer, 1024, window=WINDOW)
+    translator = Translator(EchoEngine(), tokenizer, 1024, sort_lines=WINDOW)
     write_parts(translator, recipe, distillation, numbers, Progress(distillation, numbers))
 
 
@@ -80,10 +81,10 @@ def peak_megabytes(work: Work, tokenizer: Any, texts: list[str]) -> float:
 
 def measure_texts(tokenizer: Any, texts: list[str], rounds: int) -> dict[str, float]:
     """Measure the time of a line without its search, its share of the fastest model's, and the memory by lines."""
-    results, more = {}, [texts[number % len(texts)] for number in range(8 * WINDOW)]
+    results, more = {}, 8 * texts[:WINDOW]
     for name, work in (("translate", translate_all), ("distill", distill_all)):
         own = statistics.median(microseconds(work, tokenizer, texts) for _ in range(rounds))
         results |= {f"{name}_us": own, f"{name}_share": own * FASTEST / 1e6}
         for windows in (2, 8):
-            results[f"{name}_mb_{windows}_windows"] = peak_megabytes(work, tokenizer, more[: windows * WINDOW])
+            results[f"{name}_mb_{windows}_windows"] = peak_megabytes(work, tokenizer, more[: windows * len(more) // 8])
     return results

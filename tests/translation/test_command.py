@@ -273,7 +273,7 @@ def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch
     ("arguments", "stdin", "message"),
     [
         ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); correct the line"),
-        (["--format=jsonl"], b"cat\n", "standard input, line 1: not valid JSON"),
+        (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON"),
         (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
         (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot run there: "),
         (["--device=meta"], b"cat\n", "--device=meta: weights have no values there; give a device that computes."),

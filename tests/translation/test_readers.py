@@ -35,9 +35,9 @@ def test_texts_are_fields_of_json_lines() -> None:
 @pytest.mark.parametrize(
     ("line", "language", "message"),
     [
-        ('{"text": ', None, r"f, line 2: not valid JSON"),
-        ('{"text": "a\\ud800"}', None, r"f, line 2: the text has '\\ud800', half of a surrogate pair and not"),
-        ('{"id": ' + "1" * 5000 + "}", None, r"f, line 2: not valid JSON \(Exceeds the limit"),
+        ('{"text": ', None, r"f, line 2: not JSON"),
+        ('{"text": "a\\ud800"}', None, r"f, line 2: the text holds \\ud800 at character 2, half of a surrogate pair"),
+        ('{"id": ' + "1" * 5000 + "}", None, r"f, line 2: not JSON \(Exceeds the limit"),
         ('{"txt": "a"}', None, r'f, line 2: got the fields txt, expected \{"text": "\.\.\."\}; correct the'),
         ('{"text": 3}', None, r"f, line 2: got a number in the field text, expected"),
         ('{"text": null}', None, r"f, line 2: got null in the field text, expected"),

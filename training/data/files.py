@@ -1,8 +1,6 @@
 """Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
-import codecs
 import gzip
-import json
 import logging
 import zlib
 from collections.abc import Iterator
@@ -15,14 +13,10 @@ from training.recipe.fields import DataRecipe
 from vaswani_transformer.parsing.linear import linearize
 from vaswani_transformer.parsing.trees import ROOT, Tree, evaluation_tree, read_trees
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.support.files import lines_of, parse_json
+from vaswani_transformer.support.files import check_unicode, json_type, parse_json_line, utf8_lines
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
-JSON_TYPES = {
-    type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list",
-    dict: "a group",
-}  # fmt: skip
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -42,10 +36,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with open_file(path) as file:
-            for number, line in enumerate(lines_of(file), start=1):
-                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {number}: not UTF-8 ({error}); correct it, or convert the file.") from error
+            for number, line in enumerate(utf8_lines(file, path), start=1):
+                yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
             f"{path}, after line {number}: not readable ({error}); it must be text, plain or in a complete .gz file."
@@ -57,7 +49,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
-    """Return whether both sides of a pair have text."""
     if source and target:
         return True
     if recipe.empty == "error":
@@ -77,11 +68,9 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     if not isinstance(pair, dict):
         schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
         if isinstance(row, dict) and "translation" in row:
-            problem = f"'translation' is {JSON_TYPES[type(pair)]}, no group of languages"
+            problem = f"'translation' is {json_type(pair)}, no group of languages"
         else:
-            problem = (
-                f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else JSON_TYPES[type(row)]})"
-            )
+            problem = f"no column 'translation' (found: {', '.join(row) if isinstance(row, dict) else json_type(row)})"
         raise UserError(f"{where}: {problem}; each line must be {schema}.")
     for language in (recipe.source, recipe.target):
         if language not in pair:
@@ -90,20 +79,9 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
                 "sides of the file."
             )
         if not isinstance(text := pair[language], str):
-            raise UserError(f"{where}: the side {language!r} is {JSON_TYPES[type(text)]}, no text; correct the line.")
+            raise UserError(f"{where}: the side {language!r} is {json_type(text)}, no text; correct the line.")
         check_unicode(text, f"{where}: the side {language!r}")
     return pair[recipe.source], pair[recipe.target]
-
-
-def check_unicode(text: str, where: str) -> None:
-    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(
-            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
-        ) from error
 
 
 def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -111,13 +89,7 @@ def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tup
     path, empty = folder / name, 0
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
-        try:
-            row = parse_json(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); correct the line.") from error
-        except ValueError as error:
-            problem = str(error) if "nested" in str(error) else "a number has too many digits"
-            raise UserError(f"{where}: not JSON that can be read ({problem}); correct the line.") from error
+        row = parse_json_line(line, where)
         source, target = (text.strip() for text in json_pair(recipe, where, row))
         if has_both_sides(recipe, where, source, target):
             yield source, target
@@ -179,7 +151,6 @@ READERS = {"json": read_json_lines, "text": read_text, "trees": read_tree_pairs}
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
-    """Return the pairs of a split in files of the recipe's kind."""
     return READERS[recipe.kind](recipe, Path(recipe.path or ""), name)
 
 

@@ -1,5 +1,6 @@
 """Files and folders that are written completely or not at all, locks, and digests."""
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -27,6 +28,7 @@ MODEL_FILES = (
 )  # fmt: skip
 """The files of a saved model: weights, settings, code and tokenizer."""
 BLOCK = 1 << 20  # bytes
+JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
 
 
 def free_megabytes(path: Path) -> int:
@@ -50,6 +52,32 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def parse_json_line(line: str, where: str) -> Any:
+    """Return the value of a line of JSON Lines; `where` names the line in an error."""
+    try:
+        return parse_json(line)
+    except ValueError as error:  # also of a number with thousands of digits
+        is_syntax = isinstance(error, json.JSONDecodeError)
+        problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
+        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
+
+
+def json_type(value: Any) -> str:
+    """Return JSON's name of a value's type."""
+    return JSON_TYPES.get(type(value), "a number")
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Check that a text can be written as UTF-8, as JSON's `\\ud800` without its other half cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{where} holds {code} at character {error.start + 1}, half of a surrogate pair; correct the line."
+        ) from error
 
 
 def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
@@ -81,6 +109,18 @@ def lines_of(stream: Iterable[bytes]) -> Iterator[bytes]:
             yield from line.splitlines()
         else:
             yield line
+
+
+def utf8_lines(stream: Iterable[bytes], name: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of UTF-8 text without line ends; a byte order mark is skipped."""
+    for number, line in enumerate(lines_of(stream), start=1):
+        try:
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                "line); correct the line, or convert the file, for example with iconv."
+            ) from error
 
 
 def is_write_error(error: Exception) -> bool:

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO
 
-from ..support.errors import UserError, one_line
-from ..support.files import TextDigest, lines_of, parse_json, read_errors
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+from ..support.errors import UserError
+from ..support.files import TextDigest, check_unicode, json_type, parse_json_line, read_errors, utf8_lines
 
 
 def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
@@ -27,19 +24,7 @@ def text_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
     Only a line feed ends a line, or a carriage return in a text without line feeds.
     """
-    for number, line in enumerate(lines_of(readable_lines(stream, name)), start=1):
-        try:
-            yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode().strip()
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
-                "line); correct the line, or convert the file, for example with iconv."
-            ) from error
-
-
-def json_type(value: Any) -> str:
-    """Return JSON's name of a value's type."""
-    return JSON_TYPES.get(type(value), "a number")
+    return (line.strip() for line in utf8_lines(readable_lines(stream, name), name))
 
 
 def describe_value(holder: Any, key: str) -> str:
@@ -66,24 +51,16 @@ def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = N
         if not line:
             yield ""
             continue
-        try:
-            row = parse_json(line)
-            holder = row if language is None or not isinstance(row, dict) else row.get("translation")
-            text = holder.get(key) if isinstance(holder, dict) else None
-            if isinstance(text, str):
-                text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{name}, line {number}: the text has {error.object[error.start]!a}, half of a surrogate pair and not "
-                "a character; correct the line."
-            ) from error
-        except ValueError as error:  # also of a number with thousands of digits
-            raise UserError(f"{name}, line {number}: not valid JSON ({one_line(error)}); correct the line.") from error
+        where = f"{name}, line {number}"
+        row = parse_json_line(line, where)
+        holder = row if language is None or not isinstance(row, dict) else row.get("translation")
+        text = holder.get(key) if isinstance(holder, dict) else None
         if not isinstance(text, str):
             raise UserError(
-                f"{name}, line {number}: got {describe_value(holder, key)}, expected {expected}; correct the line, or "
+                f"{where}: got {describe_value(holder, key)}, expected {expected}; correct the line, or "
                 "give another --field or --source."
             )
+        check_unicode(text, f"{where}: the text")
         yield text.strip()
 
 

@@ -1,20 +1,21 @@
-"""NAT, GLAT and CMLM as models: losses, padding, precision, glancing.
+"""Every family's forward pass: configurations, padding, losses, gradients, precision, errors.
 
 B batch, S source, T target.
 """
 
-import math
 from typing import Any
 
 import pytest
 import torch
 
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from tests.nar_models import END, FAMILY, MASK, targets, tiny_nat
+from tests.nar_models import FAMILY, MASK, targets, tiny_nat
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
+    VaswaniFlowSeqConfig,
+    VaswaniIterativeVaeConfig,
     VaswaniNatConfig,
     latent,
 )
@@ -32,6 +33,14 @@ from vaswani_transformer.lengths import canvas
         (VaswaniCmlmConfig, {"mask_token_id": 99}, "outside the vocabulary"),
         (VaswaniCmlmConfig, {"mask_token_id": 1}, "add_special_tokens"),
         (VaswaniCmlmConfig, {"max_target_length": 0}, "max_target_length"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [1.0, 2.0]}, r"kl_weights .* must be 1 finite"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [-1.0]}, "kl_weights"),
+        (VaswaniIterativeVaeConfig, {"kl_weights": [float("nan")]}, "kl_weights"),
+        (VaswaniIterativeVaeConfig, {"gumbel_temperature": 0.0}, "gumbel_temperature"),
+        (VaswaniIterativeVaeConfig, {"latent_dropout": 1.0}, "latent_dropout"),
+        (VaswaniFlowSeqConfig, {"d_model": 36}, r"d_model \(36\) must be divisible by 8: .* and 4 heads"),
+        (VaswaniFlowSeqConfig, {"flow_steps": 0}, "flow_steps"),
+        (VaswaniFlowSeqConfig, {"word_dropout": 1.0}, "word_dropout"),
     ],
     ids=str,
 )
@@ -196,12 +205,6 @@ def test_target_or_mask_that_does_not_fit_the_source_is_an_error(
     assert "\n" not in str(error.value)
 
 
-def test_nat_ignores_words_in_its_decoder() -> None:
-    model, source, labels = tiny_nat(), random_tokens(2, 6), targets(3, 2)
-    expected = model(input_ids=source, labels=labels).loss
-    assert torch.equal(model(input_ids=source, labels=labels, decoder_input_ids=random_tokens(2, 3)).loss, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -231,83 +234,6 @@ def test_learned_positions_bound_the_predicted_length(family: str) -> None:
     assert generated.shape[1] <= 7
 
 
-@pytest.mark.parametrize("settings", [{"relative_attention_clip": None}, {"mask_diagonal": False}], ids=str)
-def test_each_component_of_nat_can_be_turned_off(settings: dict[str, Any]) -> None:
-    model = tiny_nat(**settings)
-    names = [name for name, _ in model.named_parameters() if "relative" in name]
-    assert bool(names) == ("mask_diagonal" in settings)
-    batch = {"input_ids": random_tokens(2, 6), "labels": targets(5, 3)}
-    assert not torch.allclose(model(**batch).logits, tiny_nat()(**batch).logits)
-
-
-def test_without_relative_attention_a_diagonal_mask_hides_a_position_from_itself() -> None:
-    """One layer, whose self-attention is then free of a position's own value."""
-    model = tiny_nat(relative_attention_clip=None, attn_implementation="eager")
-    outputs = model(input_ids=random_tokens(2, 6), labels=targets(5, 1), output_attentions=True)
-    for weights in outputs.decoder_attentions:
-        assert float(weights[0, :, range(5), range(5)].abs().max()) == 0
-        assert torch.equal(weights[1, :, 0, 0], torch.ones(4))
-
-
-# Glancing
-
-
-def test_glancing_shows_floor_of_rho_times_the_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first pass is wrong at known positions, because every prediction is token 7."""
-    model = tiny_nat().train()
-    labels = torch.tensor([[7, 7, 7, 7, 7], [7, 8, 9, 9, END], [8, 9, 9, END, -100]])
-    predict_seven = torch.nn.Linear(32, 99)
-    torch.nn.init.zeros_(predict_seven.weight)
-    predict_seven.bias.data = torch.eye(99)[7]
-    monkeypatch.setattr(model, "lm_head", predict_seven)
-    source = model.read_source(model.encode(random_tokens(3, 6)).last_hidden_state, None)
-    for ratio in (0.3, 0.5, 1.0):
-        model.glancing_ratio = ratio
-        drawn = torch.zeros(3, 5)
-        for _ in range(50):
-            seen, accuracy = model.glance(source, torch.randn(3, 5, 32), labels)
-            assert seen.sum(1).tolist() == [0, math.floor(ratio * 4), math.floor(ratio * 4)]
-            drawn += seen
-        assert bool((drawn[1] > 0).all())  # the right word too: positions are drawn from all
-        assert not bool(seen[2, 4])
-        torch.testing.assert_close(accuracy, torch.tensor(6 / 14))
-
-
-@pytest.mark.parametrize("value", [2.0, -0.1, math.nan])
-def test_glancing_ratio_is_a_share(value: float) -> None:
-    model = tiny_nat()
-    with pytest.raises(ValueError, match=r"^glancing_ratio: .* got .*, expected 0 to 1\."):
-        model.glancing_ratio = value
-    assert model.glancing_ratio == 0
-
-
-def test_glancing_learns_from_the_hidden_positions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_nat(dropout=0.0, label_smoothing=0.0).train()
-    labels, source = targets(4, 3), random_tokens(2, 6)
-    seen = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0]]).bool()
-    monkeypatch.setattr(model, "glance", lambda *_, **__: (seen, torch.tensor(0.5)))
-    model.glancing_ratio = 0.5
-    outputs = model(input_ids=source, labels=labels, skip_logits=False)
-    log_probs = outputs.logits.log_softmax(-1)
-    hidden = [(0, 1), (0, 2), (1, 0), (1, 2)]
-    expected = sum(-log_probs[row, i, labels[row, i]] for row, i in hidden) / 7
-    torch.testing.assert_close(outputs.token_loss, expected, **FLOAT32)
-    assert float(outputs.accuracy) == 0.5
-    source_states = model.read_source(model.encode(source).last_hidden_state, None)
-    assert source_states.lengths.tolist() == [6, 6]
-
-
-def test_first_pass_leaves_no_gradient_and_evaluation_does_not_glance() -> None:
-    model, labels, source = tiny_nat(dropout=0.0).train(), targets(6, 4), random_tokens(2, 6)
-    encoded = model.read_source(model.encode(source).last_hidden_state, None)
-    seen, accuracy = model.glance(encoded, torch.randn(2, 6, 32, requires_grad=True), labels)
-    assert not seen.requires_grad
-    assert not accuracy.requires_grad
-    plain = model.eval()(input_ids=source, labels=labels).loss
-    model.glancing_ratio = 1.0
-    assert torch.equal(model(input_ids=source, labels=labels).loss, plain)
-
-
 def test_encoder_outputs_replace_the_source() -> None:
     for make in FAMILY.values():
         model, (tokens, mask) = make(), padded_batch([4, 6], "right")
@@ -326,3 +252,12 @@ def test_encoder_outputs_replace_the_source() -> None:
 def test_seq2seq_collator_adds_no_shifted_targets() -> None:
     for make in FAMILY.values():
         assert not hasattr(make(), "prepare_decoder_input_ids_from_labels")
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
+    """A source without any token counts in full length, and gives finite numbers."""
+    tokens, mask = padded_batch([3, 5], side)
+    mask[0] = 0
+    outputs = tiny_nat()(input_ids=tokens, attention_mask=mask, labels=random_tokens(2, 4))
+    assert bool(outputs.logits.isfinite().all())

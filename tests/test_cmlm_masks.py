@@ -1,0 +1,53 @@
+"""Masks of a CMLM: how they are drawn, and the collator that adds them.
+
+B batch, T target.
+"""
+
+import torch
+
+from tests.nar_models import MASK, targets
+from vaswani_transformer import MaskingCollator
+from vaswani_transformer.cmlm_masks import sample_masks
+from vaswani_transformer.lengths import canvas
+
+
+def test_masks_are_uniform_in_number_and_in_position() -> None:
+    """Chi-square of k on 1..6 and of the masked position where k = 1; 20.5 is the 99.9th percentile of 5 degrees."""
+    masks = sample_masks(canvas(torch.full((12000,), 6), 8).bool(), torch.Generator().manual_seed(1))
+    assert not bool(masks[:, 6:].any())
+    sizes = masks.sum(1)
+    counts = torch.bincount(sizes, minlength=7)[1:].double()
+    assert float(((counts - 2000) ** 2 / 2000).sum()) < 20.5
+    singles = masks[sizes == 1][:, :6].sum(0).double()
+    assert float(((singles - singles.mean()) ** 2 / singles.mean()).sum()) < 20.5
+
+
+def test_same_seed_draws_the_same_masks() -> None:
+    is_real = canvas(torch.tensor([1, 3, 9])).bool()
+    first, second = (sample_masks(is_real, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert first[0].tolist() == [True] + [False] * 8
+
+
+def test_collator_masks_and_counts_exactly() -> None:
+    labels = targets(5, 3, 1)
+    collator = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
+    batches = [collator([]) for _ in range(20)]
+    for batch in batches:
+        is_masked = batch["decoder_input_ids"].eq(MASK)
+        assert torch.equal(is_masked, batch["labels"].ne(-100))
+        assert torch.equal(batch["labels"][is_masked], labels[is_masked])
+        shown = ~is_masked & labels.ne(-100)
+        assert torch.equal(batch["decoder_input_ids"][shown], labels[shown])
+        assert batch["target_lengths"].tolist() == [5, 3, 1]
+        assert bool((is_masked.sum(1) > 0).all())
+    again = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1, seed=3)
+    assert all(torch.equal(again([])["labels"], batch["labels"]) for batch in batches)
+
+
+def test_collator_draws_no_random_number_of_the_caller() -> None:
+    state = torch.get_rng_state()
+    MaskingCollator(lambda _: {"labels": targets(5, 3) * 0 + 7}, MASK, 1)
+    collator = MaskingCollator(lambda _: {"labels": torch.full((2, 3), 7)}, MASK, 1)
+    collator([])
+    assert torch.equal(torch.get_rng_state(), state)
