@@ -93,3 +93,11 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: P
 def test_any_failure_to_load_is_an_error_of_one_line() -> None:
     with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
         raise KeyError
+
+
+def test_panic_of_a_library_in_rust_is_an_error_of_one_line() -> None:
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(UserError, match=r"^m: cannot be loaded: no entry found for key$"), load_errors("m"):
+        raise panic("no entry found for key")
+    with pytest.raises(KeyboardInterrupt), load_errors("m"):
+        raise KeyboardInterrupt

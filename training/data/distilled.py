@@ -147,9 +147,11 @@ class Distillation:
                 content = path.read_bytes()
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({one_line(error, with_file=False)}); {REPEAT}") from error
-            if counts is None or hashlib.sha256(content).hexdigest() != counts["sha256"]:
+            lines = content.splitlines()
+            is_same = counts is not None and counts["kept"] == len(lines)
+            if not is_same or hashlib.sha256(content).hexdigest() != counts["sha256"]:
                 raise UserError(f"{path}: was changed after it was written; {REPEAT}")
-            for line in content.splitlines():
+            for line in lines:
                 try:
                     source, target = (parse_json(line)["translation"][language] for language in languages)
                 except (ValueError, LookupError, TypeError) as error:

@@ -108,7 +108,7 @@ def changed_file(checkpoint: Path) -> str | None:
         try:
             if size_and_digest(checkpoint / name) != written:
                 return name
-        except OSError:
+        except (OSError, ValueError):  # a damaged manifest may have names that no file can have
             return name
     return None
 

@@ -64,7 +64,9 @@ def load_errors(name: str) -> Generator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust's libraries
+            raise
         if "trust_remote_code=True" in str(error):
             raise UserError(
                 f"{name}: cannot be loaded without its own Python code, which is not run; read the code, then give "

@@ -102,6 +102,12 @@ def test_only_exact_names_are_checkpoints(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
+def test_damaged_manifest_with_a_name_that_no_file_can_have_is_noticed(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, 3)
+    (checkpoint / "manifest.json").write_text('{"\\ud800": [1, "x"]}')
+    assert changed_file(checkpoint) == "\ud800"
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_run_sets_damaged_checkpoints_aside_and_deletes_unfinished_ones(tmp_path: Path, damage: str) -> None:
     for step, finished in ((3, True), (6, False), (9, True), (12, True), (15, False)):
