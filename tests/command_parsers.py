@@ -166,6 +166,7 @@ PROGRAMS = {
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
+    "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
 }

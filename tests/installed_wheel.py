@@ -38,7 +38,7 @@ def main() -> None:
         command = ["vaswani-translate", folder, "--dtype=int8", "--device=cpu"]
         lines = subprocess.run(command, input="the dogs sleep.\n\n", capture_output=True, text=True, check=True).stdout
         assert lines.count("\n") == 2
-        for command in ("vaswani-convert", "vaswani-parse"):
+        for command in ("vaswani-convert", "vaswani-demo", "vaswani-parse"):
             subprocess.run([command, "--help"], capture_output=True, check=True)
 
 

@@ -48,8 +48,9 @@ def test_wheel_holds_the_package_and_works_where_it_is_installed(distributions: 
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"vaswani_transformer"}
     page = {f"vaswani_transformer/figures/page.{suffix}" for suffix in ("html", "css", "js")}
     assert {"vaswani_transformer/py.typed", *page} <= names
-    files = f"{PROJECT['project']['urls']['Source']}/blob/main/"
-    assert f"]({files}docs/results.md#quickstart)" in description  # PyPI's page has no files of the repository
+    source = PROJECT["project"]["urls"]["Source"]  # PyPI's page has no files of the repository
+    assert f"]({source}/blob/main/docs/results.md#quickstart)" in description
+    assert f"]({source}/raw/main/docs/images/demo.png)" in description
     assert not re.search(r"\]\((?!https://)", description.partition("# vaswani-transformer")[2])
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)

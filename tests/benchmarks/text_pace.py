@@ -49,8 +49,8 @@ def translate_all(tokenizer: Any, texts: list[str], folder: Path) -> None:
 def distill_all(tokenizer: Any, texts: list[str], folder: Path) -> None:
     """Distill sources as `training.distill` does in one process."""
     recipe = DataRecipe(kind="json", path=str(folder), train="train.jsonl", source="en", target="de")
-    rows = (json.dumps({"translation": {"en": text, "de": text}}) for text in texts)
-    (folder / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"translation": {"en": text, "de": text}}) + "\n" for text in texts)
     settings = {"window": WINDOW, "max_length": 1024, "min_length_difference": -20, "max_length_difference": 20}
     data = {"source": "en", "target": "de"} | digest_sources(texts)
     record = {"teacher": {"digest": ""}, "search": {}, "data": data, "settings": settings}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -68,7 +69,7 @@ def test_page_is_served_without_a_network_until_ctrl_c(saved: Path) -> None:
     pytest.importorskip("gradio")
     port = str(free_port())
     command = [sys.executable, "-c", COMMAND, str(saved), f"--port={port}"]
-    settings = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
+    settings: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings) as process:
         try:
             assert process.stdout is not None

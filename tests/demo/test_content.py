@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import tiny_nat
 from vaswani_transformer import VaswaniTransformerTokenizer, attention_page
-from vaswani_transformer.demo.content import CHANGED, PageContent, attention_frame, highlight_changes, page_content
+from vaswani_transformer.demo.content import CHANGED, PageContent, attention_frame, mark_changes, page_content
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,12 @@ def test_unknown_words_are_named() -> None:
     assert content.note == "Unknown words, whose results are guesses: 'zebra'."
 
 
-def test_passes_are_numbered_lines_with_marks() -> None:
-    spans = highlight_changes([[("el", False), (" gato", False)], [("el", False), (" perro", True)]])
-    assert "".join(text for text, _ in spans) == "1: el gato\n2: el perro"
-    assert [text for text, mark in spans if mark == CHANGED] == [" perro"]
+def test_passes_are_numbered_lines_with_marks_against_the_pass_before() -> None:
+    tokenizer = model_of_pairs()[1]
+    spans = mark_changes(tokenizer, [tokenizer(text)["input_ids"] for text in ("el gato", "el gato", "te gato")])
+    assert "".join(text for text, _ in spans) == "1: el gato</s>\n2: el gato</s>\n3: te gato</s>"
+    assert [text for text, mark in spans if mark == CHANGED] == ["te"]
+    assert mark_changes(tokenizer, []) == []
 
 
 class Tags(HTMLParser):

@@ -4,11 +4,12 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers import HOSTILE_TEXT, PAIRS, ModelAndTokenizer, model_of_pairs
+from tests.helpers import HOSTILE_TEXT, PAIRS, model_of_pairs
 from tests.nar_models import tiny_nat
 from vaswani_transformer.demo import make_page
 from vaswani_transformer.demo import page as page_module
@@ -27,10 +28,11 @@ OpenPage = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Any]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
     with playwright.sync_playwright() as started:
+        installed = [started.chromium.executable_path, *filter(None, map(shutil.which, BROWSERS))]
+        path = next((path for path in installed if Path(path).exists()), None)
+        if path is None:
+            pytest.skip("no browser is installed; run python -m playwright install chromium")
         browser = started.chromium.launch(executable_path=path, timeout=TIMEOUT, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -52,7 +54,6 @@ def open_page(browser: Any) -> Generator[OpenPage]:
             page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
             page.on("request", lambda request: addresses.append(request.url))
             page.goto(address)
-            stack.callback(lambda: addresses.remove(address))
             return page
 
         yield open_page
@@ -70,15 +71,8 @@ def attention(page: Any) -> Any:
     return page.frame_locator("iframe[title=Attention]")
 
 
-@pytest.fixture
-def model_and_tokenizer() -> ModelAndTokenizer:
-    return model_of_pairs()
-
-
-def test_typed_sentence_is_translated_step_by_step_with_its_attention(
-    open_page: OpenPage, model_and_tokenizer: ModelAndTokenizer
-) -> None:
-    page = open_page(*model_and_tokenizer)
+def test_typed_sentence_is_translated_step_by_step_with_its_attention(open_page: OpenPage) -> None:
+    page = open_page(*model_of_pairs())
     page.get_by_label("number input for Beams").fill("4")
     translate(page, "i love you")
     playwright.expect(attention(page).locator("h1")).to_have_text("i love you→te amo", timeout=TIMEOUT)
@@ -91,15 +85,13 @@ def test_typed_sentence_is_translated_step_by_step_with_its_attention(
     assert page.get_by_label("Translation").input_value() == ""
 
 
-def test_hostile_text_is_shown_as_text_wherever_it_stands(
-    open_page: OpenPage, model_and_tokenizer: ModelAndTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HOSTILE_TEXT
-    rows, passes = [[1, "open", text, "0", "1", "0"]], [(text, None), (text, CHANGED)]
-    content = PageContent(text, text, text, text, rows, [(f"-1 {text}", text)], passes)
+    rows: list[list[str | int]] = [[1, "open", text, "0", "1", "0"]]
+    content = PageContent(text, text, text, text, rows, [(f"-1 {text}", text)], [(text, None), (text, CHANGED)])
     monkeypatch.setattr(page_module, "page_content", lambda *_, **__: content)
     monkeypatch.setattr(page_module, "is_parser", lambda _: True)
-    model, tokenizer = model_and_tokenizer
+    model, tokenizer = model_of_pairs()
     for shown in (model, tiny_nat(vocab_size=len(tokenizer))):
         page = open_page(shown, tokenizer, text)
         page.get_by_label("Source").fill(text)
@@ -107,7 +99,7 @@ def test_hostile_text_is_shown_as_text_wherever_it_stands(
         playwright.expect(page.get_by_label("Note")).to_have_value(text, timeout=TIMEOUT)
         places = [page.locator("h1").first, page.locator(".cm-content")]
         places += [page.get_by_role("gridcell", name=text).first] if shown is model else []
-        places += [attention(page).locator("h1")] if shown is model else [page.locator(".textspan").first]
+        places += [attention(page).locator("h1")] if shown is model else [page.locator(".textfield")]
         for place in places:
             playwright.expect(place).to_contain_text(text, timeout=TIMEOUT)
         assert page.locator("img[src=x]").count() == 0

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.builders import small_model, source
-from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
+from tests.helpers import FLOAT32, PAIRS, tiny_model
 from tests.nar_models import FAMILY
-from vaswani_transformer import VaswaniTransformerTokenizer, parse, prepare_for_inference
-from vaswani_transformer.demo.steps import RecordingEngine, decode_with_steps, mark_changes
+from vaswani_transformer import VaswaniTransformerTokenizer, draw_tree_text, parse, prepare_for_inference
+from vaswani_transformer.demo.content import page_content
+from vaswani_transformer.demo.steps import RecordingEngine
 from vaswani_transformer.translation.engine import log_probabilities
 
 END = 2
@@ -31,7 +32,7 @@ def test_best_target_that_ended_is_what_generate_returns(seed: int, beams: int, 
     engine = RecordingEngine(model, 1, **settings)
     engine([source(4, 5).tolist()[0]])
     output = model.generate(source(4, 5), **settings, return_dict_in_generate=True, output_scores=True)
-    ended = sorted((each for step in engine.steps for each in step if each.is_finished), key=lambda each: -each.score)
+    ended = engine.finished
     sequences = [[token for token in row[1:] if token != 1] for row in output.sequences.tolist()]
     assert [list(each.tokens) for each in ended[:beams]] == sequences
     if beams > 1:
@@ -94,17 +95,9 @@ def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int)
     engine = RecordingEngine(model, 1, **settings)
     ((hypothesis,),) = engine(batch["input_ids"].tolist())
     assert (len(engine.history), engine.history[-1], hypothesis[0]) == (passes, expected, expected)
-    result = decode_with_steps(model, tokenizer, "hello world", **settings)
-    assert (len(result.passes), result.steps, result.tree) == (passes, [], None)
-
-
-def test_changes_are_marked_against_the_pass_before() -> None:
-    tokenizer = model_of_pairs()[1]
-    one, two, three = (tokenizer(text)["input_ids"] for text in ("el gato", "el gato", "te gato"))
-    marked = mark_changes(tokenizer, [one, two, three])
-    assert [[text for text, is_changed in line if is_changed] for line in marked] == [[], [], ["te"]]
-    assert ["".join(text for text, _ in line) for line in marked] == ["el gato</s>", "el gato</s>", "te gato</s>"]
-    assert mark_changes(tokenizer, []) == []
+    content = page_content(model, tokenizer, "hello world", **settings)
+    assert content.rows == content.finished == []
+    assert sum(text in {f"\n{number}: " for number in range(2, passes + 1)} for text, _ in content.passes) == passes - 1
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -113,9 +106,8 @@ def test_parser_shows_the_tree_of_its_constrained_search(beams: int) -> None:
     tokenizer.add_tokens(["(A", ")A", "()t", "()u"])
     model = tiny_model(vocab_size=len(tokenizer))
     settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 12}
-    result = decode_with_steps(model, tokenizer, "a b c.", **settings)
+    content = page_content(model, tokenizer, "a b c.", **settings)
     (expected,) = parse(model, tokenizer, ["a b c."], **settings)
-    assert (result.tree, expected.is_repaired) == (expected.tree, False)
-    assert result.source == "a b c ."
-    assert tokenizer.decode(list(result.finished[0].tokens), skip_special_tokens=True) == result.translation.text
-    assert all(candidate.log_prob > -torch.inf for step in result.steps for candidate in step)
+    assert (content.tree, expected.is_repaired) == (draw_tree_text(expected.tree), False)
+    assert (content.source, content.finished[0][1]) == ("a b c .", content.target)
+    assert not [row for row in content.rows if "-inf" in row]

@@ -297,6 +297,8 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished: P
     assert files.keys() == {"README.md", "app.py", "requirements.txt"}
     (tmp_path / "app.py").write_bytes(files["app.py"])
     with serving(hub) as url:
+        check = "import sys; from tests.published_release import main; main(sys.argv[1])"
+        assert run_python(check, REPOSITORY, **client_environment(url, tmp_path / "reader", token=None)).endswith("\n")
         environment = client_environment(url, tmp_path / "another", token=None)
         assert run_python(APP, str(tmp_path / "app.py"), **environment) == f"{REPOSITORY} {{'run_history': False}}\n"
 

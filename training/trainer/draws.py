@@ -19,17 +19,22 @@ Bits = NDArray[np.uint64]
 
 
 def mix(bits: Bits) -> Bits:
-    """Return SplitMix64's output for each state, a bijection."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    """Return SplitMix64's output for each state, in place: fresh memory takes longer than the arithmetic."""
+    scratch = np.empty_like(bits)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=scratch)
+        bits *= np.uint64(factor)
+    return bits
 
 
 def hash_rows(tokens: Tensor, is_token: Tensor) -> Bits:
     """Return a hash of each row's tokens (B, L) in their order, without padding: (B,)."""
     kept = is_token.numpy().astype(bool)
-    places = kept.cumsum(1, dtype=np.uint64) << np.uint64(32)
-    return np.where(kept, mix((places | tokens.numpy().astype(np.uint64)) * GOLDEN_GAMMA), np.uint64(0)).sum(1)
+    bits = kept.cumsum(1, dtype=np.uint64)  # places, from 1
+    bits <<= np.uint64(32)
+    bits |= tokens.numpy().view(np.uint64)
+    bits *= GOLDEN_GAMMA
+    return np.multiply(mix(bits), kept, out=bits).sum(1)
 
 
 def pair_states(batch: dict[str, Any], seed: int, step: int) -> Bits:
@@ -48,8 +53,9 @@ def pair_draws(batch: dict[str, Any], seed: int, step: int) -> Tensor:
     They are 0 where a target has ended.
     """
     steps = np.arange(1, batch["labels"].shape[1] + 2, dtype=np.uint64) * GOLDEN_GAMMA
-    bits = mix(pair_states(batch, seed, step)[:, None] + steps) >> np.uint64(40)  # float32 has 24 bits
-    draws = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
+    bits = mix(pair_states(batch, seed, step)[:, None] + steps)
+    bits >>= np.uint64(40)  # float32 has 24 bits
+    draws = torch.from_numpy(bits.astype(np.float32)).mul_(2**-24)
     draws[:, 1:] *= batch["labels"].ne(-100)
     return draws
 

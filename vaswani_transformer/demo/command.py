@@ -10,7 +10,8 @@ from transformers.utils import logging
 
 from ..support.command_line import ArgumentParser, positive_argument
 from ..support.errors import UserError, exit_on_user_error
-from ..translation.options import DTYPE_HELP, DTYPES
+from ..translation.loading import LoadOptions
+from ..translation.options import add_load_options
 from .page import check_gradio, load_page
 
 MAX_PORT = 65_535
@@ -36,10 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="of the address (7860)")
-    parser.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
-    parser.add_argument("--revision", help="of a model on the Hub")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
+    add_load_options(parser)
     options = parser.parse_args(arguments)
     if options.port > MAX_PORT:
         parser.error(f"--port={options.port}: is no port; give one of 1 to {MAX_PORT}.")
@@ -54,7 +52,7 @@ def serve(options: argparse.Namespace) -> None:
     """
     check_gradio()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
-    page = load_page(options.model, options.device, options.dtype, options.revision, options.trust_remote_code)
+    page = load_page(**vars(LoadOptions.of(options)))
     try:
         _, address, _ = page.launch(server_port=options.port, **LAUNCH)
     except OSError as error:

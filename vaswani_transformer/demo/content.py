@@ -7,27 +7,31 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..figures.page import attention_page
+from ..figures.tokens import token_texts
+from ..parsing.constraint import tree_constraint
 from ..parsing.drawing import draw_tree_text
+from ..parsing.linear import delinearize, has_places
+from ..parsing.words import split_plain
 from ..support.errors import one_line
-from ..translation.translator import TooLongError
-from .steps import Candidate, DecodedText, decode_with_steps
+from ..translation.translator import TooLongError, Translator
+from .steps import Candidate, RecordingEngine
 
+MAX_SOURCE_TOKENS = 128  # more would make tables that nobody reads, and attention weights by the million
 COLUMNS = ("step", "", "target so far", "log P", "lp(Y)", "log P / lp(Y)")
 CHANGED = "changed"
-"""The mark of tokens that differ from the pass before."""
 FRAME = '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 46rem" srcdoc="{}"></iframe>'
 
 
 @dataclass(frozen=True)
 class PageContent:
-    """What the page shows of a text; `note` alone if there is nothing else to show.
+    """What the page shows of a text.
 
     note: a sentence for the reader; mostly empty.
     source, target: the texts that the model read and wrote.
-    tree: a drawing of the tree, of a parser.
-    rows: of `COLUMNS`, one for each open beam and finished target of each step.
+    tree: a parser's tree, drawn as text.
+    rows: of `COLUMNS`, for each open beam and finished target of each step.
     finished: the targets that ended, the best first: each with its score, and as text.
-    passes: the target after each iteration or layer as texts with `CHANGED` or None.
+    passes: the target after each iteration or layer, as texts with `CHANGED` or None.
     """
 
     note: str = ""
@@ -39,51 +43,72 @@ class PageContent:
     passes: list[tuple[str, str | None]] = field(default_factory=list)
 
 
+def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return has_places(tokenizer.get_vocab())
+
+
 def text_of(tokenizer: PreTrainedTokenizerBase, candidate: Candidate) -> str:
     return cast(str, tokenizer.decode(list(candidate.tokens), skip_special_tokens=True))
 
 
-def candidate_row(tokenizer: PreTrainedTokenizerBase, candidate: Candidate) -> list[str | int]:
-    """Return the row of `COLUMNS` of a candidate."""
+def row_of(tokenizer: PreTrainedTokenizerBase, candidate: Candidate) -> list[str | int]:
     numbers = (candidate.log_prob, candidate.length_penalty, candidate.score)
     state = "ended" if candidate.is_finished else "open"
     return [len(candidate.tokens), state, text_of(tokenizer, candidate), *(f"{number:.4f}" for number in numbers)]
 
 
-def highlight_changes(passes: list[list[tuple[str, bool]]]) -> list[tuple[str, str | None]]:
-    """Return the target after each pass on a numbered line."""
+def mark_changes(tokenizer: PreTrainedTokenizerBase, history: list[list[int]]) -> list[tuple[str, str | None]]:
+    """Return the target after each pass on a numbered line, with `CHANGED` at tokens that the pass changed."""
     spans: list[tuple[str, str | None]] = []
-    for number, tokens in enumerate(passes, start=1):
-        spans.append((f"{'' if number == 1 else chr(10)}{number}: ", None))
-        spans += [(text, CHANGED if is_changed else None) for text, is_changed in tokens]
+    for number, (before, tokens) in enumerate(zip([*history[:1], *history], history, strict=False), start=1):
+        marks = [CHANGED if token != old else None for token, old in zip(tokens, before, strict=True)]
+        spans += [(f"\n{number}: "[number == 1 :], None), *zip(token_texts(tokenizer, tokens), marks, strict=True)]
     return spans
 
 
-def describe(tokenizer: PreTrainedTokenizerBase, result: DecodedText) -> PageContent:
-    """Return what the page shows of a result."""
-    words = result.translation.unknown_words
+def search_content(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
+) -> PageContent:
+    """Return what the page shows of a text; raise ValueError where it or a setting has no translation."""
+    engine = RecordingEngine(model, cast(int, tokenizer.pad_token_id), **generate_kwargs)
+    limits = (min(MAX_SOURCE_TOKENS, engine.max_source_tokens()), engine.max_positions())
+    translator = Translator(
+        engine, tokenizer, limits[0], too_long="error", max_positions=limits[1],
+        constraint=tree_constraint(model, tokenizer),
+    )  # fmt: skip
+    words = split_plain(text) if is_parser(tokenizer) else []
+    source = " ".join(words) or text
+    (translation,) = translator([source])
+    unknown = ", ".join(map(repr, translation.unknown_words))
     return PageContent(
-        note=f"Unknown words, whose results are guesses: {', '.join(map(repr, words))}." if words else "",
-        source=result.source,
-        target=result.translation.text,
-        tree="" if result.tree is None else draw_tree_text(result.tree),
-        rows=[candidate_row(tokenizer, candidate) for step in result.steps for candidate in step],
+        note=f"Unknown words, whose results are guesses: {unknown}." if unknown else "",
+        source=source,
+        target=translation.text,
+        tree=draw_tree_text(delinearize(translation.text, words).tree) if words else "",
+        rows=[row_of(tokenizer, candidate) for step in engine.steps for candidate in step],
         finished=[
-            (f"{each.score:.4f}  {text_of(tokenizer, each)}", text_of(tokenizer, each)) for each in result.finished
+            (f"{each.score:.4f}  {text_of(tokenizer, each)}", text_of(tokenizer, each)) for each in engine.finished
         ],
-        passes=highlight_changes(result.passes),
+        passes=mark_changes(tokenizer, engine.history),
     )
 
 
 def page_content(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
 ) -> PageContent:
-    """Return what the page shows of a text, which may be any; the arguments are those of `decode_with_steps`."""
+    """Return what the page shows of any text: the search for its translation or tree, or a sentence.
+
+    Args:
+        model: any model of this package that generates.
+        tokenizer: its tokenizer.
+        text: the text; a parser's is split into words.
+        **generate_kwargs: arguments of `generate()`, which override the model's settings.
+    """
     text = text.encode(errors="replace").decode()  # JSON can hold half a character
     if not text.strip():
         return PageContent("The source is empty; type a text.")
     try:
-        return describe(tokenizer, decode_with_steps(model, tokenizer, text, **generate_kwargs))
+        return search_content(model, tokenizer, text, **generate_kwargs)
     except TooLongError as error:
         return PageContent(f"The source has {error.tokens} tokens, more than {error.limit}; shorten it.")
     except ValueError as error:

@@ -10,8 +10,7 @@ from ..support.errors import UserError
 from ..support.modes import is_non_autoregressive
 from ..support.saved_settings import MAX_ALPHA
 from ..translation.loading import LoadOptions, load_model_and_tokenizer
-from .content import CHANGED, COLUMNS, attention_frame, page_content
-from .steps import is_parser
+from .content import CHANGED, COLUMNS, attention_frame, is_parser, page_content
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -40,7 +39,7 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
         return gr.Slider(1, max(most, value), value, step=1, precision=0, label=label)
 
     def limit() -> dict[str, Any]:
-        label = "Length limit in tokens (0: the model's own)"
+        label = "Length limit (0: the model's)"
         return {"max_new_tokens": gr.Number(0, label=label, minimum=0, maximum=MAX_NEW_TOKENS, precision=0)}
 
     if is_non_autoregressive(model):
@@ -88,13 +87,14 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
             steps = gr.Dataframe(
                 label="Beams and targets that ended, after each step",
                 headers=list(COLUMNS),
+                column_widths=["8%", "10%", "40%", "13%", "12%", "17%"],
                 interactive=False,
                 wrap=True,
                 max_height=400,
             )
             ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
             attention = gr.HTML()
-        read = gr.State("")  # the source that all of this belongs to
+        read = gr.State("")  # the source of what is shown
 
         def show_attention(text: str, chosen: str | None) -> str:
             return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
@@ -117,28 +117,22 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
             }
 
         outputs = [note, target, tree, passes, steps, ended, attention, read]
-        # one at a time, since the attention of a model is switched for its weights
+        # One call at a time: the model's attention is switched while its weights are read.
         for event in (button.click, source.submit):
             event(show, [source, *settings.values()], outputs, concurrency_id="model")
         ended.input(show_attention, [read, ended], attention, concurrency_id="model")
     return page
 
 
-def load_page(
-    name: str,
-    device: str | None = None,
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> "gr.Blocks":
+def load_page(model: str, **settings: Any) -> "gr.Blocks":
     """Return the page of a folder's model, or of one on the Hub; on a CPU the model is prepared for inference.
 
     Args:
-        name: the folder, or the name on the Hub.
+        model: the folder, or the name on the Hub.
+        **settings: `device`, `dtype`, `revision` and `trust_remote_code`, as the options of `vaswani-demo`.
 
     Raises:
         UserError: Gradio is not installed, or the model cannot be loaded.
     """
     check_gradio()
-    options = LoadOptions(name, device, dtype, revision, trust_remote_code)
-    return make_page(*load_model_and_tokenizer(options), name)
+    return make_page(*load_model_and_tokenizer(LoadOptions(model, **settings)), model)

@@ -1,28 +1,19 @@
-"""A translation with the steps that led to it: beams and finished targets, or the target after each pass.
+"""The steps of a search for one target: beams and finished targets, or the target after each pass.
 
 k beams, R different ones, V vocabulary, T tokens of a target so far.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel
 
 from ..config import as_token_ids
-from ..figures.tokens import token_texts
-from ..parsing.constraint import tree_constraint
-from ..parsing.linear import delinearize, has_places
-from ..parsing.trees import Tree
-from ..parsing.words import split_plain
 from ..search import length_penalty
 from ..support.modes import is_non_autoregressive
 from ..translation.engine import TransformersEngine
-from ..translation.translator import Translation, Translator
-
-MAX_SOURCE_TOKENS = 128  # more would fill no table that anyone reads, and attention weights by the million
 
 
 @dataclass(frozen=True)
@@ -44,31 +35,6 @@ class Candidate:
     def score(self) -> float:
         """What finished targets are ranked by: log P(Y | X) / lp(Y)."""
         return self.log_prob / self.length_penalty
-
-
-@dataclass(frozen=True)
-class DecodedText:
-    """The result of a text.
-
-    translation: the best target, its score, and the words that the vocabulary lacks.
-    source: the text that the model read: of a parser the words, with spaces between them.
-    steps: of a search from left to right, the candidates after each step, the likeliest first.
-    passes: of a model that predicts all words at once, the target after each iteration or layer: the text of each
-        token, and whether the token changed.
-    tree: of a parser.
-    """
-
-    translation: Translation
-    source: str
-    steps: list[list[Candidate]]
-    passes: list[list[tuple[str, bool]]]
-    tree: Tree | None
-
-    @property
-    def finished(self) -> list[Candidate]:
-        """The targets that ended, the best first."""
-        ended = [candidate for step in self.steps for candidate in step if candidate.is_finished]
-        return sorted(ended, key=lambda candidate: -candidate.score)
 
 
 class SearchRecorder(LogitsProcessor):
@@ -138,6 +104,12 @@ class RecordingEngine(TransformersEngine):
         self.steps: list[list[Candidate]] = []
         self.history: list[list[int]] = []
 
+    @property
+    def finished(self) -> list[Candidate]:
+        """The targets that ended, the best first."""
+        ended = [candidate for step in self.steps for candidate in step if candidate.is_finished]
+        return sorted(ended, key=lambda candidate: -candidate.score)
+
     def generate(self, tokens: Tensor, mask: Tensor, **more: Any) -> Any:
         if is_non_autoregressive(self.model):
             output = super().generate(tokens, mask, return_history=True, **more)
@@ -147,48 +119,3 @@ class RecordingEngine(TransformersEngine):
         recorder = SearchRecorder(self, int(self.target_limits(mask)[0]), constraint)
         self.steps = recorder.steps
         return super().generate(tokens, mask, logits_processor=[recorder], **more)
-
-
-def mark_changes(tokenizer: PreTrainedTokenizerBase, history: Sequence[Sequence[int]]) -> list[list[tuple[str, bool]]]:
-    """Return the text of each token of each pass over a target, and whether it differs from the pass before."""
-    before = history[:1] and [history[0], *history[:-1]]
-    return [
-        [(text, token != old) for text, token, old in zip(token_texts(tokenizer, tokens), tokens, olds, strict=True)]
-        for tokens, olds in zip(history, before, strict=True)
-    ]
-
-
-def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a model with this tokenizer writes trees."""
-    return has_places(tokenizer.get_vocab())
-
-
-def decode_with_steps(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, **generate_kwargs: Any
-) -> DecodedText:
-    """Return the translation of one text, or its tree, with the steps of the search for it.
-
-    Args:
-        model: any model of this package that generates.
-        tokenizer: its tokenizer.
-        text: the text; a parser's is split into words.
-        **generate_kwargs: arguments of `generate()`, such as `num_beams=4`, which override the model's settings.
-
-    Raises:
-        TooLongError: the text has more than `MAX_SOURCE_TOKENS` tokens, or than the model has positions for.
-        ValueError: a setting is out of range, here or in `generate()`.
-    """
-    engine = RecordingEngine(model, tokenizer.pad_token_id, **generate_kwargs)
-    limit = min(MAX_SOURCE_TOKENS, engine.max_source_tokens())
-    translator = Translator(
-        engine, tokenizer, limit, too_long="error", max_positions=engine.max_positions(),
-        constraint=tree_constraint(model, tokenizer),
-    )  # fmt: skip
-    if not is_parser(tokenizer):
-        (translation,) = translator([text])
-        return DecodedText(translation, text, engine.steps, mark_changes(tokenizer, engine.history), None)
-    words = split_plain(text)
-    source = " ".join(words)
-    (translation,) = translator([source])
-    tree = delinearize(translation.text, words).tree
-    return DecodedText(translation, source, engine.steps, mark_changes(tokenizer, engine.history), tree)
