@@ -164,7 +164,7 @@ def test_shards_together_equal_the_whole(distill: Run, recipe: Path, tmp_path: P
     distill(folder=tmp_path / "whole")
     output, _, _ = distill("--shard=2/3")
     assert json.loads(output)["missing_parts"] == 3
-    with pytest.raises(UserError, match=r"distillation is unfinished; got 1 parts, expected 4 \(part 00000 is missing"):
+    with pytest.raises(UserError, match=r"distillation is unfinished; part 00000 of 4 is missing"):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
     for shard in ("3/3", "1/3"):
         distill(f"--shard={shard}", folder=tmp_path / "elsewhere")
@@ -325,7 +325,7 @@ def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe:
         with pytest.raises(UserError, match=r"00001\.jsonl: was changed after it was written; remove it and repeat"):
             list(PairStream(data_of(recipe, tmp_path / "distilled", "--data.streaming=true"), seed=0))
     part.write_text(text[:-10])
-    with pytest.raises(UserError, match=r"unfinished; got 3 parts, expected 4 \(part 00001 is missing\)"):
+    with pytest.raises(UserError, match=r"unfinished; part 00001 of 4 is missing"):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
     for name in ("00001.json", "00001.jsonl"):
         (tmp_path / "greedy" / name).replace(tmp_path / "distilled" / name)

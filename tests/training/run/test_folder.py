@@ -197,7 +197,7 @@ def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: l
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "recipe.yaml", "trainer_state.json.part"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json.part"])
 def test_link_to_a_file_in_a_runs_folder_is_an_error(arguments: list[str], tmp_path: Path, name: str) -> None:
     folder, other = tmp_path / "run", tmp_path / "other"
     folder.mkdir()
