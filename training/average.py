@@ -82,7 +82,6 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
 
 
 def enough_checkpoints(run: Path, last: int) -> list[Path]:
-    """Return the last `last` checkpoints of a run."""
     if not (run / CHECKPOINTS).is_dir():
         raise UserError(f"{run}: is not the folder of a run, or does not exist; give the --output_dir of a training.")
     checkpoints = last_checkpoints(run, last)
@@ -117,7 +116,6 @@ def average(run: Path, last: int, output: Path) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(prog="python -m training.average", description="Average a run's last checkpoints.")
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--last", type=positive_argument, default=5, help="how many checkpoints (5)")

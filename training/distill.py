@@ -25,15 +25,15 @@ from tqdm import tqdm
 
 from training.data.distilled import RECORD, Distillation, digest_sources
 from training.data.pairs import sources_in_order
-from training.data.tokenizing import target_ids
+from training.data.tokenizing import set_up_tokenizer, target_ids
 from training.recipe.fields import DataRecipe, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_help
+from training.recipe.help import parse_with_recipe, recipe_parser
 from training.report.results import commit, versions
 from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.support.command_line import ArgumentParser, finite_float, positive_argument
+from vaswani_transformer.support.command_line import finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.support.modes import is_non_autoregressive
@@ -76,7 +76,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_machine_options(parser: argparse.ArgumentParser) -> None:
+def add_work_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the work, and of loading the model."""
     machine = parser.add_argument_group("machine")
     machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
@@ -92,13 +92,8 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
-        prog="python -m training.distill",
-        description="Write a model's translations of a recipe's training sources, on which another model trains.",
-        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write a model's translations of a recipe's training sources, on which another model trains."
+    parser = recipe_parser("distill", description, "for example --data.path=FOLDER")
     parser.add_argument("model", metavar="MODEL", help="the teacher: the folder of a run or any saved model, or a name")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data")
     parser.add_argument(
@@ -108,7 +103,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
     )
     add_search_options(parser)
-    add_machine_options(parser)
+    add_work_options(parser)
     return parse_with_recipe(parser, arguments)
 
 
@@ -125,10 +120,7 @@ def check_options(options: argparse.Namespace, recipe: DataRecipe) -> DataRecipe
 def load_teacher(options: argparse.Namespace, max_length: int) -> tuple[Translator, dict[str, Any]]:
     """Return the teacher's translator and the settings of its search."""
     model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"{options.model}: its tokenizer has no pad token; set pad_token and save it again.")
-    if not tokenizer.is_fast:
-        tokenizer.split_special_tokens = True  # as in training
+    set_up_tokenizer(tokenizer, options.model, "pad")
     if isinstance(model, VaswaniTransformerForConditionalGeneration) and model.generation_config.num_beams is None:
         model.use_paper_decoding()
     given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
@@ -164,7 +156,6 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is new or holds a distillation, and can be written."""
     check_writable(folder)
     if not folder.exists() or (folder / RECORD).exists():
         return
@@ -223,7 +214,6 @@ def select_pair(translation: Translation, tokens: int, settings: dict[str, Any])
 def translate_part(
     translator: Translator, distillation: Distillation, sources: list[str], progress: Callable[[int], object]
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """Return the kept pairs of a part, by language, and the number of dropped ones by reason."""
     data, settings = distillation.record["data"], distillation.record["settings"]
     pairs, dropped = [], Counter[str]()
     translations = list(translator(sources, progress=progress))
@@ -278,7 +268,6 @@ class Progress:
 def write_parts(
     translator: Translator, recipe: DataRecipe, distillation: Distillation, numbers: list[int], progress: Progress
 ) -> None:
-    """Translate and write parts."""
     sources, first = sources_in_order(recipe), 0  # the number of the next source
     for number in numbers:
         start = number * distillation.sort_lines
@@ -320,7 +309,6 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
     start_log()
     with exit_together("; the same command resumes the distillation", OSError, ValueError):

@@ -30,7 +30,6 @@ def sha256(content: bytes) -> str:
 
 
 def digests(files: Files) -> dict[str, str]:
-    """Return the SHA-256 of each file's content, by name."""
     return {name: sha256(content) for name, content in files.items()}
 
 
@@ -148,7 +147,6 @@ def prepare(name: str, output: Path, copy: Path | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(
         prog="python -m training.prepare",
         formatter_class=argparse.RawDescriptionHelpFormatter,

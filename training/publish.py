@@ -38,7 +38,6 @@ REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.py", "training_args.
 
 
 def finished_results(run: Path) -> dict[str, Any]:
-    """Return a finished run's `results.json`."""
     if (run / RESULTS).exists():
         return read_results(run / RESULTS)
     fix = "give the folder of a run; for a mean of checkpoints, train with training.average_last"
@@ -47,7 +46,6 @@ def finished_results(run: Path) -> dict[str, Any]:
 
 
 def load_run(run: Path) -> tuple[ProjectedModel, PreTrainedTokenizerBase]:
-    """Return the model and the tokenizer of a run's folder."""
     try:
         model = load_model(str(run), local_files_only=True)
         tokenizer = load_tokenizer(str(run), local_files_only=True)
@@ -159,7 +157,6 @@ def error_chain(error: BaseException) -> str:
 
 
 def check_name(repository: str) -> None:
-    """Check that a repository's name is valid and has an owner."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -216,7 +213,6 @@ def publish(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     parser = ArgumentParser(
         prog="python -m training.publish", description="Publish a finished run on the Hugging Face Hub."
     )

@@ -21,17 +21,18 @@ from transformers.utils import logging
 from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
+from training.data.tokenizing import set_up_tokenizer
 from training.recipe.decoding import decoding_config
 from training.recipe.families import family_of
 from training.recipe.fields import Recipe, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_help
+from training.recipe.help import parse_with_recipe, recipe_parser
 from training.report.results import commit, fingerprint, hardware, versions
 from training.run.command import check_new_file, flush_stdout
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
@@ -45,14 +46,8 @@ LM_TARGETS = 1_000_000  # training targets that the language model counts, of a 
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
-        prog="python -m training.score",
-        allow_abbrev=False,
-        description="Score a model on a split of a recipe's data.",
-        epilog=f"Any field of the recipe can be set as in training, for example --data.path=FOLDER:\n\n{recipe_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description, example = "Score a model on a split of a recipe's data.", "for example --data.path=FOLDER"
+    parser = recipe_parser("score", description, example)
     parser.add_argument("model", metavar="MODEL", help="the folder of a run or any saved model, or a name on the Hub")
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file that names the data and the search")
     parser.add_argument("--split", choices=("validation", "test"), default="test", help="(test)")
@@ -68,7 +63,6 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def check_split(recipe: Recipe, split: str) -> None:
-    """Check that a recipe names a split."""
     if getattr(recipe.data, split) is None:
         raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
 
@@ -85,13 +79,6 @@ def load_training_targets(recipe: Recipe) -> list[str]:
     if is_streamed(recipe.data, "train"):
         return [target for _, target in islice(PairStream(recipe.data, recipe.seed), LM_TARGETS)]
     return load_split(recipe, "train")["target"][:LM_TARGETS]
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a tokenizer has the tokens that scoring needs."""
-    for token, value in (("pad", tokenizer.pad_token_id), ("eos", tokenizer.eos_token_id)):
-        if value is None:
-            raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
 
 
 def likelihood(
@@ -186,9 +173,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
     digest = named.digest()
-    check_tokenizer(tokenizer, options.model)
-    if not tokenizer.is_fast:
-        tokenizer.split_special_tokens = True  # as in training
+    set_up_tokenizer(tokenizer, options.model, "pad", "eos")
     pairs = load_split(recipe, options.split)
     sources, references = pairs["source"][:], pairs["target"][:]
     training_targets = load_training_targets(recipe) if options.lm_score else None
@@ -219,7 +204,6 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
 
 def report(scores: dict[str, Any]) -> None:
-    """Print the table."""
     for name, value in scores.items():
         if isinstance(value, dict) and "signature" in value:
             print(f"{name:<20} {value['score']:>8.2f}  {value['signature']}")
@@ -245,7 +229,6 @@ def report(scores: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError):

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.recipe.families import AUTOREGRESSIVE
 from training.recipe.fields import SEEDS, Recipe, check, load_recipe
-from training.recipe.help import parse_with_recipe, recipe_help
+from training.recipe.help import parse_with_recipe, recipe_parser
 from training.report.results import RESULTS, RESULTS_FIX
 from training.report.table3 import PAPER_FIGURES, orderings, row_summary, to_markdown
 from training.run.checkpoints import RECIPE, run_write_errors
@@ -37,7 +37,6 @@ from training.tasks import make_task
 from training.train import run as train
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import OutputError, UserError
 from vaswani_transformer.support.files import read_json, write_atomically
 
@@ -63,7 +62,6 @@ def names_among(options: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def seed_list(text: str) -> list[int]:
-    """Return an argument as different seeds."""
     given = text.split(",")
     if not all(seed.isdecimal() and int(seed) < SEEDS for seed in given) or len(set(map(int, given))) < len(given):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected different numbers such as 1,2,3, each below {SEEDS}")
@@ -71,13 +69,8 @@ def seed_list(text: str) -> list[int]:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own arguments, and those of the recipe."""
-    parser = ArgumentParser(
-        prog="python -m training.table3",
-        description="Train the rows of the paper's Table 3 around a recipe's model, and print the table.",
-        epilog=f"Any field of the recipe can be set as in training, such as --model.d_model=128:\n\n{recipe_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Train the rows of the paper's Table 3 around a recipe's model, and print the table."
+    parser = recipe_parser("table3", description, "such as --model.d_model=128")
     rows = tuple(PAPER_FIGURES)
     parser.add_argument("recipe", metavar="RECIPE", help="the YAML file of the base model, its data and its steps")
     parser.add_argument("--rows", type=names_among(rows), default=list(rows), help=f"some of {','.join(rows)} (all)")
@@ -101,7 +94,6 @@ def scaled(row: str, name: str, base: VaswaniTransformerConfig) -> int:
 
 
 def row_change(row: str, base: VaswaniTransformerConfig) -> dict[str, Any]:
-    """Return the fields of the model that a row changes."""
     return {name: scaled(row, name, base) if name in SIZES else value for name, value in PAPER_SETTINGS[row].items()}
 
 
@@ -161,7 +153,6 @@ def check_base(recipe: Recipe) -> None:
 
 
 def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
-    """Check that the rows differ."""
     vocab_size = recipe.tokenizer.vocab_size
     models = {run.row: run.recipe.model_config(vocab_size=vocab_size).to_dict() for run in runs}
     for one, other in itertools.combinations(models, 2):
@@ -173,7 +164,6 @@ def check_models(recipe: Recipe, runs: list[RowRun]) -> None:
 
 
 def is_finished(run: RowRun) -> bool:
-    """Return whether a run is complete."""
     if changed := read_folder(run.folder, run.recipe).changed:
         raise UserError(
             f"{run.folder}: holds a run of another recipe, {changed[0]} differs; give the same command to resume, or "
@@ -246,7 +236,6 @@ def make_table(recipe: Recipe, folder: Path, errors: dict[str, str]) -> dict[str
 
 
 def write_table(table: dict[str, Any], folder: Path) -> None:
-    """Write the table as table3.json and table3.md."""
     with run_write_errors(folder / "table3.json"):
         write_atomically(folder / "table3.json", json.dumps(table, indent=2, ensure_ascii=False))
         write_atomically(folder / "table3.md", to_markdown(table))
@@ -279,7 +268,6 @@ def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's error ends it with one line and exit status 2."""
     options, overrides = parse_arguments(arguments)
     start_log()
     datasets.disable_progress_bars()

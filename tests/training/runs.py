@@ -53,6 +53,11 @@ def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
     return [str(recipe)]
 
 
+def last_of_each(*arguments: str) -> list[str]:
+    """Return arguments of which a later one overrides an earlier one of its field."""
+    return list({argument.partition("=")[0]: argument for argument in arguments}.values())
+
+
 def prepare_run(recipe: Recipe) -> Prepared:
     """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
     folder = prepare_folder(recipe)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
 from training import average as average_module
-from training.average import average, main, mean_weights
-from training.run.checkpoints import UNFINISHED, mark_complete
+from training.average import average, last_checkpoints, main, mean_weights
+from training.run.checkpoints import UNFINISHED, mark_complete, step_of
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.errors import OutputError, UserError
 
@@ -78,6 +78,9 @@ def test_best_checkpoint_counts_unless_later_ones_were_deleted(
         UserError, match=rf"has {len(steps)} complete checkpoints at its end, expected {len(steps) + 1}"
     ):
         average(run_folder, len(steps) + 1, tmp_path / "other")
+    (run_folder / "checkpoints" / "checkpoint-2" / "model.safetensors").write_text("damaged")
+    if steps == [9, 10]:
+        assert [step_of(path) for path in last_checkpoints(run_folder, 3)] == steps
 
 
 def test_folder_without_a_run_and_last_0_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

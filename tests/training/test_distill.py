@@ -87,7 +87,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def data_of(recipe: Path, folder: Path, *fields: str) -> DataRecipe:
-    return load_recipe(recipe, [f"--data.distilled={folder}", *fields]).data
+    is_given = any(field.startswith("--data.distilled=") for field in fields)
+    return load_recipe(recipe, [*([] if is_given else [f"--data.distilled={folder}"]), *fields]).data
 
 
 def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.training.runs import (
     equal,
     finish,
     kill_after,
+    last_of_each,
     last_step,
     prepare_run,
     rewind,
@@ -88,7 +89,7 @@ def test_run_killed_after_its_last_step_trains_no_further_step(
     arguments: list[str], tmp_path: Path, end: list[str]
 ) -> None:
     folder = tmp_path / "run"
-    settings = [arguments[0], *arguments[1:], "--training.steps=30", *end, f"--output_dir={folder}"]
+    settings = last_of_each(*arguments, "--training.steps=30", *end, f"--output_dir={folder}")
     first = run(load_recipe(settings[0], settings[1:]))
     before = weights(folder)
     (folder / "results.json").unlink()  # killed while the test set was translated
@@ -105,12 +106,12 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
 ) -> None:
     settings = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
     short, long = tmp_path / "short", tmp_path / "whole"
-    first = run(load_recipe(arguments[0], [*settings, limit, f"--output_dir={short}"]))
+    first = run(load_recipe(arguments[0], last_of_each(*settings, limit, f"--output_dir={short}")))
     assert first["steps"] < 12
     kept, model = (short / "results.json").read_text(), weights(short)
     for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
         with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
-            run(load_recipe(arguments[0], [*settings, *more, f"--output_dir={short}"]))
+            run(load_recipe(arguments[0], last_of_each(*settings, *more, f"--output_dir={short}")))
     assert (short / "results.json").read_text() == kept
     cut = shutil.copytree(short, tmp_path / "cut")
     rewind(cut, first["steps"])
@@ -228,11 +229,12 @@ def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
     step = last_step(folder)
     is_regular = step % 60 == 0
     assert (folder / "checkpoints" / f"checkpoint-{step}" / "interrupted").exists() is not is_regular
-    _, again = start([*settings, f"--training.steps={step + 3}"], folder, launcher=launcher).communicate(timeout=300)
+    settings = last_of_each(*settings, f"--training.steps={step + 3}")
+    _, again = start(settings, folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
 
 
-@pytest.mark.parametrize("phase", ["load_pairs", "tokenize", "validation_scores"])
+@pytest.mark.parametrize("phase", ["run.preparation.load_pairs", "run.preparation.tokenize", "train.write_results"])
 def test_interruption_in_any_phase_ends_the_command_with_one_line(
     arguments: list[str],
     tmp_path: Path,
@@ -243,7 +245,7 @@ def test_interruption_in_any_phase_ends_the_command_with_one_line(
     def interrupt(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, phase, interrupt)
+    monkeypatch.setattr(f"training.{phase}", interrupt)
     with pytest.raises(SystemExit) as end:
         train.main([*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"])
     assert end.value.code == 130

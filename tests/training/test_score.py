@@ -18,9 +18,10 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 
 from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY, NarModel
+from training.data.tokenizing import set_up_tokenizer
 from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe
 from training.report.results import commit, hardware, versions
-from training.score import check_tokenizer, main
+from training.score import main
 from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
@@ -305,7 +306,7 @@ def test_tokenizer_of_another_model_is_an_error(run: Run, tmp_path: Path) -> Non
     assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
     tokenizer.pad_token = None
     with pytest.raises(UserError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
-        check_tokenizer(tokenizer, "m")
+        set_up_tokenizer(tokenizer, "m", "pad", "eos")
 
 
 def test_prepared_model_has_the_scores_of_the_plain_one(
@@ -370,7 +371,7 @@ def test_output_that_cannot_be_written_ends_the_command_before_its_work(
     def fail(dir: Path) -> NoReturn:
         raise FileNotFoundError(2, "No such file or directory", str(dir))
 
-    monkeypatch.setattr("training.score.tempfile.TemporaryFile", fail)  # as below /proc
+    monkeypatch.setattr("training.run.command.tempfile.TemporaryFile", fail)  # as below /proc
     output, errors, status = run("--output", tmp_path / "scores.json", model="nothing")
     assert (output, status) == ("", 2)
     assert errors.endswith(

@@ -15,6 +15,7 @@ from tests.training.runs import (
     assert_same_checkpoints,
     finish,
     kill_after,
+    last_of_each,
     last_step,
     prepare_run,
     start,
@@ -108,7 +109,7 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     assert results["data"]["train"]["read"]["pairs"] == 81
     path.write_text("four ski".join(good.rsplit("four sea", 1)))
     with pytest.raises(UserError, match=r"^data\.train: the pairs of .* have changed since the run read them"):
-        run(load_recipe(streamed[0], [*streamed[1:], "--training.steps=40", *more[1:]]))
+        run(load_recipe(streamed[0], last_of_each(*streamed[1:], *more, "--training.steps=40")))
 
 
 def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.runs import assert_same_checkpoints, make_arguments, rewind, weights
+from tests.training.runs import assert_same_checkpoints, last_of_each, make_arguments, rewind, weights
 from training import table3
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
@@ -24,7 +24,7 @@ GRAMMAR = DataRecipe(kind="grammar", target="es")
 
 
 def run_table(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
-    main([arguments[0], *arguments[1:], *SMALL, f"--output_dir={folder}", *more])
+    main(last_of_each(*arguments, *SMALL, f"--output_dir={folder}", *more))
     return json.loads((folder / "table3.json").read_text())
 
 

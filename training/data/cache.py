@@ -146,5 +146,4 @@ def map_part(pairs: Dataset, number: int, folder: Path, encode: Callable, settin
 
 
 def num_cores() -> int:
-    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

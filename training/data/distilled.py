@@ -74,11 +74,9 @@ class Distillation:
         return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()
 
     def sources_of(self, number: int) -> int:
-        """Return the number of sources of a part."""
         return min(self.sort_lines, self.sources - number * self.sort_lines)
 
     def paths(self, number: int) -> tuple[Path, Path]:
-        """Return the paths of a part's pairs and of its counts."""
         return self.folder / f"{number:05d}.jsonl", self.folder / f"{number:05d}.json"
 
     def write_part(self, number: int, pairs: list[dict[str, str]], dropped: Counter[str]) -> None:
@@ -108,11 +106,9 @@ class Distillation:
         return counts if is_complete else None
 
     def missing_parts(self) -> list[int]:
-        """Return the numbers of the parts that are missing or incomplete."""
         return [number for number in range(self.num_parts) if self.counts(number) is None]
 
     def check_complete(self) -> None:
-        """Check that the folder has all parts."""
         missing = next((number for number in range(self.num_parts) if self.counts(number) is None), None)
         if missing is not None:
             raise UserError(

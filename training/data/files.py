@@ -49,7 +49,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
-    """Return whether both sides of a pair have text."""
     if source and target:
         return True
     if recipe.empty == "error":
@@ -152,7 +151,6 @@ READERS = {"json": read_json_lines, "text": read_text, "trees": read_tree_pairs}
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
-    """Return the pairs of a split in files of the recipe's kind."""
     return READERS[recipe.kind](recipe, Path(recipe.path or ""), name)
 
 

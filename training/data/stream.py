@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from training.data.distilled import open_distilled
+from training.data.distilled import Distillation, open_distilled
 from training.data.files import read_file
 from training.data.pairs import open_hub_split, read_rows
 from training.recipe.fields import DataRecipe
@@ -35,10 +35,10 @@ class PairStream:
         UserError: during iteration, for a line that `load_pairs` would not accept either, or for pairs that changed.
     """
 
-    def __init__(self, recipe: DataRecipe, seed: int) -> None:
+    def __init__(self, recipe: DataRecipe, seed: int, distillation: Distillation | None = None) -> None:
         self.recipe = recipe
         self.rows = None
-        self.distillation = None if recipe.distilled is None else open_distilled(recipe)
+        self.distillation = distillation or (None if recipe.distilled is None else open_distilled(recipe))
         if recipe.kind == "hub" and self.distillation is None:
             self.rows = open_hub_split(recipe, "train").shuffle(seed=seed, buffer_size=recipe.buffer)
         self.pairs, self.digest = 0, hashlib.sha256()

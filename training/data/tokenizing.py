@@ -24,6 +24,15 @@ NUMBER = "number"  # column of a training pair's number, from 1
 TEXTS = ["source", "reference"]  # columns of an evaluation's texts
 
 
+def set_up_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, *needed: str) -> None:
+    """Let a model's tokenizer read special tokens in a text as text, as in training; it must have the tokens needed."""
+    for token in needed:
+        if getattr(tokenizer, f"{token}_token_id") is None:
+            raise UserError(f"{name}: its tokenizer has no {token} token; set {token}_token and save it again.")
+    if not tokenizer.is_fast:
+        tokenizer.split_special_tokens = True
+
+
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, sources: list[str], targets: list[str]
 ) -> tuple[list[list[int]], list[list[int]]]:
@@ -86,7 +95,6 @@ def tokenize(
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 of a tokenizer's files."""
     digest = hashlib.sha256()
     tokenizer("")  # without padding and limits, which a file has from the last call
     with tempfile.TemporaryDirectory() as folder:
@@ -121,5 +129,4 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
 
 
 def lengths(dataset: Dataset, column: str) -> NDArray[np.int32]:
-    """Return the number of tokens in each row of a column."""
     return ArrowRows.of(dataset, column).lengths

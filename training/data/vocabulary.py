@@ -8,6 +8,7 @@ import datasets
 from datasets import DatasetDict
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from training.data.distilled import Distillation
 from training.data.stream import PairStream
 from training.recipe.fields import Recipe
 from training.tasks import make_task
@@ -58,12 +59,14 @@ def train_tokenizer(
     return tokenizer
 
 
-def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the recipe names, or one trained on the training pairs.
+def make_tokenizer(
+    recipe: Recipe, pairs: DatasetDict, distillation: Distillation | None = None
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names, or one trained on the training pairs, which may be distilled.
 
     For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
     """
-    tokenizer = train_or_load(recipe, pairs)
+    tokenizer = train_or_load(recipe, pairs, distillation)
     if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
         raise UserError(
             f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
@@ -75,10 +78,10 @@ def make_tokenizer(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBas
     return tokenizer
 
 
-def train_or_load(recipe: Recipe, pairs: DatasetDict) -> PreTrainedTokenizerBase:
+def train_or_load(recipe: Recipe, pairs: DatasetDict, distillation: Distillation | None) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
     task = make_task(recipe)
-    train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else pairs["train"]
+    train = PairStream(recipe.data, recipe.seed, distillation) if recipe.data.streaming else pairs["train"]
     tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
     if (path := recipe.tokenizer.path) is None:
         return train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)

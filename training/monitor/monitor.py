@@ -63,7 +63,6 @@ class TrainingMonitor(TrainerCallback):
         self.stopwatch.seconds["preparation"] += self.created - moment
 
     def time(self) -> dict[str, float]:
-        """Return the seconds of every phase so far."""
         self.stopwatch.flush()
         return dict(self.stopwatch.seconds)
 

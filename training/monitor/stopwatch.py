@@ -24,15 +24,12 @@ class Stopwatch:
         self.marks: list[Any] = [self.mark()]
 
     def mark(self) -> Any:
-        """Return the present moment."""
         return time.perf_counter()
 
     def between(self, first: Any, second: Any) -> float:
-        """Return the seconds from one moment to another."""
         return second - first
 
     def enter(self, phase: str) -> None:
-        """Change the phase."""
         self.phases.append(phase)
         self.marks.append(self.mark())
 

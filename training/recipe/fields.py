@@ -269,7 +269,6 @@ class Recipe:
 
     @property
     def kind(self) -> str:
-        """The kind of model."""
         return self.model.get("kind") or AUTOREGRESSIVE
 
     @property
@@ -296,7 +295,6 @@ PATHS = [name for name, one in SETTINGS.items() if one.rules.is_path and name !=
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """Return the kinds of model that have a field."""
     return SETTINGS[name].rules.kinds or tuple(FAMILIES)
 
 
@@ -342,7 +340,6 @@ def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Return the mapping in a recipe's file."""
     if not path.is_file():
         known = sorted(recipe.name for recipe in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
         raise UserError(
@@ -480,7 +477,6 @@ def check_phases(training: TrainingRecipe, decoding: DecodingRecipe) -> None:
 
 
 def check_score_tokenizer(name: str) -> None:
-    """Check that a tokenizer of sacreBLEU is installed."""
     language, _, dictionary = name.partition("-")
     if not dictionary:
         return

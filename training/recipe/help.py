@@ -43,12 +43,10 @@ def shown(value: object) -> str:
 
 
 def choices(known: Setting) -> str:
-    """Return the values of a field that has few."""
     return f" One of {', '.join(known.choices)}." if known.choices else ""
 
 
 def entry(name: str, default: object, text: str) -> str:
-    """Return a field, its default and, below them, its meaning."""
     return f"  --{name}={shown(default)}\n{textwrap.indent(textwrap.fill(text, WIDTH - 6), 6 * ' ')}"
 
 
@@ -90,6 +88,16 @@ def model_entries() -> Iterator[str]:
                 listed.add(field)
 
 
+def recipe_parser(command: str, description: str, example: str) -> ArgumentParser:
+    """Return the parser of a command with a recipe, whose help ends with all fields of a recipe."""
+    return ArgumentParser(
+        prog=f"python -m training.{command}",
+        description=description,
+        epilog=f"Any field of the recipe can be set as in training, {example}:\n\n{recipe_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return a command's own arguments, and those that set fields of a recipe; any other option ends the command."""
     options, overrides = parser.parse_known_args(arguments)
@@ -101,5 +109,4 @@ def parse_with_recipe(parser: ArgumentParser, arguments: list[str] | None) -> tu
 
 
 def recipe_help() -> str:
-    """Return all fields of a recipe, as arguments, with defaults and meanings."""
     return "\n".join(entries(Recipe))

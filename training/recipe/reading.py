@@ -226,7 +226,6 @@ def read_exponents(value: Any) -> Any:
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Check that a number, or each number of a group or a list, is finite and fits into 64 bits."""
     if isinstance(value, list):
         for member in value:
             check_numbers(member, name)
@@ -279,7 +278,6 @@ def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
 
 
 def any_of(values: list[Any]) -> str:
-    """Return values as a choice."""
     *others, last = (str(value) for value in values)
     return f"{', '.join(others)} or {last}" if others else last
 

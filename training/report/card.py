@@ -160,7 +160,6 @@ def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult
 
 
 def data_name(data: DataRecipe) -> str:
-    """Return the name of the data set in text."""
     if data.kind == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
     return " ".join(name for name in (data.path, data.subset) if name)
@@ -187,7 +186,6 @@ def describe_model(recipe: Recipe) -> str:
 
 
 def describe_training(results: dict[str, Any], training: TrainingRecipe) -> str:
-    """Return the number and size of steps, the operations, and the schedule."""
     scale = "" if training.learning_rate_scale == 1 else f", times {training.learning_rate_scale}"
     schedule = f"the paper's Adam and learning rate with {training.warmup_steps:,} steps of warm-up{scale}"
     if training.optimizer == "radam":
@@ -203,7 +201,6 @@ def describe_training(results: dict[str, Any], training: TrainingRecipe) -> str:
 
 
 def describe_losses(recipe: Recipe) -> str:
-    """Return what the columns of the curve are."""
     plain = (
         "`loss` is the label-smoothed training loss and `validation loss` the plain one, both in nats per target token."
     )
@@ -216,14 +213,12 @@ def describe_losses(recipe: Recipe) -> str:
 
 
 def describe_weights(recipe: Recipe) -> str:
-    """Return which of a run's weights the model has."""
     if (last := recipe.training.average_last) is not None:
         return f"the mean of the last {last} checkpoints"
     return f"the checkpoint with the best validation {selection_metric(recipe).title}"
 
 
 def describe_hardware(results: dict[str, Any]) -> str:
-    """Return the machine that trained, and the number of processes."""
     machine, processes = results["hardware"], results["processes"]
     parts = [f"{count} {name}" for name, count in machine["accelerators"].items()]
     cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
@@ -232,7 +227,6 @@ def describe_hardware(results: dict[str, Any]) -> str:
 
 
 def describe_time(results: dict[str, Any]) -> str:
-    """Return the total time and the share of each phase."""
     if "time" not in results:
         return "not yet at its end"
     minutes, seconds = divmod(round(results["seconds"]), 60)
@@ -260,12 +254,10 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
 
 
 def scored(scores: dict[str, Any], metric: Metric) -> str:
-    """Return one score with its name and signature."""
     return f"{metric.title} {scores[metric.key]:.2f}, `{scores[metric.signature_key]}`"
 
 
 def describe_search(decoding: dict[str, Any]) -> str:
-    """Return the search in text."""
     if "length_beam_size" in decoding:
         passes, lengths = decoding.get("num_iterations", 1), decoding["length_beam_size"]
         tried = "the predicted length" if lengths == 1 else f"each of the {lengths} likeliest lengths"
@@ -280,7 +272,6 @@ def describe_search(decoding: dict[str, Any]) -> str:
 
 
 def python_literal(text: str) -> str:
-    """Return a text as a Python literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -333,7 +324,6 @@ def fingerprint_table(data: dict[str, Any]) -> str:
 
 
 def describe_code(results: dict[str, Any]) -> str:
-    """Return the version and, if it is known, the commit that trained."""
     version = f"vaswani-transformer {results['versions']['vaswani_transformer']}"
     if (commit := results["commit"]) is None:
         return f"{version}, commit unknown"

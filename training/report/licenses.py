@@ -21,7 +21,6 @@ LICENSES = (
 
 
 def check_license(license: str) -> None:
-    """Check that a license is in the Hub's list; the Hub rejects a card with another."""
     if license in LICENSES:
         return
     like = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=3, cutoff=0.4)

@@ -44,7 +44,6 @@ def fingerprint(pairs: Dataset) -> dict[str, int | str]:
 
 
 def git(*arguments: str) -> str:
-    """Return the output of git in this file's folder."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
@@ -112,7 +111,6 @@ def strip_local_paths(recipe: Recipe) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the content of a `results.json`."""
     results = read_json(path, RESULTS_FIX)
     if missing := sorted(NEEDED - set(results)):
         raise UserError(f"{path}: lacks {', '.join(missing)}; train again with this version to publish.")

@@ -99,7 +99,6 @@ def orderings(rows: dict[str, dict[str, Any]], key: str = "bleu") -> dict[str, d
 
 
 def with_std(figure: dict[str, float | None], digits: int) -> str:
-    """Return a mean, with its standard deviation where there is one."""
     mean = f"{figure['mean']:.{digits}f}"
     return mean if figure["std"] is None else f"{mean} ± {figure['std']:.{digits}f}"
 
@@ -109,7 +108,6 @@ def format_change(change: dict[str, Any]) -> str:
 
 
 def format_row(row: str, summary: dict[str, Any], key: str) -> str:
-    """Return a row as a line of a Markdown table."""
     steps = sorted({run["steps"] for run in summary["runs"].values()})
     paper = summary["paper"]
     cells = [

@@ -47,7 +47,6 @@ SHARDED_WEIGHTS = "pytorch_model_fsdp.bin"  # Accelerate's name for weights that
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step at which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -57,7 +56,6 @@ def checkpoints_folder(args: TrainingArguments) -> Path:
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
-    """Return the folder in which the Trainer writes the checkpoint of a step."""
     return run / CHECKPOINTS / f"checkpoint-{step}"
 
 
@@ -82,17 +80,14 @@ def is_unfinished(checkpoint: Path) -> bool:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return a run's complete checkpoints, the oldest first."""
     return [checkpoint for checkpoint in all_checkpoints(run) if is_complete(checkpoint)]
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run."""
     return next(reversed(complete_checkpoints(run)), None)
 
 
 def has_trained(run: Path) -> bool:
-    """Return whether a run has weights to resume."""
     return last_checkpoint(run) is not None or (run / STATE).exists()
 
 
@@ -226,7 +221,6 @@ def settle(run: Path, needs_best: bool = True) -> None:
 
 
 def check_best(run: Path, step: int | None) -> None:
-    """Check that the best checkpoint of a run, that of a step, is as training wrote it."""
     if step is not None and (name := changed_file(checkpoint_at(run, step))) is not None:
         raise RunError(f"{checkpoint_at(run, step) / name}: is not as training wrote it; {best_fix(run, step)}")
 

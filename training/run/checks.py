@@ -177,7 +177,6 @@ def check_model_trains(recipe: Recipe) -> None:
 
 
 def set_attention(model: ProjectedModel, name: str) -> None:
-    """Set a model's attention implementation by its name in Transformers."""
     try:
         model.set_attn_implementation(name)
     except (ImportError, ValueError) as error:
@@ -185,7 +184,6 @@ def set_attention(model: ProjectedModel, name: str) -> None:
 
 
 def attention(recipe: Recipe) -> str:
-    """Return the name of the attention implementation on this machine."""
     if recipe.training.attention != "auto":
         return recipe.training.attention
     return "eager" if uses_cpu() else "sdpa"

@@ -15,11 +15,12 @@ from accelerate.utils import broadcast_object_list
 from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
+from training.data.distilled import Distillation
 from training.data.vocabulary import make_tokenizer
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import SETTINGS, Recipe, to_dict
 from training.recipe.reading import Scope, build
-from training.report.results import RESULTS, RESULTS_FIX
+from training.report.results import RESULTS, RESULTS_FIX, fingerprints
 from training.run.checkpoints import (
     LOCK,
     RECIPE,
@@ -200,7 +201,6 @@ def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
 
 
 def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of the data with which the run in a folder started."""
     fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
     return read_json(folder / DATA_FILE, fix, **splits)
 
@@ -220,17 +220,18 @@ def write_new_run(
 
 
 def initialize_run(
-    recipe: Recipe, folder: Path, pairs: DatasetDict, present: dict[str, dict[str, Any]]
+    recipe: Recipe, folder: Path, pairs: DatasetDict, distillation: Distillation | None
 ) -> tuple[PreTrainedTokenizerBase, list[Path]]:
     """Return the tokenizer of a run, and the files that this process wrote for a new one.
 
     A new run gets its recipe, the data's fingerprints and its tokenizer; files that exist stay as they are.
     """
-    written = []
+    is_main, written = PartialState().is_main_process, []
+    present = fingerprints(recipe.data, pairs, distillation) if is_main else {}
     check_same_data(folder, *broadcast_object_list([present]))
-    if PartialState().is_main_process and not (folder / TOKENIZER).exists():
-        written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs), present)
-    elif PartialState().is_main_process and not (folder / DATA_FILE).exists():
+    if is_main and not (folder / TOKENIZER).exists():
+        written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs, distillation), present)
+    elif is_main and not (folder / DATA_FILE).exists():
         write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
     PartialState().wait_for_everyone()
     if not (folder / TOKENIZER).exists():

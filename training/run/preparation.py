@@ -14,7 +14,6 @@ from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
 from training.recipe.fields import Recipe
 from training.recipe.machine import trains_slowly_in_bf16
-from training.report.results import fingerprints
 from training.run.checkpoints import run_write_errors
 from training.run.checks import check_model_trains, check_pairs, config_for_tokenizer
 from training.run.folder import DATA_FILE, RunFolder, extend_run, initialize_run
@@ -86,8 +85,7 @@ def prepare(
     with state.local_main_process_first():
         pairs = load_pairs(recipe.data, inputs.distillation)
     state.wait_for_everyone()  # every process checks the folder before one writes
-    present = fingerprints(recipe.data, pairs, inputs.distillation) if state.is_main_process else {}
-    tokenizer, written = initialize_run(recipe, path, pairs, present)
+    tokenizer, written = initialize_run(recipe, path, pairs, inputs.distillation)
     try:
         with state.local_main_process_first():
             encoded = tokenize(pairs, tokenizer, recipe.data)

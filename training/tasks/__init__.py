@@ -10,7 +10,6 @@ ENERGY = Metric("energy", "energy", "signature", greater_is_better=False)
 
 
 def make_task(recipe: Recipe) -> Task:
-    """Return the task of a recipe."""
     if recipe.data.kind == "trees":
         return ParsingTask(recipe.data.source)
     if recipe.task == "dialogue":

@@ -109,7 +109,6 @@ def score_linear(
 
 
 def signature(scores: BracketScores, own_punctuation: bool = False) -> str:
-    """Return how a score was computed."""
     parts = ["evalb:COLLINS.prm", f"punctuation:{'own' if own_punctuation else 'gold'}-tags"]
     parts += [f"sentences:{scores.sentences}", f"skipped:{scores.skipped}", f"errors:{scores.errors}"]
     return "|".join(parts)

@@ -154,7 +154,6 @@ class DivergenceGuard(TrainerCallback):
 
 
 def remedy(run: Path) -> str:
-    """Return the fix for a run that has diverged."""
     checkpoint = last_checkpoint(run)
     kept = "no checkpoint was written yet" if checkpoint is None else f"checkpoint {step_of(checkpoint):,} is kept"
     return f"{kept}; start over with a smaller training.learning_rate_scale"

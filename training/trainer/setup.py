@@ -66,7 +66,9 @@ def make_trainer(recipe: Recipe, prepared: Prepared) -> RecipeTrainer:
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     logger.info("%.2fM parameters.", model.num_parameters() / 1e6)
-    train = PairStream(recipe.data, recipe.seed) if recipe.data.streaming else encoded["train"]
+    train = encoded["train"]
+    if recipe.data.streaming:
+        train = PairStream(recipe.data, recipe.seed, prepared.inputs.distillation)
     parts = (model, training_arguments(recipe, prepared.folder), recipe, tokenizer, train, encoded["validation"])
     if (teacher := models.get("energy_from")) is None:
         trainer = RecipeTrainer(*parts)

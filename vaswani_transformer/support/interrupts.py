@@ -17,11 +17,12 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it, where a command ends itself after it."""
 
 
-def is_command() -> bool:
-    """Return whether this process runs a command of the package or of `training/`."""
+def running_command() -> str:
+    """Return the command of the package or of `training/` that this process runs, as `training.train`; else ""."""
     words = sys.orig_argv
     name = words[words.index("-m") + 1] if "-m" in words[:-1] else Path("".join(sys.argv[:1])).name
-    return name.split(".")[0] in ("vaswani_transformer", "training") or name.startswith("vaswani-")
+    is_ours = name.split(".")[0] in ("vaswani_transformer", "training") or name.startswith("vaswani-")
+    return name if is_ours else ""
 
 
 def exit_at_once(*_: object) -> NoReturn:
@@ -34,7 +35,7 @@ def exit_at_once(*_: object) -> NoReturn:
 def exit_on_early_interrupt() -> None:
     """Let Ctrl-C end a command at once until `raise_interrupts`; a process that ignores it still does."""
     is_main = threading.current_thread() is threading.main_thread()
-    if is_command() and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if running_command() and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_at_once)
 
 

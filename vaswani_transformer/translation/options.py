@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from ..support.command_line import ArgumentParser, finite_float, positive_argument, utf8_text
 from ..support.saved_settings import MAX_ALPHA
@@ -43,7 +43,7 @@ def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> ar
     return options
 
 
-def add_file_options(parser: argparse.ArgumentParser, texts: str, results: str) -> argparse._ArgumentGroup:
+def add_file_options(parser: argparse.ArgumentParser, texts: str, results: str) -> Any:
     """Add the options of the lines that a command reads and writes, and return their group."""
     group = parser.add_argument_group("lines")
     group.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
@@ -115,7 +115,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     add_load_options(group)
 
 
-def add_load_options(group: argparse._ActionsContainer) -> None:
+def add_load_options(group: Any) -> None:
     """Add the options that `LoadOptions` has besides the model."""
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)

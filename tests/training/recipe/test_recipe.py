@@ -218,6 +218,17 @@ def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file: Ca
         ("a: [", [], r"own\.yaml: not YAML"),
         ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),
         ("", ["--training.steps"], r"--training\.steps: not an argument"),
+        (
+            "data: {kind: grammar}",
+            ["--training.steps=1", "--training.steps=2"],
+            r"^--training\.steps: is given twice, and only the last would count; give it once\.$",
+        ),
+        (
+            "data: {kind: grammar}",
+            ["--decoding.max_source_relative_length=1000001"],
+            r"^decoding\.max_source_relative_length: 1000001 is too large; give 1000000 or less\.$",
+        ),
+        ("data: {kind: grammar}", ["--decoding.length_penalty=-51"], r"^decoding\.length_penalty: -51.* is too small"),
         ("seed: 3", ["--seed.x=3"], r"--seed\.x=3: seed is a value, not a group"),
     ],
 )

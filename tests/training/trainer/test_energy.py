@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.helpers import FLOAT32, break_model, load_tokenizer, padded_batch, tiny_model
 from tests.nar_models import END, targets, tiny_cmlm
 from tests.training import gradients
-from tests.training.runs import assert_same_checkpoints, make_arguments, rewind
+from tests.training.runs import assert_same_checkpoints, last_of_each, make_arguments, rewind
 from training import train
 from training.recipe.fields import Operator, load_recipe
 from training.run.initial_weights import (
@@ -278,7 +278,7 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
         f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
     }
     for number, (argument, message) in enumerate(cases.items()):
-        recipe = load_recipe(trained[0], [*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"])
+        recipe = load_recipe(trained[0], last_of_each(*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"))
         with pytest.raises(UserError, match=message) as refusal:
             run(recipe)
         assert "\n" not in str(refusal.value)
