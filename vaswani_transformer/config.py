@@ -34,7 +34,7 @@ def positive_int(value: int | None) -> None:
 def layer_count(value: int) -> None:
     """Check a number of layers, whose objects take time and memory before any weight does."""
     if not 1 <= value <= MAX_LAYERS:
-        raise ValueError(f"{value} is no number of layers; give a whole number from 1 to {MAX_LAYERS:,}.")
+        raise ValueError(f"{value} is no number of layers; give at least 1 and at most {MAX_LAYERS:,}.")
 
 
 @as_validated_field
