@@ -268,7 +268,7 @@ def test_index_that_leaves_its_folder_is_an_error(copy: Path, name: Any) -> None
 def test_configuration_of_a_million_layers_is_an_error_in_every_family(family: Any, field: str) -> None:
     if field == "flow_steps" and not hasattr(family, field):
         return
-    with pytest.raises(StrictDataclassError, match=r"1000000 is no number of layers; give at least 1 and at most"):
+    with pytest.raises(StrictDataclassError, match=r"1000000 is no number of layers; give at least 1 and"):
         family(**{field: 1_000_000})
 
 

@@ -82,11 +82,6 @@ def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions() -> None:
     assert all(f"`{each}`" in supported for each in ranges)
 
 
-def test_docs_workflow_installs_what_the_docs_extra_names() -> None:
-    workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
-    assert all(f'"{requirement}"' in workflow for requirement in PROJECT["project"]["optional-dependencies"]["docs"])
-
-
 def test_addresses_of_the_project_have_the_owner_of_pyproject() -> None:
     source = PROJECT["project"]["urls"]["Source"]
     address = re.fullmatch(r"https://github\.com/([\w-]+)/vaswani-transformer", source)

@@ -80,7 +80,9 @@ def model_entries() -> Iterator[str]:
     )
     listed: set[str] = set()
     for name, kind in FAMILIES.items():
-        base, texts = kind.config_class(), field_descriptions(kind.config_class)
+        base, texts = kind.config_class(), {}
+        for cls in reversed(kind.config_class.__mro__):
+            texts |= field_descriptions(cls)
         for field in kind.model_fields:
             if field not in listed and field in texts:
                 note = "" if name == AUTOREGRESSIVE else f" Of kind {name}."

@@ -57,6 +57,10 @@ class RunFolder:
     changed: list[str]
 
 
+def is_link_to_file(path: Path) -> bool:
+    return path.is_symlink() and not path.is_dir()
+
+
 @contextlib.contextmanager
 def open_folder(recipe: Recipe) -> Generator[RunFolder]:
     """Lock and yield the run's folder: new, or with a run of the same recipe to resume or to extend."""
@@ -86,6 +90,8 @@ def writable_path(recipe: Recipe) -> Path:
     if recipe.output_dir is None:
         raise UserError("output_dir: the run needs a folder; give --output_dir=...")
     check_writable(path := Path(recipe.output_dir))
+    if path.is_dir() and (link := next(filter(is_link_to_file, path.iterdir()), None)):
+        raise UserError(f"{link}: is a link, through which a run would write another file; put the file there.")
     return path
 
 
@@ -122,15 +128,9 @@ def diff_trees(before: Any, now: Any, prefix: str = "") -> list[str]:
     return [name for key in names for name in diff_trees(before.get(key), now.get(key), f"{prefix}{key}.")]
 
 
-def is_link_to_file(path: Path) -> bool:
-    return path.is_symlink() and not path.is_dir()
-
-
 def check_folder(folder: RunFolder, recipe: Recipe) -> None:
     """Check that a folder is new, or holds a run of the same recipe to resume or to extend by larger limits."""
     path, changed = folder.path, folder.changed
-    if path.is_dir() and (link := next(filter(is_link_to_file, path.iterdir()), None)):
-        raise UserError(f"{link}: is a link, through which a run would write another file; put the file there.")
     if not (path / RECIPE).exists():
         if path.exists() and any(file.suffix != PARTIAL and file.name != LOCK for file in path.iterdir()):
             raise UserError(f"{path}: holds files that are not a run; give another --output_dir.")

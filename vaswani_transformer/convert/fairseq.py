@@ -95,13 +95,12 @@ def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str
         raise UserError(f"{name}: has no encoder and decoder of fairseq's Transformer.")
 
 
-def count_positions(settings: dict[str, Any], side: str, name: str) -> int:
-    """Return for how many tokens of the source or the target a model has positions.
+def count_positions(settings: dict[str, Any], setting: str, name: str) -> int:
+    """Return for how many tokens of the source or the target a model has positions, by the name of its setting.
 
     Raises:
         UserError: the setting is no number of positions.
     """
-    setting = f"max_{side}_positions"
     if not is_whole(count := settings.get(setting, 1024), 1, LONGEST):
         raise UserError(f"{name}: {setting} is {count!r:.40}, expected a whole number from 1 to {LONGEST:,}.")
     return count
@@ -117,7 +116,7 @@ def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
     check_complete(state, settings, name)
     d_model = state["decoder.embed_tokens.weight"].shape[1]
     padding_idx = SPECIAL_TOKENS.index("<pad>")
-    longest = max(count_positions(settings, side, name) for side in ("source", "target"))
+    longest = max(count_positions(settings, each, name) for each in ("max_source_positions", "max_target_positions"))
     sinusoids = concatenated_sinusoids(longest, d_model, padding_idx)
     tables = [state.pop(key)[padding_idx + 1 :] if key in state else sinusoids for key in TABLES]
     return ForeignModel(

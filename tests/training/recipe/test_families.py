@@ -140,7 +140,7 @@ def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
     model.glancing_ratio = 0.5
     states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
     with FlopCounterMode(display=False) as counter:
-        model.glance(states, torch.full((3,), 5), torch.randn(3, 5, 32), batch["labels"])
+        model.glance(states, torch.randn(3, 5, 32), batch["labels"])
     assert FAMILIES["nat"].flops(model, batch) - plain == counter.get_total_flops() - positions
 
 
@@ -227,7 +227,7 @@ def test_glancing_shows_the_positions_with_the_smallest_draws(monkeypatch: pytes
     draws, labels, inputs = torch.tensor([[0.9, 0.1, 0.5, 0.2]]), random_tokens(1, 4), torch.randn(1, 4, 32)
     for ratio, shown in ((0.25, [0, 1, 0, 0]), (0.5, [0, 1, 0, 1]), (1.0, [1, 1, 1, 1])):
         model.glancing_ratio = ratio
-        seen, _ = model.glance(source, torch.tensor([4]), inputs, labels, draws)
+        seen, _ = model.glance(source, inputs, labels, draws)
         assert seen.long().tolist() == [shown]
 
 

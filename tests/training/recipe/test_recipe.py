@@ -336,6 +336,12 @@ def test_score_whose_packages_are_missing_is_an_error(
         load_recipe(recipe_file("data: {kind: grammar}"), [f"--score.tokenize={tokenize}"])
 
 
+def test_help_lists_every_field_of_every_kind_of_model() -> None:
+    text = recipe_help()
+    fields = {name for family in FAMILIES.values() for name in family.model_fields}
+    assert {name for name in fields if f"--model.{name}=" not in text} == set()
+
+
 def test_help_lists_every_field_with_its_default_and_its_meaning() -> None:
     text = recipe_help()
     groups = {"": Recipe, "data.": DataRecipe, "tokenizer.": TokenizerRecipe, "training.": TrainingRecipe}

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ RECIPES = sorted((ROOT / "training" / "recipes").glob("dialogue-*.yaml"))
 REPLIES, REFERENCES = ["yes yes , i do", "no"], ["yes , i do too", "no idea"]
 
 
-def dialogue(tokenize: str = "none") -> DialogueTask:
+def dialogue(tokenize: Any = "none") -> DialogueTask:
     recipe = dataclasses.replace(Recipe(), task="dialogue")
     task = make_task(dataclasses.replace(recipe, score=ScoreRecipe(tokenize=tokenize)))
     assert isinstance(task, DialogueTask)
