@@ -25,7 +25,7 @@ from vaswani_transformer import (
 )
 
 AUTOREGRESSIVE = "autoregressive"
-TrainedModel = (
+RecipeModel = (
     VaswaniTransformerForConditionalGeneration
     | VaswaniNatForConditionalGeneration
     | VaswaniCmlmForConditionalGeneration

@@ -41,7 +41,7 @@ from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.publish import upload, write_repository
 from training.recipe.decoding import decoding_config
-from training.recipe.families import TrainedModel
+from training.recipe.families import RecipeModel
 from training.recipe.fields import Recipe
 from training.report.licenses import check_license
 from training.report.results import commit, hardware, strip_local_paths, versions
@@ -159,7 +159,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         signature: of the best metric in the last evaluation.
     """
 
-    model: TrainedModel
+    model: RecipeModel
     args: Seq2SeqTrainingArguments
     processing_class: PreTrainedTokenizerBase
     train_dataset: Dataset | TokenBudgetBatches
@@ -169,7 +169,7 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     def __init__(
         self,
-        model: TrainedModel,
+        model: RecipeModel,
         args: Seq2SeqTrainingArguments,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
@@ -218,7 +218,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             is_terminal = sys.stderr.isatty()
             self.add_callback(ProgressBarCallback(metrics) if is_terminal else LogLineCallback(metrics, self.monitor))
 
-    def add_recipe_callbacks(self, model: TrainedModel) -> None:
+    def add_recipe_callbacks(self, model: RecipeModel) -> None:
         """Add the callbacks of the log, the limits, the checkpoints, the model's kind, the stream and the guard."""
         training = self.recipe.training
         self.add_callback(LogEveryCallback(training.log_steps))
