@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 
 from accelerate import PartialState
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 SECONDS_BETWEEN = 2.0
 SILENCE = 30.0  # seconds after which a process counts as lost; torch's launcher gives the others as long to end
@@ -34,24 +34,24 @@ class LaunchWatch(threading.Thread):
         store: a connection for this thread only.
     """
 
-    def __init__(self, store: TCPStore) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__(daemon=True, name="launch watch")
         self.store = store
         self.rank, self.count = PartialState().process_index, PartialState().num_processes
 
     def run(self) -> None:
-        beats: dict[int, tuple[int, float]] = {}
+        """Count the looks at which a process has not run, not the time: a launch may be suspended as a whole."""
+        seen: dict[int, tuple[int, int]] = {}
         while True:
             try:
                 self.store.add(f"vaswani/{self.rank}", 1)
-                for rank in range(self.count):
-                    beat = self.store.add(f"vaswani/{rank}", 0)
-                    if rank not in beats or beats[rank][0] != beat:
-                        beats[rank] = beat, time.monotonic()
+                beats = [self.store.add(f"vaswani/{rank}", 0) for rank in range(self.count)]
             except RuntimeError:  # the launch has ended
                 return
-            for rank, (_, last) in beats.items():
-                if time.monotonic() - last > SILENCE:
+            for rank, beat in enumerate(beats):
+                before, looks = seen.get(rank, (beat, 0))
+                seen[rank] = beat, looks + 1 if beat == before else 0
+                if seen[rank][1] * SECONDS_BETWEEN > SILENCE:
                     problem = f"Process {rank} of the launch has not run for {SILENCE:.0f} seconds"
                     os.write(2, f"{problem}; the launch ends, and the same command resumes it.\n".encode())
                     os._exit(1)

@@ -1,0 +1,102 @@
+"""The processes of a launch notice one that has stopped, and agree on the step at which they stop."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from torch.distributed import HashStore
+
+from tests.training.runs import TWO_PROCESSES, kill, last_checkpoint, start
+from training.run import launch
+from training.run.launch import STOP, AgreedStop, LaunchWatch
+
+
+class ExitError(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The last words of a process of two whose watch ends it; a look takes 10 ms."""
+    words: list[str] = []
+
+    def end(status: int) -> None:
+        raise ExitError
+
+    monkeypatch.setattr(launch, "PartialState", lambda: SimpleNamespace(process_index=0, num_processes=2))
+    monkeypatch.setattr(launch, "SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr(launch, "SILENCE", 1.0)
+    monkeypatch.setattr(launch.os, "_exit", end)
+    monkeypatch.setattr(launch.os, "write", lambda file, line: words.append(line.decode()))
+    return words
+
+
+def test_watch_ends_the_process_once_another_has_not_run_for_a_while(
+    ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looks = HashStore(), 0
+
+    def beat(*_: Any) -> None:
+        """Let the other process run for 200 looks, and then no more."""
+        nonlocal looks
+        looks += 1
+        if looks <= 200:
+            store.add("vaswani/1", 1)
+
+    monkeypatch.setattr(launch.time, "sleep", beat)
+    with pytest.raises(ExitError):
+        LaunchWatch(store).run()
+    assert 300 <= looks <= 303
+    line = "Process 1 of the launch has not run for 1 seconds; the launch ends, and the same command resumes it.\n"
+    assert ended == [line]
+
+
+def test_watch_ends_with_the_launch() -> None:
+    class Gone:
+        def add(self, key: str, value: int) -> int:
+            raise RuntimeError("the store is gone")
+
+    watch = LaunchWatch(Gone())  # ty: ignore[invalid-argument-type]
+    watch.start()
+    watch.join(10)
+    assert not watch.is_alive()
+
+
+def test_processes_stop_at_the_step_that_the_first_signal_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(launch, "connect", lambda: store)
+    first, second = AgreedStop(), AgreedStop()
+    assert not first.is_due(7)
+    first.request(7)
+    second.request(8)  # too late: the first one counts
+    assert [stop.is_due(8) for stop in (first, second)] == [False, False]
+    assert [stop.is_due(9) for stop in (first, second)] == [True, True]
+    assert store.get(STOP) == b"9"
+
+
+@pytest.mark.slow
+def test_stopped_process_ends_the_whole_launch_with_a_line_that_names_it(arguments: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(
+        arguments, folder, "--training.steps=100000", "--training.checkpoint_steps=5", launcher=TWO_PROCESSES
+    )
+    try:
+        while last_checkpoint(folder) is None and process.poll() is None:
+            time.sleep(0.05)
+        (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
+        second.suspend()
+        timer = threading.Timer(180, kill, [process])
+        timer.start()
+        _, errors = process.communicate()
+        timer.cancel()
+    except BaseException:
+        kill(process)
+        raise
+    assert process.returncode not in (0, -signal.SIGKILL)
+    assert "Process 1 of the launch has not run for 30 seconds; the launch ends, and the same command" in errors
+    assert last_checkpoint(folder) is not None
