@@ -193,3 +193,13 @@ def test_kept_result_is_of_the_shipped_recipe_and_in_the_docs(path: Path) -> Non
     assert f"Commit {kept['commit']['hash'][:7]}, {kept['steps']:,d} steps" in docs
     assert f"{kept['test']['signature']}" in docs
     assert f"{score} BLEU" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["teacher", "nat", "flowseq"])
+def test_kept_results_of_a_comparison_are_of_one_commit_and_in_the_docs(name: str) -> None:
+    kept = json.loads((RESULTS[0].parent / "multi30k-flowseq" / f"{name}.json").read_text(encoding="utf-8"))
+    docs = (ROOT / "docs" / "non-autoregressive.md").read_text(encoding="utf-8")
+    assert f"{kept['test']['bleu']:.2f}" in docs
+    assert f"Commit {kept['commit']['hash'][:7]}" in docs
+    assert not kept["commit"]["dirty"]
+    assert "examples" not in kept["test"]  # kept results hold no text of a data set
