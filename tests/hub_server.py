@@ -250,7 +250,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(206 if start else 200, file.content[start:], headers)
 
 
-NAME = r"(?:models/)?(?P<name>(?:spaces/)?[\w.-]+/[\w.-]+)"  # a Space is a repository of its own
+NAME = r"(?:models/)?(?P<name>(?:spaces/)?[\w.-]+/[\w.-]+)"  # a Space is a separate repository
 ROUTES: list[tuple[str, re.Pattern, Callable]] = [
     (method, re.compile(pattern.replace("NAME", NAME)), respond)
     for method, pattern, respond in (

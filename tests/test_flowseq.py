@@ -23,15 +23,6 @@ tiny_flowseq = FAMILY["flowseq"]
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
 
-def uneven_flow(**overrides: Any) -> Any:
-    """Return a narrow FlowSeq in float64 whose flow is far from the identity."""
-    model = tiny_flowseq(**NARROW, **overrides).double()
-    generator = torch.Generator().manual_seed(0)
-    for weight in model.flow.parameters():
-        weight.data += 0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-    return model
-
-
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
     """The oracle is torch's normal distribution, place by place; the flow's part is checked above."""
     model = tiny_flowseq(dropout=0.0, label_smoothing=0.0, word_dropout=0.0, length_loss_weight=0.5).train()

@@ -16,7 +16,7 @@ from tests.helpers import ROOT
 
 
 def campaign(*arguments: str) -> None:
-    """Run a campaign that must not fail, in a process of its own: a fork of this one would lose its threads."""
+    """Run a campaign that must not fail, in a separate process: a fork of this one would lose its threads."""
     command = [sys.executable, "-m", "tests.campaign", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)

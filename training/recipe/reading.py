@@ -20,7 +20,7 @@ LARGEST = 2**63 - 1  # as torch counts
 
 
 class Scope(enum.Enum):
-    """How the recipe of a run that goes on may differ in a field from the run's own."""
+    """How a recipe that resumes or extends a run may differ in a field from the run's own."""
 
     FIXED = enum.auto()  # not at all
     OPEN = enum.auto()  # not at all; a recipe may leave it open, and the run's own has what was taken
@@ -40,7 +40,7 @@ class Rules:
     needs: the field that is its switch, and the values of that which switch it on; without any, every value but null
         and false does.
     kinds: the kinds of model that have it; all if empty.
-    scope: how a run that goes on may differ in it.
+    scope: how a recipe that resumes or extends a run may differ in it.
     """
 
     above: int | None = None

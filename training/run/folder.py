@@ -116,7 +116,7 @@ def read_folder(path: Path, recipe: Recipe) -> RunFolder:
 
 
 def scope_of(name: str) -> Scope:
-    """Return how a run that goes on may differ in a field; fields of the model have no entry."""
+    """Return how a recipe that resumes or extends a run may differ in a field; fields of the model have no entry."""
     return SETTINGS[name].rules.scope if name in SETTINGS else Scope.FIXED
 
 

@@ -1,4 +1,4 @@
-"""Work that ranks share out: each does a part of it, and all get the results, in a thread beside training.
+"""Work that ranks share out: each does a part of it, and all get the results, in a thread during training.
 
 The results pass through a store of torch.distributed, and no collective is called. A collective of a thread could come
 between training's own in another order on another rank, and it never ends once another rank has stopped. A store works
