@@ -24,7 +24,7 @@ NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
 
 def test_divergence_is_that_of_its_definition_and_the_loss_weighs_it() -> None:
-    """The oracle is torch's normal distribution, place by place; the flow's part is checked above."""
+    """The oracle is torch's normal distribution, place by place; tests/test_flow.py checks the flow's part."""
     model = tiny_flowseq(dropout=0.0, label_smoothing=0.0, word_dropout=0.0, length_loss_weight=0.5).train()
     source, labels, noise = random_tokens(2, 6), targets(5, 2), torch.randn(2, 5, 32)
     model.kl_scale = 0.25
