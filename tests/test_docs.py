@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
 from tests.command_parsers import PROGRAMS, commands_of
+from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
@@ -51,7 +52,10 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
     """Run a block and return its output; a block that trusts remote code cannot import the package."""
     if "trust_remote_code=True" in block:
         block = f"import sys; sys.modules['vaswani_transformer'] = None\n{block}"
-    return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
+    if "somebody/" in block:  # on the Hub, whose address is read at import
+        return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
+    (folder / "block.py").write_text(block, encoding="utf-8")
+    return run_forked("block.py", folder=folder)
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +135,15 @@ def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: 
     texts = ["the cats eat.", "the young man sees the house.", "the dogs run."]
     expected = translations(quickstart, texts, num_beams=1, max_new_tokens=30)
     assert ast.literal_eval(output_with(page_outputs, "ExportedModel")) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("VaswaniNatConfig", "torch.Size([4, 2, "), ("VaswaniIterativeVaeConfig", "torch.Size([3, 2, ")],
+)
+def test_history_has_a_row_for_each_pass(text: str, shape: str, page_outputs: PageOutputs) -> None:
+    assert shape in output_with(page_outputs, text)
 
 
 @pytest.mark.slow

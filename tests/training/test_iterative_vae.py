@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.nar_models import tiny_iterative_vae
-from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
+from tests.training.runs import UNREAD, assert_same_checkpoints, recipe_in, rewind
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
 from training.train import run
@@ -83,7 +83,7 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [load_recipe(arguments[0], [*arguments[1:], *more, f"--output_dir={folder}"]) for folder in runs]
+    recipes = [recipe_in(arguments, folder, *more) for folder in runs]
     first = run(recipes[0])
     entry = next(entry for entry in first["curve"] if "loss" in entry)
     names = {"layer_loss_1", "layer_loss_2", "layer_kl_2", "prior_weight_2", "hint_weight_2", "kl_loss", "length_loss"}

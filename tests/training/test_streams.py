@@ -18,7 +18,9 @@ from tests.training.runs import (
     last_of_each,
     last_step,
     prepare_run,
+    recipe_in,
     start,
+    train_in,
 )
 from training.data import pairs as data_pairs
 from training.data.stream import PairStream, described
@@ -120,12 +122,12 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
         ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
     ):
         with pytest.raises(UserError, match=message):
-            run(load_recipe(streamed[0], [*streamed[1:], more, f"--output_dir={tmp_path / 'run'}"]))
+            train_in(streamed, tmp_path / "run", more)
         assert not (tmp_path / "run").exists()
 
 
 def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], tmp_path: Path) -> None:
-    recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(streamed, tmp_path / "run")
     prepare_run(recipe)
     path = tmp_path / "data" / "train.jsonl"
     path.write_text(path.read_text().replace("one tree", "one crow"))
