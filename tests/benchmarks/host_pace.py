@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -73,6 +74,8 @@ class Timers:
         """Return a function whose time counts for a part."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)  # beside the training thread
             self.count()
             self.parts.append(part)
             try:
