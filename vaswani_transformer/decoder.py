@@ -3,7 +3,6 @@
 B batch, S source, T target, k target rows of one source row.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -14,7 +13,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, padding_mask
 from .config import VaswaniTransformerConfig
-from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
+from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
 from .pretrained import (
     VaswaniTransformerPreTrainedModel,
@@ -152,7 +151,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             return position_ids, None
         if attention_mask is not None and attention_mask.dim() == 2:
             return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
-        positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
+        positions = text_positions(inputs_embeds, None)  # (1, T)
         if cache is None:
             return positions, length
         return positions + past, past + length if isinstance(past, int) else None
