@@ -63,8 +63,8 @@ def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batc
     A step has as many pairs as both budgets allow, padding counted, and at least one per micro-batch, even if that
     exceeds a budget.
     """
-    bounds, sides, longest_step = [0], tuple(zip((sources, targets), budgets, strict=True)), max(budgets)
-    rows = np.arange(1, max(longest_step, micro_batches) + 1)
+    bounds, sides = [0], tuple(zip((sources, targets), budgets, strict=True))
+    rows = np.arange(1, min(max(budgets), len(sources)) + 1)
     while (start := bounds[-1]) < len(sources):
         most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # the first pair alone allows
         fits = np.ones(min(most, len(sources) - start), dtype=bool)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batching.steps import step_bounds
 from ..support.errors import UserError
 from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 from .engine import Constraint, DecodingEngine, ScoredTokens, TransformersEngine
@@ -80,21 +82,14 @@ class TooLongError(UserError):
 def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
     """Return texts in batches of at most `batch_tokens`, padding included, the longest first.
 
-    A text with more tokens is a separate batch.
-
-    Args:
-        lengths: the tokens of each text, by its index.
-        batch_tokens: the token budget.
+    A text with more tokens is a separate batch. `lengths` are the tokens of each text, by its index.
     """
-    batches: list[list[int]] = []
-    capacity = 0
-    for index in sorted(lengths, key=lambda index: (-lengths[index], index)):
-        if capacity == 0:
-            batches.append([])
-            capacity = max(1, batch_tokens // max(lengths[index], MIN_TEXT_TOKENS))
-        batches[-1].append(index)
-        capacity -= 1
-    return batches
+    if not lengths:
+        return []
+    order = sorted(lengths, key=lambda index: (-lengths[index], index))
+    counted = np.maximum(np.array([lengths[index] for index in order], dtype=np.int32), MIN_TEXT_TOKENS)
+    bounds = step_bounds(counted, counted, (batch_tokens, batch_tokens), micro_batches=1)
+    return [order[start:end] for start, end in pairwise(bounds.tolist())]
 
 
 @dataclass
