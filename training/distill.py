@@ -35,7 +35,7 @@ from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.command_line import finite_float, positive_argument
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
+from vaswani_transformer.support.files import holds_files, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.translation.engine import TransformersEngine
 from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
@@ -157,9 +157,7 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
 
 def check_folder(folder: Path) -> None:
     check_writable(folder)
-    if not folder.exists() or (folder / RECORD).exists():
-        return
-    if not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir()):
+    if not (folder / RECORD).exists() and holds_files(folder):
         raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
 
 

@@ -93,7 +93,7 @@ def likelihood(
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, tokenizer.pad_token_id
     with eval_mode(model):
-        for batch in batches_by_length({index: max(map(len, pair)) for index, pair in enumerate(pairs)}, tokens):
+        for batch in batches_by_length([max(map(len, pair)) for pair in pairs], tokens):
             rows, labels = zip(*(pairs[index] for index in batch), strict=True)
             source = pad_rows(list(rows), pad, model.device)  # (B, S)
             mask = pad_rows([[1] * len(row) for row in rows], 0, model.device)  # (B, S)

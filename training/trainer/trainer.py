@@ -480,7 +480,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         evaluations.
         """
         self.evaluated = dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        sides = (lengths(dataset, name).tolist() for name in ("input_ids", "labels"))
+        sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
         size = self.args.per_device_eval_batch_size
         batches = evaluation_batches(*sides, size, size * self.recipe.data.max_length)
         rounds = math.ceil(len(batches) / self.args.world_size)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ..support.command_line import ArgumentParser, finite_float, positive_argument, utf8_text
+from ..support.command_line import ArgumentParser, check_output_file, finite_float, positive_argument, utf8_text
 from ..support.saved_settings import MAX_ALPHA
 from .translator import TooLong
 
@@ -152,9 +152,7 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--input={options.input}: is a folder; name a file.")
     if options.input and not options.input.exists():
         parser.error(f"--input={options.input}: does not exist; name an existing file.")
-    if options.output and options.output.is_dir():
-        parser.error(f"--output={options.output}: is a folder; name a file.")
-    if options.output and not options.output.absolute().parent.is_dir():
-        parser.error(f"--output={options.output}: {options.output.absolute().parent} is not a folder; make it first.")
+    if options.output:
+        check_output_file(parser, options.output)
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         parser.error(f"--output={options.output}: is the input itself; name another file.")

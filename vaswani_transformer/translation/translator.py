@@ -1,15 +1,15 @@
 """Translate many texts: batches by length under a token budget, results in the order of the texts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching.steps import step_bounds
+from ..batching.steps import batches_in_order
 from ..support.errors import UserError
 from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 from .engine import Constraint, DecodingEngine, ScoredTokens, TransformersEngine
@@ -79,17 +79,14 @@ class TooLongError(UserError):
         return UserError(f"{line}: {self.tokens} tokens, more than {self.limit}; shorten it, {fix}")
 
 
-def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
-    """Return texts in batches of at most `batch_tokens`, padding included, the longest first.
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return texts, by index, in batches of at most `batch_tokens`, padding included, the longest first.
 
-    A text with more tokens is a separate batch. `lengths` are the tokens of each text, by its index.
+    A text with more tokens is a separate batch, and one of 0 tokens is in none.
     """
-    if not lengths:
-        return []
-    order = sorted(lengths, key=lambda index: (-lengths[index], index))
-    counted = np.maximum(np.array([lengths[index] for index in order], dtype=np.int32), MIN_TEXT_TOKENS)
-    bounds = step_bounds(counted, counted, (batch_tokens, batch_tokens), micro_batches=1)
-    return [order[start:end] for start, end in pairwise(bounds.tolist())]
+    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
+    counted = np.maximum(np.array(lengths, dtype=np.int32), MIN_TEXT_TOKENS)
+    return batches_in_order(order, counted, counted, (batch_tokens, batch_tokens))
 
 
 @dataclass
@@ -146,7 +143,7 @@ class Translator:
         empty = [Hypothesis("", 0, 0.0 if self.engine.scores else None)] * self.engine.num_translations
         hypotheses = {index: empty for index in range(len(texts)) if index not in sources}
         progress(sum(index >= skip for index in hypotheses))
-        for batch in batches_by_length({index: len(tokens) for index, tokens in sources.items()}, self.batch_tokens):
+        for batch in batches_by_length([len(sources.get(index, ())) for index in range(len(texts))], self.batch_tokens):
             if wanted := [index for index in batch if index >= skip]:
                 targets = self._search([sources[index] for index in batch], [texts[index] for index in batch])
                 hypotheses |= zip(batch, map(self._decode, targets), strict=True)
