@@ -193,10 +193,7 @@ def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
 def select_pair(translation: Translation, tokens: int, settings: dict[str, Any]) -> str:
     """Return why a pair is dropped, or "" for a pair that is kept.
 
-    Args:
-        translation: the translation.
-        tokens: those of its text, which a student learns; the teacher may have written it in others.
-        settings: of the distillation.
+    `tokens` are those that a student learns; the teacher may have written its text in others.
     """
     difference = tokens - translation.source_tokens
     if translation.is_truncated:
@@ -278,11 +275,7 @@ def write_parts(
 
 
 def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
-    """Write the parts of a shard that are missing, and return the counts of the folder.
-
-    Raises:
-        UserError: the model, the data or the folder cannot be used.
-    """
+    """Write the parts of a shard that are missing, and return the counts of the folder."""
     init_distributed()
     state, folder = PartialState(), options.output_dir
     options.device = options.device or str(state.device)

@@ -160,11 +160,7 @@ def translate_all(
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Return all scores of a model, as the JSON output has them.
-
-    Raises:
-        UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
-    """
+    """Return all scores of a model, as the JSON output has them."""
     if options.output is not None:
         check_new_file(options.output)
     if options.lm_score and recipe.data.kind == "trees":

@@ -314,11 +314,7 @@ class NarHead(ProjectedModel):
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, int]:
-        """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted.
-
-        Raises:
-            ValueError: labels with a token after padding, or rows that no source has.
-        """
+        """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted."""
         device = source.memory.device
         if (given := attention_mask if labels is None else labels) is not None:
             check_rows(given.shape[0], source.memory.shape[0])

@@ -177,13 +177,7 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
 
 
 def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:
-    """Check that a recipe's training sources are those that the teacher translated.
-
-    Args:
-        distillation: the distilled pairs.
-        sources: the sources, or of a stream the first ones.
-        is_stream: whether they are the first ones of a stream.
-    """
+    """Check that a recipe's training sources, of a stream the first ones, are those that the teacher translated."""
     data = distillation.record["data"]
     before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}
     present = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)

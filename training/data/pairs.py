@@ -27,10 +27,6 @@ def load_pairs(recipe: DataRecipe, distillation: Distillation | None = None) -> 
 
     If `data.distilled` is set, the training pairs have a teacher's translations as targets: those of `distillation` if
     it is open already.
-
-    Raises:
-        UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
-            message names the file and the line. Or the distilled pairs cannot be used.
     """
     if recipe.distilled is None or recipe.train is None:
         return load_real_pairs(recipe)

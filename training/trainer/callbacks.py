@@ -122,13 +122,10 @@ class LogEveryCallback(TrainerCallback):
 
 
 class LossTieBreaker(TrainerCallback):
-    """Prefer the lower loss among evaluations with the same best metric, such as BLEU 0 at the start of a run.
+    """Prefer the lower loss among evaluations with the same best `metric`, such as BLEU 0 at the start of a run.
 
     The Trainer and `EarlyStoppingCallback`, which is called later, take an evaluation if its metric is above the best
     one so far. So this callback lowers the best one by the smallest possible amount.
-
-    Args:
-        metric: the key of the best metric.
     """
 
     def __init__(self, metric: str) -> None:

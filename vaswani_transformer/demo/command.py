@@ -45,11 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        UserError: Gradio is not installed, the model cannot be loaded, or the port cannot be used.
-    """
+    """Serve the page until Ctrl-C."""
     check_gradio()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
     page = load_page(**vars(LoadOptions.of(options)))

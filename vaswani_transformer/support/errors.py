@@ -31,12 +31,8 @@ def printable(text: str) -> str:
 def one_line(error: BaseException, with_file: bool = True, is_complete: bool = False) -> str:
     """Return an error's message on one line: its first line, or all of them if the first one opens a list.
 
-    A message may quote a file of unknown origin, so it is printable.
-
-    Args:
-        error: the error; one of the operating system becomes "file: problem", without its number.
-        with_file: whether an error of the operating system names its file.
-        is_complete: whether all lines are returned.
+    A message may quote a file of unknown origin, so it is printable. An error of the operating system becomes "file:
+    problem", without its number, and without its file unless `with_file`; `is_complete` asks for all lines.
     """
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None

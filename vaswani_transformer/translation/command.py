@@ -135,12 +135,7 @@ def warn_of_truncation(translation: Translation, name: str, number: int) -> None
 
 
 class UnknownWords:
-    """The lines with words that the vocabulary lacks, for one warning at the end.
-
-    Args:
-        name: the input's name.
-        options: `strict` makes such a line an error.
-    """
+    """The lines of the input `name` with words that the vocabulary lacks, for one warning at the end, or an error."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.name, self.is_strict = name, options.strict

@@ -131,14 +131,7 @@ class Translator:
     def _translate(
         self, texts: list[str], first: int, skip: int, progress: Callable[[int], object]
     ) -> list[Translation]:
-        """Return the translations of a window from its text `skip` on.
-
-        Args:
-            texts: the window.
-            first: the number of its first text among all texts.
-            skip: how many of its texts to skip.
-            progress: called with the number of texts that were translated.
-        """
+        """Return the translations of a window, which begins with text number `first`, from its text `skip` on."""
         sources, lengths, unknown = self._encode(texts, first)
         empty = [Hypothesis("", 0, 0.0 if self.engine.scores else None)] * self.engine.num_translations
         hypotheses = {index: empty for index in range(len(texts)) if index not in sources}
