@@ -23,7 +23,7 @@ from .lengths import canvas, real_tokens
 from .nar_decoder import NarDecoder
 from .nar_generation import NarGeneration, NarSettings, NarTargets
 from .nar_head import EncodedSource, NarConfig, Target, TargetInputs
-from .pretrained import check_mask, check_single_input, check_tokens
+from .pretrained import check_mask, embed_text
 
 logger = logging.get_logger(__name__)
 
@@ -157,10 +157,7 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
 
         The length token has the position of the first word, so that the words keep theirs.
         """
-        check_single_input(input_ids, inputs_embeds)
-        if inputs_embeds is None:
-            inputs_embeds = self.model.encoder.embed_tokens(input_ids)  # (B, S, d_model)
-        check_tokens(inputs_embeds, "input_ids")
+        inputs_embeds = embed_text(self.model.encoder.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
         check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
         if position_ids is None:
             position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)

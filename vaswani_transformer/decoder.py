@@ -15,13 +15,7 @@ from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, paddi
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
-from .pretrained import (
-    VaswaniTransformerPreTrainedModel,
-    check_mask,
-    check_single_input,
-    check_tokens,
-    tensor_parallel_plan,
-)
+from .pretrained import VaswaniTransformerPreTrainedModel, check_mask, embed_text, tensor_parallel_plan
 from .restricted import Window
 
 
@@ -102,10 +96,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`
             and `cross_attentions`.
         """
-        check_single_input(input_ids, inputs_embeds, prefix="decoder_")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
-        check_tokens(inputs_embeds, "decoder_input_ids")
+        inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds, prefix="decoder_")  # (k B, T, d_model)
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config, attention_mask)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
