@@ -72,10 +72,24 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("search", "the model's generation config is the default")
+def add_beam_options(group: Any) -> None:
     group.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+
+
+def add_batch_tokens(group: Any) -> None:
+    group.add_argument(
+        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
+
+
+def add_sort_lines(group: Any, help: str) -> None:
+    group.add_argument("--window", dest="sort_lines", type=positive_argument, default=2048, metavar="N", help=help)
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search", "the model's generation config is the default")
+    add_beam_options(group)
     group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
     group.add_argument(
         "--length_beam",
@@ -95,17 +109,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
-    )
-    group.add_argument(
-        "--window",
-        dest="sort_lines",
-        type=positive_argument,
-        default=2048,
-        metavar="N",
-        help="lines sorted by length at once (2048)",
-    )
+    add_batch_tokens(group)
+    add_sort_lines(group, "lines sorted by length at once (2048)")
     group.add_argument(
         "--engine",
         choices=("torch", "ctranslate2"),
