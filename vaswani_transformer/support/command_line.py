@@ -103,6 +103,10 @@ def utf8_text(argument: str) -> str:
     return argument
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+
+
 def check_output_file(parser: argparse.ArgumentParser, path: Path) -> None:
     """End a command whose --output names no file, or one in a folder that is missing."""
     if path.is_dir():

@@ -4,7 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ..support.command_line import ArgumentParser, check_output_file, finite_float, positive_argument, utf8_text
+from ..support.command_line import (
+    ArgumentParser,
+    add_model_argument,
+    check_output_file,
+    finite_float,
+    positive_argument,
+    utf8_text,
+)
 from ..support.saved_settings import MAX_ALPHA
 from .translator import TooLong
 
@@ -29,7 +36,7 @@ def line_parser(prog: str, description: str) -> ArgumentParser:
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
         "FILE.record, next to FILE, holds the model and settings.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    add_model_argument(parser)
     return parser
 
 
