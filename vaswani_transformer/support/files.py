@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -129,10 +129,12 @@ def is_write_error(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
+def write_errors(
+    name: str | os.PathLike[str], fix: str | Callable[[], str], *more_errors: type[Exception]
+) -> Generator[None]:
     """Turn a failed write, or one of `more_errors` by which a library reports it, into an OutputError.
 
-    `name` is the file or the stream, and `fix` ends the message; a broken pipe passes through.
+    `name` is the file or the stream. `fix`, or what it returns then, ends the message. A broken pipe passes through.
     """
     try:
         yield
@@ -141,7 +143,8 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
     except Exception as error:
         if not (isinstance(error, more_errors) or is_write_error(error)):
             raise
-        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {fix}.") from error
+        end = fix if isinstance(fix, str) else fix()
+        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {end}.") from error
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -254,10 +257,11 @@ class TextDigest:
         return self._sha256.hexdigest()
 
 
-def digest_of_file(path: Path) -> list[int | str]:
-    """Return the size of a file in bytes and the SHA-256 of its content."""
+def digest_of_file(path: Path, algorithm: Any = "sha256") -> list[int | str]:
+    """Return the size of a file in bytes and the digest of its content, by an algorithm of `hashlib.file_digest`."""
     with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+        digest = hashlib.file_digest(file, algorithm)
+        return [file.tell(), digest.hexdigest()]
 
 
 def digest_of_model(folder: Path) -> str:
