@@ -116,7 +116,7 @@ class NarLMOutput(Seq2SeqLMOutput):
     accuracy: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class TargetInputs:
     """The arguments of `forward` that describe a target, with the names that they have there.
 

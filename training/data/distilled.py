@@ -109,10 +109,9 @@ class Distillation:
         return [number for number in range(self.num_parts) if self.counts(number) is None]
 
     def check_complete(self) -> None:
-        missing = next((number for number in range(self.num_parts) if self.counts(number) is None), None)
-        if missing is not None:
+        if missing := self.missing_parts():
             raise UserError(
-                f"{self.folder}: the distillation is unfinished; part {missing:05d} of {self.num_parts} is missing. "
+                f"{self.folder}: the distillation is unfinished; part {missing[0]:05d} of {self.num_parts} is missing. "
                 "Repeat its command, or copy the other shards' parts there."
             )
 
