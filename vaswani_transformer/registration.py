@@ -1,5 +1,7 @@
 """Registration of the package with the Auto classes and pipelines of Transformers."""
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -24,7 +26,7 @@ FAMILIES = (
 def register() -> None:
     """Register every family with the Auto classes, and the task with `pipeline()`; repeated calls change nothing."""
     for model in FAMILIES:
-        config = model.config_class
+        config: Any = model.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModel.register(config, model.body_class, exist_ok=True)
         AutoModelForSeq2SeqLM.register(config, model, exist_ok=True)
