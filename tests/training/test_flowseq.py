@@ -17,7 +17,7 @@ from training.recipe.families import FAMILIES
 from training.recipe.fields import load_recipe, to_dict
 from training.run.checks import check_model_trains
 from training.train import main, run
-from training.trainer.callbacks import KlScaleCallback
+from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.draws import GOLDEN_GAMMA, add_latent_draws, draw_latents, mix, pair_states
 from training.trainer.flow_start import FlowStart, gather_pairs
 from vaswani_transformer.support.errors import UserError
@@ -78,7 +78,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(overrides: dict
 
 def test_divergence_weighs_nothing_first_and_then_more_by_the_step() -> None:
     model, state = FAMILY["flowseq"](), TrainerState()
-    callback, scales = KlScaleCallback(model, 1.0, 4, first=2), []
+    callback, scales = TrainingRateCallback(model, "kl_scale", 0.0, 1.0, 4, begin=2), []
     for state.global_step in (0, 2, 3, 5, 6, 9):
         callback.on_step_begin(UNREAD, state, TrainerControl())
         scales.append(model.kl_scale)

@@ -73,26 +73,20 @@ from training.run.distributed import (
 )
 from training.tasks import make_task, selection_metric
 from training.trainer.callbacks import (
-    DivergenceModel,
-    GlancingCallback,
-    KlScaleCallback,
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
     StopSignalCallback,
     StreamEpochCallback,
     TimeLimitCallback,
+    TrainingRateCallback,
 )
 from training.trainer.divergence import DivergenceGuard, is_finite
 from training.trainer.draws import STATES, add_glancing_draws, add_latent_draws, add_masks, draw_latents, pair_draws
 from training.trainer.evaluation import evaluation_batches, sentence_losses
 from training.trainer.flow_start import FlowStart
 from training.trainer.optimizers import make_optimizer, make_schedule
-from vaswani_transformer import (
-    VaswaniFlowSeqForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-    VaswaniTransformerConfig,
-)
+from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, VaswaniTransformerConfig
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
@@ -228,13 +222,12 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
         if self.selection.greater_is_better:
             self.add_callback(LossTieBreaker(self.selection.key))
-        if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
+        if training.glancing is not None:
             steps = training.glancing_steps or training.steps
-            self.add_callback(GlancingCallback(model, *training.glancing, steps))
-        if isinstance(model, DivergenceModel):
-            steps = training.kl_warmup_steps or self.family.defaults["kl_warmup_steps"]
-            first = 0 if self.flow_start is None else training.decoder_steps - 1
-            self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
+            self.add_callback(TrainingRateCallback(model, "glancing_ratio", *training.glancing, steps))
+        if (steps := training.kl_warmup_steps or self.family.defaults.get("kl_warmup_steps")) is not None:
+            begin = 0 if self.flow_start is None else training.decoder_steps - 1
+            self.add_callback(TrainingRateCallback(model, "kl_scale", 0.0, training.kl_scale, steps, begin))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.stopping = StopSignalCallback()
@@ -490,7 +483,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         evaluations.
         """
         self.evaluated = dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        sides = (lengths(dataset, name).tolist() for name in ("input_ids", "labels"))
+        sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
         size = self.args.per_device_eval_batch_size
         batches = evaluation_batches(*sides, size, size * self.recipe.data.max_length)
         rounds = math.ceil(len(batches) / self.args.world_size)
