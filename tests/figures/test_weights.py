@@ -168,7 +168,8 @@ def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(
     before = state_of(model)
     assert_same(attention_maps(model, tokenizer, "hello"), attention_maps(model, tokenizer, "hello"))
     assert state_of(model) == before
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    stacks = (model.model.encoder, model.model.decoder)
+    assert not any(stack._forward_hooks or stack._forward_pre_hooks for stack in stacks)
     with pytest.raises(ValueError, match=f"target: {type(model).__name__} predicts all words at once and reads no"):
         attention_maps(model, tokenizer, "hello", "hola")
 
