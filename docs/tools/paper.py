@@ -27,7 +27,7 @@ FILE_LINK = re.compile(r"\]\(\.\./([\w./-]+)(?:#\w+)?\)")
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-GRAY = "#70737c"  # of letters, which is read on white and on black
+GRAY, LINE = "#7b7e87", "#8080804d"  # of letters and of thin lines, on white and on black
 TITLE = f"""# The paper in code
 
 ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section, as on
@@ -84,13 +84,13 @@ def save_picture(figure: Any, path: Path) -> None:
     """Write a figure as SVG for light and dark pages, without a background; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
-    from vaswani_transformer.figures.style import INK, MUTED
+    from vaswani_transformer.figures.style import INK, MUTED, RULE
 
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = io.StringIO()
     with rc_context({"svg.hashsalt": "paper", "svg.fonttype": "path"}):
         figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
-    path.write_text(re.sub(f"{INK}|{MUTED}", GRAY, drawing.getvalue()), encoding="utf-8")
+    path.write_text(re.sub(f"{INK}|{MUTED}", GRAY, drawing.getvalue()).replace(RULE, LINE), encoding="utf-8")
 
 
 def code_cell(code: str, printed: str = "", picture: str | None = None) -> dict[str, Any]:
