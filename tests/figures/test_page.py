@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,15 @@ def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None
     assert strokes(page) == set(head_colors(8))
     assert hidden_views(page) == ["heat-view", "overview"]
     assert page.one("div", id="layers")["text"] == "12"
+
+
+@in_a_browser
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_autoregressive", "title"), [(True, "target word"), (False, "target position")])
+def test_browser_says_what_a_decoder_attends_to(is_autoregressive: bool, title: str, tmp_path: Path) -> None:
+    maps = replace(random_attention_maps(), is_autoregressive=is_autoregressive)
+    page = opened(render_page(maps), tmp_path, "#decoder-1")
+    assert page.one("h2", id="key-title")["text"] == f"attends to {title}"
 
 
 @in_a_browser

@@ -111,9 +111,15 @@ def page_content(
         return PageContent(one_line(error))
 
 
-def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str) -> str:
-    """Return the attention page of two texts in a frame, whose scripts cannot reach the page around it."""
+def attention_frame(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **generate_kwargs: Any,
+) -> str:
+    """Return the page of `attention_page` in a frame, whose scripts cannot reach the page around it."""
     try:
-        return FRAME.format(html.escape(attention_page(model, tokenizer, source, target)))
+        return FRAME.format(html.escape(attention_page(model, tokenizer, source, target, **generate_kwargs)))
     except ValueError as error:
         return html.escape(one_line(error))

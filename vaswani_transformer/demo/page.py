@@ -89,7 +89,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
                 max_height=400,
             )
             ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-            attention = gr.HTML()
+        attention = gr.HTML()
         read = gr.State("")  # the source of what is shown
 
         def show_attention(text: str, chosen: str | None) -> str:
@@ -97,10 +97,12 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
             given = dict(zip(settings, values, strict=True))
-            content = page_content(
-                model, tokenizer, text, **given | {"max_new_tokens": given["max_new_tokens"] or None}
-            )
+            given["max_new_tokens"] = given["max_new_tokens"] or None
+            content = page_content(model, tokenizer, text, **given)
             best = content.finished[0][1] if content.finished else None
+            frame = show_attention(content.source, best)
+            if content.passes:  # of a model without beams
+                frame = attention_frame(model, tokenizer, content.source, **given)
             return {
                 note: gr.Textbox(content.note, visible=bool(content.note)),
                 target: content.target,
@@ -109,7 +111,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
                 steps: content.rows,
                 ended: gr.Dropdown(content.finished, value=best),
                 read: content.source,
-                attention: show_attention(content.source, best),
+                attention: frame,
             }
 
         outputs = [note, target, tree, passes, steps, ended, attention, read]
