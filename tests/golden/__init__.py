@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from tests.helpers import load_tokenizer
-from vaswani_transformer import VaswaniTransformerConfig
 
 FOLDER = Path(__file__).parent
 # No text of them is a sentence of the models; byte pairs spell all of it, word pieces lack some characters.
@@ -24,12 +23,6 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[Any, PreTrainedTokenizerBase
     model, info = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval(), load_tokenizer(folder)
-
-
-def config_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
-    """Return every field that the package's configurations have, given or not."""
-    classes = [one for one in type(config).__mro__ if issubclass(one, VaswaniTransformerConfig)]
-    return {name: getattr(config, name) for one in classes for name in one.__annotations__}
 
 
 def translations(model: Any, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> list[str]:
