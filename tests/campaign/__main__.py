@@ -27,6 +27,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     killed.add_argument("--only", default="", metavar="JOB", help="one job")
     faulty = campaigns.add_parser("disks", help="jobs whose writes fail, and torn checkpoints")
     faulty.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th write and size (1)")
+    faulty.add_argument(
+        "--torn", type=int, default=1000, metavar="N", help="checkpoints with a file that is cut (1,000)"
+    )
     faulty.add_argument("--only", default="", metavar="JOB", help="one job, or torn")
     for each in campaigns.choices.values():
         each.add_argument("--hours", type=float, default=1.0, help="the time after which it ends (1)")

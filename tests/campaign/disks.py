@@ -31,7 +31,6 @@ from training.run.checkpoints import all_checkpoints, changed_file, complete_che
 
 STEPS = ["--training.steps=6", "--training.evaluation_steps=3", "--training.checkpoint_steps=2"]
 CODES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
-TORN = 1000  # checkpoints with a file that is cut
 PAGE = 4096  # bytes
 
 
@@ -222,7 +221,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     if time.monotonic() < end:
                         fill = partial(fill_disk, job, f"nr_inodes={files}", expected=expected)
                         attempt(f"{job.name} on a disk for few files", f"{files} files", fill, top)
-        for number in range(TORN) if options.only in ("", "torn") else ():
+        for number in range(options.torn) if options.only in ("", "torn") else ():
             case = partial(tear, top / "trained" / "run", random.Random(f"{options.seed}/torn/{number}"))
             attempt("torn", str(number), case, top)
     return {"cases": sum(ends.values()), "ends": dict(ends), "can_mount": can_mount(), "failures": failures}
