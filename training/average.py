@@ -101,7 +101,8 @@ def average(run: Path, last: int, output: Path) -> list[int]:
     checkpoints = enough_checkpoints(run, last)
     check_empty(output, "--output_dir")
     weights = mean_weights(checkpoints)
-    with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
+    staged = staged_files(output, last=WEIGHTS)
+    with write_errors(output, "give another --output_dir", SafetensorError), staged as staging:
         for path in checkpoints[-1].iterdir():
             is_file = path.is_file() and not path.is_symlink()
             if is_file and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):

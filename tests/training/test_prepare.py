@@ -261,6 +261,18 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
     assert run("gum", tmp_path / "set", f"--from={tmp_path / 'gum-master.zip'}") == 0
 
 
+def test_file_of_an_archive_that_fills_the_memory_is_not_read(
+    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = copy("tatoeba-en-de") / "deu-eng.zip"
+    size = zipfile.ZipFile(archive).getinfo("deu.txt").file_size
+    monkeypatch.setattr(sources, "MEMBER_BYTES", size - 1)
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
+    assert f"(deu.txt expands to {size:,d} bytes, more than {size - 1:,d}); download" in capsys.readouterr().err
+    monkeypatch.setattr(sources, "MEMBER_BYTES", size)
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [

@@ -1,7 +1,9 @@
 """Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
 import gzip
+import itertools
 import logging
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from vaswani_transformer.support.files import check_unicode, json_type, parse_js
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
+LONGEST_LINE = 2**28  # bytes
+EXPANDED_BYTES, EXPANDED_TIMES = 2**30, 100  # a .gz file may expand to the larger of so many bytes and times its size
 
 LocatedPair = tuple[str, str, str]
 """Where a pair stands, for an error, its source and its target."""
@@ -31,15 +35,33 @@ def open_file(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
+def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, and end at one, or at a .gz file, that could fill the memory."""
+    most = max(EXPANDED_BYTES, EXPANDED_TIMES * path.stat().st_size) if path.suffix == ".gz" else sys.maxsize
+    total = 0
+    for number in itertools.count(1):
+        if not (line := file.readline(LONGEST_LINE + 1)):
+            return
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: is longer than {LONGEST_LINE:,d} bytes; correct the line.")
+        if (total := total + len(line)) > most:
+            raise UserError(
+                f"{path}, line {number}: the .gz file has expanded to more than {most:,d} bytes; decompress it if it "
+                "shall be read."
+            )
+        yield line
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
 
-    Only a line feed ends a line, or a carriage return in a file without line feeds.
+    Only a line feed ends a line, or a carriage return in a file without line feeds. A line of more than `LONGEST_LINE`
+    bytes is an error, and so is a .gz file that expands to more than `EXPANDED_BYTES` and `EXPANDED_TIMES` its size.
     """
     number = 0
     try:
         with open_file(path) as file:
-            for number, line in enumerate(utf8_lines(file, path), start=1):
+            for number, line in enumerate(utf8_lines(bounded_lines(file, path), path), start=1):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(

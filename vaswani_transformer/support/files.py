@@ -172,8 +172,14 @@ def staged_files(folder: Path, last: str = "") -> Generator[Path]:
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
         yield Path(staging)
-        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == last):
-            path.replace(folder / path.name)
+        moved: list[Path] = []
+        try:
+            for path in sorted(Path(staging).iterdir(), key=lambda path: (path.name == last, path.name)):
+                moved.append(path.replace(folder / path.name))
+        except OSError:
+            for path in moved:
+                path.unlink()
+            raise
 
 
 def check_new_folder(path: Path, force: bool = False) -> None:
