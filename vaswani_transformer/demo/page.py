@@ -65,7 +65,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
 
     is_autoregressive, writes_trees = not is_non_autoregressive(model), is_parser(tokenizer)
     with gr.Blocks(title=name, analytics_enabled=False) as page:
-        gr.HTML(f"<h1>{html.escape(name)}</h1>")
+        gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(name)}</h1>')
         source = gr.Textbox(label="Source", lines=2, max_length=MAX_CHARACTERS)
         with gr.Row():
             settings = setting_inputs(model)
@@ -83,7 +83,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
             steps = gr.Dataframe(
                 label="Beams and targets that ended, after each step",
                 headers=list(COLUMNS),
-                column_widths=["8%", "10%", "40%", "13%", "12%", "17%"],
+                column_widths=["70px", "80px", "340px", "110px", "100px", "150px"],
                 interactive=False,
                 wrap=True,
                 max_height=400,
