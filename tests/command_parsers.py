@@ -83,6 +83,11 @@ def leave_unparsed(_: list[str]) -> None:
     """Leave the arguments of another project's program to it."""
 
 
+def parse_uvicorn(arguments: list[str]) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="the demo extra, whose Gradio brings it, is not installed")
+    uvicorn.main.make_context("uvicorn", arguments)
+
+
 def parse_module(arguments: list[str]) -> None:
     """Parse `python -m MODULE`."""
     module, *rest = arguments
@@ -113,6 +118,7 @@ PROGRAMS = {
     "accelerate": lambda arguments: parse_launch(arguments[1:]),
     "pip": parse_pip,
     "python": parse_python,
+    "uvicorn": parse_uvicorn,
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
@@ -139,4 +145,4 @@ def commands_of(block: str) -> list[list[str]]:
                 del words[words.index(sign) : words.index(sign) + 2]
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]
-    return [words for words in commands if words and words[0] not in (".", "export", "cd")]
+    return [words for words in commands if words and words[0] not in (".", "export", "cd", "cp", "curl", "docker")]

@@ -220,13 +220,13 @@ def test_precision_of_a_run_is_that_of_its_teacher_too(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds in training and in evaluations."""
-    dtypes, energies = [], Energy.energies
+    dtypes, call = [], Energy.__call__
 
     def watched(self: Energy, *inputs: Any) -> Any:
         dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-        return energies(self, *inputs)
+        return call(self, *inputs)
 
-    monkeypatch.setattr(Energy, "energies", watched)
+    monkeypatch.setattr(Energy, "__call__", watched)
     train_in(trained, tmp_path / "run", "--training.steps=1", "--training.precision=bf16")
     assert set(dtypes) == {(True, True), (False, True)}
 
