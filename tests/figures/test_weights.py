@@ -136,7 +136,7 @@ def family_of_pairs(family: str) -> tuple[Any, VaswaniTransformerTokenizer]:
 def test_maps_of_all_words_at_once_are_those_of_the_last_pass(family: str, prepares: bool) -> None:
     model, tokenizer = family_of_pairs(family)
     model = prepare_for_inference(model) if prepares else model
-    settings = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
+    settings: dict[str, Any] = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
     batch = tokenizer(["this is a book"], return_tensors="pt")
     shown = last_pass(model, batch, settings)
     assert shown.labels == model.generate(**batch, **settings)[0, 1:].tolist()
