@@ -129,6 +129,15 @@ def test_failed_write_leaves_no_file_and_the_same_command_succeeds(
     assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
 
 
+def test_mean_that_was_killed_while_its_files_moved_has_no_weights(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    monkeypatch.setattr(Path, "replace", lambda _, target: moved.append(target.name))
+    average(run_folder, 2, tmp_path / "mean")
+    assert moved[-1] == "model.safetensors"
+
+
 def test_averaged_model_has_every_file_of_its_tokenizer_and_none_of_training(run_folder: Path, tmp_path: Path) -> None:
     last, tokenizer = run_folder / "checkpoints" / "checkpoint-10", {"source.spm", "vocab.json", "chat_template.jinja"}
     for name in (*tokenizer, "optimizer.pt", "rng_state.pth", "training_args.bin"):

@@ -1,5 +1,6 @@
 """A run that was killed, interrupted or extended goes through the steps of an uninterrupted one."""
 
+import itertools
 import json
 import os
 import re
@@ -148,6 +149,27 @@ def test_data_that_changed_since_the_run_began_is_an_error(
         prepare_run(recipe)
     path.write_text(good)
     prepare_run(recipe)
+
+
+@pytest.mark.slow
+def test_clock_that_jumps_and_files_of_the_future_change_no_bit(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = [
+        load_recipe(arguments[0], [*arguments[1:], "--training.steps=9", f"--output_dir={tmp_path / name}"])
+        for name in ("whole", "run")
+    ]
+    run(recipes[0])
+    jumps, now = itertools.cycle((1e9, -1e9, 0.0)), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    run(recipes[1])
+    rewind(tmp_path / "run", 3)
+    for path, year in zip(sorted((tmp_path / "run").rglob("*")), itertools.cycle((1970, 2100))):
+        seconds = 31_556_952 * (year - 1970)
+        os.utime(path, (seconds, seconds))
+    results = run(recipes[1])
+    assert_same_checkpoints(tmp_path / "whole", tmp_path / "run")
+    assert all(0 <= seconds < 1000 for seconds in (*results["time"].values(), results["seconds"]))
 
 
 @pytest.mark.slow

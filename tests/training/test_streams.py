@@ -112,6 +112,30 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
         run(load_recipe(streamed[0], last_of_each(*streamed[1:], *more, "--training.steps=40")))
 
 
+@pytest.mark.slow
+def test_stream_that_vanishes_ends_the_run_with_one_line_and_resumes_once_it_is_back(
+    streamed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is gone when the second epoch opens it."""
+    path, whole, folder = tmp_path / "data" / "train.jsonl", tmp_path / "whole", tmp_path / "run"
+    more = ["--training.steps=20"]
+    run(load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={whole}"]))
+
+    def hide(*_: object) -> None:
+        if path.exists():
+            path.rename(tmp_path / "hidden")
+
+    recipe = load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={folder}"])
+    monkeypatch.setattr("training.trainer.trainer.rotate", hide)
+    with pytest.raises(UserError, match=r"train\.jsonl: there is no such file; set data"):
+        run(recipe)
+    monkeypatch.undo()
+    assert 3 <= last_step(folder) < 20
+    (tmp_path / "hidden").rename(path)
+    run(recipe)
+    assert_same_checkpoints(whole, folder)
+
+
 def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(
     streamed: list[str], tmp_path: Path
 ) -> None:

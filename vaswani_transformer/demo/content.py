@@ -98,11 +98,7 @@ def page_content(
 ) -> PageContent:
     """Return what the page shows of any text: the search for its translation or tree, or a sentence.
 
-    Args:
-        model: any model of this package that generates.
-        tokenizer: its tokenizer.
-        text: the text; a parser's is split into words.
-        **generate_kwargs: arguments of `generate()`, which override the model's settings.
+    `generate_kwargs` override the model's settings.
     """
     text = text.encode(errors="replace").decode()  # JSON can hold half a character
     if not text.strip():

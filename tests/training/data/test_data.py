@@ -13,6 +13,7 @@ import datasets
 import pytest
 
 from training.data import distilled
+from training.data import files as data_files
 from training.data import pairs as data_pairs
 from training.data.distilled import Distillation, check_sources, digest_sources
 from training.data.pairs import load_pairs, sources_in_order, to_source_target
@@ -163,6 +164,36 @@ def test_truncated_file_is_an_error_that_names_it(folder: Path) -> None:
     (folder / "train.jsonl.gz").write_bytes(complete[: len(complete) - 10])
     with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
         load_pairs(recipe(folder))
+
+
+def test_gz_file_that_expands_without_end_is_an_error_before_it_fills_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (json_line("x", "y").encode() + b"\n") * 40_000
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(lines))
+    monkeypatch.setattr(data_files, "EXPANDED_BYTES", len(lines) - 1)
+    assert (folder / "train.jsonl.gz").stat().st_size * 100 < len(lines) - 1
+    with pytest.raises(UserError, match=r"train\.jsonl\.gz, line 40000: the \.gz file has expanded to more than"):
+        load_pairs(recipe(folder))
+    (folder / "train.jsonl").write_bytes(lines)
+    assert len(load_pairs(recipe(folder, train="train.jsonl"))["train"]) == 40_000
+    monkeypatch.setattr(data_files, "EXPANDED_BYTES", len(lines))
+    assert len(load_pairs(recipe(folder))["train"]) == 40_000
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+def test_line_longer_than_the_limit_is_an_error_that_names_it(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = json_line("x" * 500, "y").encode() + b"\n"
+    monkeypatch.setattr(data_files, "LONGEST_LINE", len(longest))
+    for content in (longest, b" " + longest):
+        lines = json_line("x", "y").encode() + b"\n" + content
+        (folder / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+        if content == longest:
+            assert len(load_pairs(recipe(folder, train=name))["train"]) == 2
+    with pytest.raises(UserError, match=rf"{name}, line 2: is longer than \d+ bytes; correct the line"):
+        load_pairs(recipe(folder, train=name))
 
 
 def test_line_that_is_no_utf_8_is_an_error_that_names_it(folder: Path) -> None:
