@@ -129,6 +129,11 @@ def parse_by_help(program: str, arguments: list[str]) -> None:
     assert all(option.partition("=")[0] in help_text for option in options)
 
 
+def parse_uvicorn(arguments: list[str]) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="the demo extra, whose Gradio brings it, is not installed")
+    uvicorn.main.make_context("uvicorn", arguments)
+
+
 def parse_module(arguments: list[str]) -> None:
     """Parse `python -m MODULE`."""
     module, *rest = arguments
@@ -165,6 +170,7 @@ PROGRAMS = {
     "ruff": lambda arguments: parse_by_help("ruff", arguments),
     "tensorboard": parse_tensorboard,
     "ty": lambda arguments: parse_by_help("ty", arguments),
+    "uvicorn": parse_uvicorn,
     "vaswani-convert": lambda arguments: parse_with_argparse("vaswani_transformer.convert.command", arguments),
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
@@ -191,4 +197,4 @@ def commands_of(block: str) -> list[list[str]]:
                 del words[words.index(sign) : words.index(sign) + 2]
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]
-    return [words for words in commands if words and words[0] not in (".", "export", "cd")]
+    return [words for words in commands if words and words[0] not in (".", "export", "cd", "cp", "curl", "docker")]

@@ -38,7 +38,7 @@ ROOMS = {
     "figures": {"batching"},
     "demo": {"figures", "parsing", "translation"},
     "parsing": {"figures", "translation"},
-    "translation": {"cpu"},
+    "translation": {"batching", "cpu"},
 }
 
 # The folders and files of training/ that each of its folders imports from. The files import from every folder.

@@ -3,15 +3,18 @@
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.helpers import ROOT
 
@@ -19,15 +22,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-@pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the source distribution and the wheel into a folder."""
-    pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("dist")
+def build(source: Path, folder: Path) -> Path:
+    """Build the source distribution and the wheel of a checkout into a folder."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    finished = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the source distribution and the wheel of this checkout."""
+    pytest.importorskip("hatchling")
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.mark.slow
@@ -37,6 +44,20 @@ def test_source_distribution_holds_docs_and_examples(distributions: Path) -> Non
     for folder, pattern in (("docs", "*.md"), ("examples", "*.py"), ("training", "*.py"), ("tests", "*.py")):
         assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)} <= names
     assert {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "mkdocs.yml", "model_card.md"} <= names
+
+
+@pytest.mark.slow
+def test_distributions_of_another_build_have_the_same_bits(distributions: Path, tmp_path: Path) -> None:
+    """The second build is that of the source distribution: another folder, other times, no git."""
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    for path in unpacked.rglob("*"):
+        os.utime(path, (2_000_000_000, 2_000_000_000))
+    again = build(unpacked, tmp_path / "dist")
+    assert {path.name for path in again.iterdir()} == {path.name for path in distributions.iterdir()}
+    for path in again.iterdir():
+        assert path.read_bytes() == (distributions / path.name).read_bytes(), path.name
 
 
 @pytest.mark.slow
@@ -71,15 +92,68 @@ def test_workflow_is_yaml_with_the_fields_that_github_needs(path: Path) -> None:
         assert {update["package-ecosystem"] for update in tree["updates"]} == {"github-actions", "pip"}
 
 
-def test_ci_runs_the_oldest_and_the_newest_pair_of_supported_versions() -> None:
+def test_nox_runs_the_oldest_and_the_newest_supported_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nox")
+    monkeypatch.chdir(ROOT)
+    sessions = runpy.run_path("noxfile.py")
     ranges = [each for each in PROJECT["project"]["dependencies"] if each.startswith(("torch", "transformers"))]
-    oldest = tuple(re.sub(r">=([\d.]+).*", r"==\1.0", each) for each in ranges)
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
-    pairs = [(each["torch"], each["transformers"]) for each in jobs["tests"]["strategy"]["matrix"]["include"]]
-    assert set(pairs) == {oldest, ("torch", "transformers")}
-    assert " ".join(oldest) in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert sessions["OLDEST"] == [re.sub(r">=([\d.]+).*", r"==\1.0", each) for each in ranges]
+    assert PROJECT["project"]["requires-python"] == f">={sessions['oldest'].python}"
+    assert f"Programming Language :: Python :: {sessions['newest'].python}" in PROJECT["project"]["classifiers"]
     supported = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     assert all(f"`{each}`" in supported for each in ranges)
+
+
+def steps(workflow: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the job and the content of every step of a workflow."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8"))["jobs"]
+    return [(name, step) for name, job in jobs.items() for step in job.get("steps", [])]
+
+
+def test_workflow_runs_every_session_of_nox_that_tests() -> None:
+    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"]
+    matrix = jobs["tests"]["strategy"]["matrix"]["include"]
+    assert {each["session"] for each in matrix} == {"locked", "newest", "oldest"}
+    assert "nox --session ${{ matrix.session }} -R" in text
+    assert jobs["next"]["if"] == "github.event_name == 'schedule'"
+    assert "nox --session next" in text
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflow_names_actions_by_commit_and_installs_what_is_locked(path: Path) -> None:
+    uses = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+    assert [each for each in uses if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40}  # v[\d.]+", each)] == []
+    lines = [line for job, step in steps(path.name) for line in step.get("run", "").splitlines() if job != "installed"]
+    installed = [line for line in lines if "pip install" in line]
+    assert [line for line in installed if "--require-hashes" not in line and "--no-deps" not in line] == []
+
+
+def locked(name: str) -> dict[str, tuple[str, int]]:
+    """Return the version of each distribution of a lock, and the number of its hashes."""
+    text = (ROOT / ".github" / "locks" / f"{name}.txt").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=\w)", text)
+    found = [re.match(r"([\w.-]+)(?:\[.*\])?==([^\s;]+)", entry) for entry in entries]
+    return {
+        match[1]: (match[2], entry.count("--hash=sha256:"))
+        for match, entry in zip(found, entries, strict=True)
+        if match
+    }
+
+
+@pytest.mark.parametrize("lock", ["dev", "ci"])
+def test_lock_has_hashes_and_fits_the_requirements(lock: str) -> None:
+    """`nox -s lock` writes the locks again."""
+    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+    extras = project["optional-dependencies"]
+    names = ["dev", *re.findall(r"\w+", extras["dev"][0].partition("[")[2].partition("]")[0])]
+    lines = groups["ci"] if lock == "ci" else [*project["dependencies"], *groups["notebook"]]
+    lines = lines if lock == "ci" else [*lines, *(line for name in names for line in extras[name])]
+    entries = locked(lock)
+    assert all(hashes for _, hashes in entries.values())
+    for requirement in map(Requirement, lines):
+        if requirement.name != project["name"]:
+            assert requirement.specifier.contains(entries[requirement.name.lower()][0]), requirement
 
 
 def test_addresses_of_the_project_have_the_owner_of_pyproject() -> None:

@@ -1,8 +1,7 @@
-"""The private names of Transformers and torch that the package uses are listed here, and a missing one is an error."""
+"""The private names of libraries that the project uses are listed, and a missing one is an error."""
 
-import argparse
 import ast
-import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,121 +9,52 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from torch import nn
-from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMixin
 
-from tests.helpers import padded_batch, tiny_config, tiny_model
+from tests.helpers import ROOT, padded_batch, tiny_config, tiny_model
+from tests.private_names import PRIVATE_NAMES, describe, describe_all, print_changes
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
 from vaswani_transformer.cpu.linear import LINEAR_FACTORIES, is_supported, raw_op
 from vaswani_transformer.generation import ENTRY_POINTS
-from vaswani_transformer.pretrained import PRIVATE_NAMES
+from vaswani_transformer.pretrained import PRIVATE_NAMES as MODEL_NAMES
 
-PACKAGE = Path(__file__).resolve().parent.parent / "vaswani_transformer"
-USED = {
-    "attention.py": {"_attn_implementation"},
-    "batching/tokens.py": {"_indices"},
-    "body.py": {
-        "_input_embed_layer",
-        "_tied_weights_keys",
-        "_tp_plan",
-    },
-    "cmlm.py": {"_no_split_modules"},
-    "support/command_line.py": {"_AppendAction", "_option_string_actions"},
-    "cpu/encoder.py": {"_attn_implementation"},
-    "cpu/layers.py": {"_modules"},
-    "cpu/linear.py": {
-        "_linear_pointwise",
-        "_op",
-        "_reorder_linear_weight",
-        "linear_dynamic",
-        "linear_prepack",
-        "linear_unpack",
-    },
-    "cpu/model.py": {"_apply", "_attn_implementation"},
-    "decoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
-    "embeddings.py": {"_forward_hooks", "_forward_pre_hooks", "_hf_hook"},
-    "encoder.py": {"_can_record_outputs", "_fsdp_plan", "_tp_plan"},
-    "flow.py": {"_apply"},
-    "flowseq.py": {"_init_weights", "_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
-    "generation.py": {"_beam_search", "_sample"},
-    "support/interrupts.py": {"_exit"},
-    "iterative_vae.py": {
-        "_no_split_modules",
-        "_supports_flash_attn",
-        "_supports_flex_attn",
-    },
-    "support/modes.py": {"_attn_implementation"},
-    "nat.py": {"_no_split_modules", "_supports_flash_attn", "_supports_flex_attn"},
-    "nar_decoder.py": {"_can_record_outputs"},
-    "nat_decoder.py": {"_attn_implementation", "_supports_flash_attn", "_supports_flex_attn", "_tp_plan"},
-    "nar_generation.py": {"_get_default_generation_params"},
-    "pipeline.py": {"_forward", "_load_tokenizer", "_pipeline_calls_generate", "_sanitize_parameters"},
-    "pretrained.py": {
-        "_attn_implementation",
-        "_apply",
-        "_auto_class",
-        "_can_compile_fullgraph",
-        "_can_record_outputs",
-        "_fsdp_plan",
-        "_get_default_generation_params",
-        "_init_weights",
-        "_input_embed_layer",
-        "_no_split_modules",
-        "_skip_keys_device_placement",
-        "_supports_attention_backend",
-        "_supports_flash_attn",
-        "_supports_flex_attn",
-        "_supports_sdpa",
-        "_tied_weights_keys",
-        "_tp_plan",
-    },
-    "tokenizer.py": {"_auto_class"},
-    "translation/loading.py": {"_commit_hash"},
-    "restricted.py": {"_attn_implementation"},
+PACKAGE = ROOT / "vaswani_transformer"
+FILES = {
+    path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).with_suffix("").as_posix(): path
+    for folder in (PACKAGE, ROOT / "training")
+    for path in folder.rglob("*.py")
 }
-# The owner of each in the tested versions. Accelerate sets `_hf_hook` on a module, the Hub's loader `_commit_hash`.
-OWNERS = {
-    "_attn_implementation": PreTrainedConfig,
-    "_apply": nn.Module,
-    "_AppendAction": argparse,
-    "_option_string_actions": argparse.ArgumentParser(),
-    "_beam_search": GenerationMixin,
-    "_sample": GenerationMixin,
-    "_forward": Pipeline,
-    "_load_tokenizer": Pipeline,
-    "_pipeline_calls_generate": Pipeline,
-    "_sanitize_parameters": Pipeline,
-    "_forward_hooks": nn.Module(),
-    "_forward_pre_hooks": nn.Module(),
-    "_exit": os,
-    "_indices": Dataset.from_dict({}),
-    "_modules": nn.Module(),
-    "_auto_class": PreTrainedTokenizerFast,
-    "_linear_pointwise": torch.ops.mkldnn,
-    "_op": torch.ops.mkldnn._linear_pointwise.default,
-    "_reorder_linear_weight": torch.ops.mkldnn,
-    "linear_dynamic": torch.ops.quantized,
-    "linear_prepack": torch.ops.quantized,
-    "linear_unpack": torch.ops.quantized,
-}
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    """Yield the nodes of a file, without the fragments of its f-strings."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        yield (node := waiting.pop())
+        is_text = isinstance(node, ast.JoinedStr)
+        waiting += [each for each in ast.iter_child_nodes(node) if not (is_text and isinstance(each, ast.Constant))]
 
 
 def private_names(path: Path) -> Iterator[str]:
-    """Yield the names that a file reads, overrides or writes as a string, and functions of `torch.ops`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Yield the names that a file imports, reads, overrides or writes as a string, and functions of `torch.ops`."""
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             yield node.attr
             owner = node.value
             is_op = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute)
             if is_op and owner.value.attr == "ops":
                 yield f"op {node.attr}"
+        elif isinstance(node, ast.ImportFrom):
+            yield from (*(node.module or "").split("."), *(each.name for each in node.names))
         elif isinstance(node, ast.FunctionDef):
             yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
         elif isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
@@ -132,30 +62,44 @@ def private_names(path: Path) -> Iterator[str]:
 
 
 def own_names() -> set[str]:
-    """Return the private functions and attributes that the package defines itself, other than overrides."""
-    foreign = set().union(*USED.values())
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    stored = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    return (functions | names | stored) - foreign
+    """Return the private names that the project defines itself, and that no listed class of a library has too."""
+    own = {"_"}
+    for node in (node for path in FILES.values() for node in nodes(path)):
+        if isinstance(node, ast.FunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.id if isinstance(node, ast.Name) else node.attr)
+    classes = [owner for owner in PRIVATE_NAMES if isinstance(owner, type)]
+    private = {name for name in own if name.startswith("_")}
+    return {name for name in private if not any(describe(owner, name) for owner in classes)}
 
 
-def test_every_private_name_is_listed_by_its_file() -> None:
-    own_private, used = own_names() | {"_", "_proj"}, {}
-    for path in PACKAGE.rglob("*.py"):
+def test_every_private_name_is_listed_with_the_files_that_use_it() -> None:
+    own, used, listed = own_names(), set(), set()
+    for file, path in FILES.items():
         names = set(private_names(path))
-        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own_private
-        private |= {name.removeprefix("op ") for name in names if name.startswith("op ")}
-        if private:
-            used[path.relative_to(PACKAGE).as_posix()] = private
-    assert used == USED
+        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own
+        used |= {(file, name) for name in private | {name[3:] for name in names if name.startswith("op ")}}
+    for names in PRIVATE_NAMES.values():
+        listed |= {(file, name) for name, files in names.items() for file in files.split()}
+    assert used == listed
 
 
-@pytest.mark.parametrize("name", sorted(OWNERS))
-def test_private_name_exists_in_this_version(name: str) -> None:
-    assert hasattr(OWNERS[name], name)
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names], ids=str
+)
+def test_private_name_exists_in_this_version(owner: Any, name: str) -> None:
+    assert describe(owner, name)
+
+
+def test_changed_and_missing_names_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    present = describe_all()
+    name = "GenerationMixin._sample"
+    earlier = present | {name: present[name].replace("def _sample(", "def _sample(seed, ")}
+    print_changes(earlier, present | {"Trainer._save": ""})
+    printed = capsys.readouterr().out
+    assert re.findall(r"^\S+: \w+$", printed, re.MULTILINE) == [f"{name}: changed", "Trainer._save: missing"]
+    assert "-def _sample(seed, " in printed
 
 
 def rename(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -183,7 +127,7 @@ def test_entry_point_with_other_arguments_is_an_error(name: str, monkeypatch: py
         tiny_model().generate(torch.tensor([[5, 2]]))
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names])
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in MODEL_NAMES.items() for name in names])
 def test_missing_private_name_is_an_error_that_names_the_versions_that_have_it(
     owner: type[PreTrainedConfig | PreTrainedModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,12 +96,7 @@ def enough_checkpoints(run: Path, last: int) -> list[Path]:
 def average(run: Path, last: int, output: Path) -> list[int]:
     """Write the mean of a run's last checkpoints, with its configuration and tokenizer, into a new folder.
 
-    Returns:
-        The steps of the checkpoints.
-
-    Raises:
-        UserError: there is no run, it has too few checkpoints, one cannot be used, or the folder is in use or cannot be
-            written.
+    It returns the steps of the checkpoints.
     """
     checkpoints = enough_checkpoints(run, last)
     check_empty(output, "--output_dir")

@@ -38,7 +38,7 @@ def train_from_cached_tokens(arguments: list[str]) -> None:
     """Train on pairs and tokens that are on the disk of the run."""
     run = Path(arguments[-1].partition("=")[2])
     datasets.config.HF_DATASETS_CACHE = run.parent / "cache"
-    cache.CACHED_BYTES = 1
+    cache.CACHED_BYTES = 1  # ty: ignore[invalid-assignment]
     train.main(arguments)
 
 

@@ -56,10 +56,10 @@ class FailingWrites:
 
         sys.addaudithook(audit)
         io.open = builtins.open = self._opening(io.open)  # ty: ignore[invalid-assignment]
-        torch.save = self._tearing(
+        torch.save = self._tearing(  # ty: ignore[invalid-assignment]
             torch.save, lambda problem: RuntimeError(f"PytorchStreamWriter failed writing file: {problem}")
         )
-        safetensors.torch.serialize_file = self._tearing(
+        safetensors.torch.serialize_file = self._tearing(  # ty: ignore[invalid-assignment]
             safetensors.torch.serialize_file,
             lambda problem: SafetensorError(f"I/O error: {problem} (os error {self.code})"),
         )

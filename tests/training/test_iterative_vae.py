@@ -14,7 +14,7 @@ from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
 from training.train import run
-from training.trainer.callbacks import KlScaleCallback
+from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.trainer import by_layer
 from vaswani_transformer import latent
 from vaswani_transformer.support.errors import UserError
@@ -64,7 +64,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch: py
 
 def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight() -> None:
     model, state = tiny_iterative_vae(), TrainerState()
-    callback, scales = KlScaleCallback(model, 0.4, 10), []
+    callback, scales = TrainingRateCallback(model, "kl_scale", 0.0, 0.4, 10), []
     for state.global_step in (0, 5, 10, 15, 2):  # at any step from which a run resumes
         callback.on_step_begin(UNREAD, state, TrainerControl())
         scales.append(model.kl_scale)

@@ -165,7 +165,8 @@ def test_clock_that_jumps_and_files_of_the_future_change_no_bit(
     run(recipes[1])
     rewind(tmp_path / "run", 3)
     for path, year in zip(sorted((tmp_path / "run").rglob("*")), itertools.cycle((1970, 2100))):
-        os.utime(path, (31_556_952 * (year - 1970),) * 2)
+        seconds = 31_556_952 * (year - 1970)
+        os.utime(path, (seconds, seconds))
     results = run(recipes[1])
     assert_same_checkpoints(tmp_path / "whole", tmp_path / "run")
     assert all(0 <= seconds < 1000 for seconds in (*results["time"].values(), results["seconds"]))

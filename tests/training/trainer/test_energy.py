@@ -241,13 +241,13 @@ def test_precision_of_a_run_is_that_of_its_teacher_too(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds in training and in evaluations."""
-    dtypes, energies = [], Energy.energies
+    dtypes, call = [], Energy.__call__
 
     def watched(self: Energy, *inputs: Any) -> Any:
         dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-        return energies(self, *inputs)
+        return call(self, *inputs)
 
-    monkeypatch.setattr(Energy, "energies", watched)
+    monkeypatch.setattr(Energy, "__call__", watched)
     more = ["--training.steps=1", "--training.precision=bf16", f"--output_dir={tmp_path / 'run'}"]
     run(load_recipe(trained[0], [*trained[1:], *more]))
     assert set(dtypes) == {(True, True), (False, True)}

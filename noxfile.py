@@ -1,0 +1,74 @@
+"""`nox` runs the fast tests on the oldest and on the newest supported torch, Transformers and Python.
+
+`nox --list` names the other sessions. Arguments after `--` are those of pytest, in the session `next` a requirement.
+"""
+
+import re
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["oldest", "newest"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PROJECT)
+OLDEST = [
+    re.sub(r">=([\d.]+).*", r"==\1.0", requirement)
+    for requirement in PROJECT["project"]["dependencies"]
+    if requirement.startswith(("torch", "transformers"))
+]
+NEXT = "transformers @ git+https://github.com/huggingface/transformers"
+TESTS = ["python", "-m", "pytest", "-rs", "-n", "auto", "--dist", "loadfile"]
+FAST = ["-m", "not slow"]
+LOCKS = ".github/locks"
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install the project as README does, with pip, which some tests call."""
+    session.install("pip", "-e", ".[dev]", *requirements)
+
+
+@nox.session(python=PYTHONS[0])
+def oldest(session: nox.Session) -> None:
+    """The fast tests on the oldest supported versions."""
+    install(session, *OLDEST)
+    session.run(*TESTS, *(session.posargs or FAST))
+
+
+@nox.session(python=PYTHONS[-1])
+def newest(session: nox.Session) -> None:
+    """The fast tests on the newest versions."""
+    install(session)
+    session.run(*TESTS, *(session.posargs or FAST))
+
+
+@nox.session(python=PYTHONS[0], venv_backend="virtualenv")
+def locked(session: nox.Session) -> None:
+    """The checks of a change on the versions of the lock, whose hashes pip compares."""
+    session.install("--require-hashes", "-r", f"{LOCKS}/dev.txt")
+    session.install("--no-deps", "--no-build-isolation", "-e", ".")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ty", "check")
+    session.run(*TESTS, *session.posargs)
+
+
+@nox.session(python=PYTHONS[-1])
+def next(session: nox.Session) -> None:
+    """The next Transformers: which of its private names changed, then the fast tests."""
+    install(session)
+    earlier = Path(session.create_tmp(), "private-names.json")
+    with earlier.open("w", encoding="utf-8") as file:
+        session.run("python", "-m", "tests.private_names", stdout=file, stderr=None)
+    session.install(*(session.posargs or [NEXT]))
+    session.run("python", "-m", "tests.private_names", str(earlier))
+    session.run(*TESTS, *FAST)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write the locks of what the workflows install, with the newest versions."""
+    session.install("uv")
+    command = ["uv", "pip", "compile", "--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--upgrade"]
+    session.run(*command, "pyproject.toml", "--extra=dev", "--group=notebook", f"--output-file={LOCKS}/dev.txt")
+    session.run(*command, "--group=ci", f"--output-file={LOCKS}/ci.txt")
