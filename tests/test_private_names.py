@@ -28,6 +28,8 @@ FILES = {
     for folder in (PACKAGE, ROOT / "training")
     for path in folder.rglob("*.py")
 }
+# Names and texts of the project that some library has too.
+COINCIDENCES = {"_buffers", "_decode", "_proj", "_reddit_"}
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
@@ -62,22 +64,22 @@ def private_names(path: Path) -> Iterator[str]:
 
 def own_names() -> set[str]:
     """Return the private names that the project defines itself, and that no listed class of a library has too."""
-    own = {"_"}
+    own: set[str] = set()
     for node in (node for path in FILES.values() for node in nodes(path)):
         if isinstance(node, ast.FunctionDef):
             own.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             own.add(node.id if isinstance(node, ast.Name) else node.attr)
     classes = [owner for owner in PRIVATE_NAMES if isinstance(owner, type)]
-    private = {name for name in own if name.startswith("_")}
-    return {name for name in private if not any(describe(owner, name) for owner in classes)}
+    private = {name for name in own if re.match("_[A-Za-z]", name)}
+    return COINCIDENCES | {name for name in private if not any(describe(owner, name) for owner in classes)}
 
 
 def test_every_private_name_is_listed_with_the_files_that_use_it() -> None:
     own, used, listed = own_names(), set(), set()
     for file, path in FILES.items():
         names = set(private_names(path))
-        private = {name for name in names if name.startswith("_") and not name.startswith("__")} - own
+        private = {name for name in names if re.match("_[A-Za-z]", name)} - own
         used |= {(file, name) for name in private | {name[3:] for name in names if name.startswith("op ")}}
     for names in PRIVATE_NAMES.values():
         listed |= {(file, name) for name, files in names.items() for file in files.split()}

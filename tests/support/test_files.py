@@ -54,6 +54,7 @@ def test_file_that_cannot_move_into_its_folder_leaves_none_there(
 
     def stage() -> None:
         with staged_files(tmp_path, last="a") as staging:
+            assert staging.parent == tmp_path  # a file moves within a disk only
             for name in "abcd":
                 (staging / name).write_text(name)
 
