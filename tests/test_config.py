@@ -14,12 +14,14 @@ from transformers import PreTrainedConfig
 from tests.helpers import tiny_config
 from vaswani_transformer import VaswaniTransformerConfig
 
-# The base model of the paper: 3.1 to 3.4, 5.1 and 5.4.
+# The base model of the paper, 3.1 to 3.4, 5.1 and 5.4, and the ids and the epsilon that saved models rely on.
 BASE: dict[str, Any] = {
     **{"vocab_size": 37000, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "num_heads": 8, "d_ff": 2048},
     **{"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0, "label_smoothing": 0.1},
     **{"activation_function": "relu", "position_embedding": "sinusoidal", "attention_bias": False},
     **{"attention_window": None, "scale_embedding": True, "tie_word_embeddings": True},
+    **{"layer_norm_eps": 1e-6, "max_position_embeddings": 1024, "use_cache": True, "decoder_start_token_id": None},
+    **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
 }
 
 # The fields that each of the paper's models changes in the base model: Table 3, 6.1 (English-French), 6.3 (parsing).

@@ -76,6 +76,7 @@ def test_posterior_does_not_see_the_words_that_are_dropped() -> None:
     assert not torch.equal(divergence(labels, 0.3), divergence(other, 0.3))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_importance_weighted_estimate_is_that_of_a_long_monte_carlo_run() -> None:
     """Both within five standard errors, of the mean of weights of latents from the posterior, and from the prior."""

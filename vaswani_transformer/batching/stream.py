@@ -271,7 +271,8 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         if len(pairs) != len(items):
             raise ValueError(f"encode returned {len(pairs)} pairs for {len(items)} items; return one for each.")
         sides = {name: Ragged.of([pair[name] for pair in pairs]) for name in SIDES}
-        return {f"{name} {array}": values for name, side in sides.items() for array, values in side._asdict().items()}
+        tokens = {f"{name} tokens": side.tokens for name, side in sides.items()}
+        return tokens | {f"{name} lengths": side.lengths for name, side in sides.items()}
 
     def _without_too_long(self, sides: tuple[Ragged, Ragged], first: int) -> ReadPairs:
         """Return the pairs that are not too long; `first` is the number of the first one's item.
