@@ -115,7 +115,8 @@ def map_tokens(pairs: Dataset, encode: Callable, columns: list[str], key: str) -
     settings["features"] = Features(kept | ids)
     folder = cache_folder(pairs._fingerprint, columns, key) if pairs.cache_files else None
     if folder is None:
-        return pairs.map(encode, **settings, new_fingerprint=f"{pairs._fingerprint[:16]}{key[:16]}")
+        name = f"{pairs._fingerprint[:16]}{key[:16]}"
+        return pairs.map(encode, **settings, keep_in_memory=True, new_fingerprint=name)
     with writing(folder) as is_missing:
         if is_missing:
             check_space(folder, pairs.data.nbytes, "the tokens")

@@ -139,3 +139,12 @@ def test_set_is_tokenized_in_memory_where_nothing_can_be_written(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
     assert not encoded(recipe).cache_files
+
+
+def test_tokens_stay_in_memory_where_only_the_pairs_could_be_written(
+    recipe: DataRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = load_pairs(recipe)
+    assert read["train"].cache_files
+    monkeypatch.setattr(cache, "cache_folder", lambda *_: None)
+    assert not tokenize(read, TOKENIZER, recipe)["train"].cache_files
