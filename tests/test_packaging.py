@@ -146,7 +146,7 @@ def test_lock_has_hashes_and_fits_the_requirements(lock: str) -> None:
     """`nox -s lock` writes the locks again."""
     project, groups = PROJECT["project"], PROJECT["dependency-groups"]
     extras = project["optional-dependencies"]
-    names = ["dev", *re.findall(r"\w+", re.search(r"\[(.*)\]", extras["dev"][0])[1])]
+    names = ["dev", *Requirement(extras["dev"][0]).extras]
     lines = groups["ci"] if lock == "ci" else [*project["dependencies"], *groups["notebook"]]
     lines = lines if lock == "ci" else [*lines, *(line for name in names for line in extras[name])]
     entries = locked(lock)
