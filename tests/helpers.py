@@ -9,10 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -139,6 +140,19 @@ def break_model(folder: Path, copy: Path, way: str) -> Path:
     (copy / "config.json").write_text(json.dumps(config))
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
     return copy
+
+
+def run_main(
+    main: Callable[[list[str]], None], arguments: Iterable[object], capture: pytest.CaptureFixture[Any]
+) -> tuple[str, str, str | int | None]:
+    """Run a command in this process and return its output, its errors and its status."""
+    status: str | int | None = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        status = end.code
+    output, errors = (text if isinstance(text, str) else text.decode() for text in capture.readouterr())
+    return output, errors, status
 
 
 def run_python(code: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:

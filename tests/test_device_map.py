@@ -1,6 +1,8 @@
 """A model distributed over memory and disk by Accelerate keeps complete layers, one shared matrix and its results."""
 
+import ast
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import padded_batch, tiny_model
+from tests.helpers import ROOT, padded_batch, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -112,3 +114,21 @@ def test_model_on_disk_cannot_be_prepared(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"weights of torch\.float32 on meta"):
         prepare_for_inference(distribute(tmp_path, MAX_MEMORY["disk"]), "int8")
+
+
+MAKERS = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros"}
+ON_THE_CPU = {"dropout.py", "embeddings.py: first_positions", "latent.py: real_rows", "pipeline.py"}
+"""Files and functions that make tensors on the CPU: of its own dropout, and what the caller moves."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "vaswani_transformer").glob("*.py")), ids=lambda path: path.name)
+def test_function_that_makes_a_tensor_names_its_device(path: Path) -> None:
+    """Parameters are made by constructors, which the caller gives a device."""
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(function, ast.FunctionDef) or function.name == "__init__":
+            continue
+        if {path.name, f"{path.name}: {function.name}"} & ON_THE_CPU:
+            continue
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and re.fullmatch(rf"torch\.({'|'.join(MAKERS)})", ast.unparse(call.func)):
+                assert {keyword.arg for keyword in call.keywords} & {"device", None}, f"line {call.lineno}"

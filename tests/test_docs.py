@@ -2,6 +2,7 @@
 
 import ast
 import html
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from transformers import GenerationConfig
 from docs.tools.paper import PAGES as PAGES_OF_THE_PAPER
 from docs.tools.repository import line_of
 from tests.command_parsers import PROGRAMS, commands_of
+from tests.forks import run_forked
 from tests.helpers import ROOT, load_tokenizer, run_python
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
@@ -28,6 +32,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Each page of the paper in code runs as one program, in test_paper_page.py; other pages' blocks run by themselves.
 RUN_PAGES = [page for page in PAGES if page not in PAGES_OF_THE_PAPER]
+JSON = {"Content-Type": "application/json"}
 
 
 def page_name(page: Path) -> str:
@@ -51,7 +56,10 @@ def run_block(block: str, folder: Path, environment: dict[str, str]) -> str:
     """Run a block and return its output; a block that trusts remote code cannot import the package."""
     if "trust_remote_code=True" in block:
         block = f"import sys; sys.modules['vaswani_transformer'] = None\n{block}"
-    return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
+    if "somebody/" in block:  # on the Hub, whose address is read at import
+        return run_python(block, folder=folder, **environment, PYTHONPATH=str(ROOT))
+    (folder / "block.py").write_text(block, encoding="utf-8")
+    return run_forked("block.py", folder=folder)
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +142,18 @@ def test_exported_model_decodes_greedily(page_outputs: PageOutputs, quickstart: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("nat = VaswaniNat", "torch.Size([4, 2, "),
+        ("VaswaniIterativeVaeConfig(", "torch.Size([3, 2, "),
+    ],
+)
+def test_history_has_a_row_for_each_pass(text: str, shape: str, page_outputs: PageOutputs) -> None:
+    assert shape in output_with(page_outputs, text)
+
+
+@pytest.mark.slow
 def test_adapter_and_the_merged_model_are_saved(page_outputs: PageOutputs, quickstart: Path) -> None:
     _, folder = page_outputs(page_with("LoraConfig")[0])
     assert (folder / "runs" / "adapter" / "adapter_model.safetensors").exists()
@@ -157,6 +177,29 @@ def test_figures_are_drawn(page_outputs: PageOutputs) -> None:
     _, folder = page_outputs(page_with("draw_attention")[0])
     pictures = {path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size > 1000}
     assert pictures == {"encoder.png", "first-word.pdf", "cross.png", "loss.png", "learning-rate.png"}
+
+
+@pytest.mark.slow
+def test_service_answers_a_request_with_the_translation_of_its_sentences(quickstart: Path, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the demo extra, whose Gradio brings it, is not installed")
+    _, block = page_with("FastAPI()")
+    (tmp_path / "service.py").write_text(block, encoding="utf-8")
+    text, environment = "the dogs sleep. where are they?", {"MODEL": str(quickstart), "PYTHONPATH": str(ROOT)}
+    printed = run_python(f"{block}\nprint(translate_text({text!r}))", folder=tmp_path, **environment)
+    variables = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | environment
+    command = [sys.executable, "-m", "uvicorn", "service:app", "--port=0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            log = iter(process.stderr.readline, "")
+            address = next(found[0] for found in (re.search(r"http://[\d.:]+", line) for line in log) if found)
+            request = Request(f"{address}/translate", json.dumps({"text": text}).encode(), JSON)
+            with urlopen(request, timeout=60) as answer:
+                assert json.load(answer) == ast.literal_eval(printed)
+            with pytest.raises(HTTPError, match="422"):
+                urlopen(Request(f"{address}/translate", json.dumps({"text": "a" * 10_001}).encode(), JSON), timeout=60)
+        finally:
+            process.terminate()
 
 
 COMMANDS = sorted(
@@ -215,12 +258,13 @@ def test_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
 
 
 def test_readme_is_short_and_two_commands_do_the_set_up() -> None:
-    """Two commands do the set-up, CI runs the second one, and the page is short."""
+    """Two commands do the set-up, CI runs the tests of the second one, and the page is short."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 200
     first, second = blocks_of(ROOT / "README.md", "bash")[:2]
     assert "training/recipes/quickstart.yaml" in first
-    assert second.strip() == (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
+    tests = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
+    assert second.strip() == f'pip install -e ".[dev]" && {tests}'
 
 
 def test_readme_leads_straight_to_what_a_reader_of_the_paper_asks() -> None:

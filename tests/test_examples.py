@@ -2,23 +2,17 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import run_forked
 from tests.helpers import ROOT, model_of_pairs
 
 
 def run_example(name: str, folder: Path, *arguments: str) -> list[str]:
-    """Return the lines that an example prints; warnings of a first run go to its standard error."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    finished = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
+    """Return the lines that an example prints."""
+    return run_forked(str(ROOT / "examples" / name), *arguments, folder=folder).splitlines()
 
 
 def test_every_example_is_run_here_and_listed() -> None:

@@ -67,7 +67,9 @@ def test_class_loads_its_own_family_and_the_auto_classes_load_every_one(folders:
     ):
         assert type(loaded) is model_class
         assert all(torch.equal(weight, expected[name]) for name, weight in loaded.state_dict().items())
-    assert type(AutoModel.from_pretrained(folder)) is model_class.body_class
+    body, report = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert type(body) is type(AutoModel.from_config(body.config)) is model_class.body_class
+    assert not report["missing_keys"]
 
 
 def test_subfolder_of_another_family_ends_in_one_line_too(folders: dict[str, Path]) -> None:

@@ -151,6 +151,13 @@ def test_start_gives_every_actnorms_output_mean_0_and_variance_1_over_tokens() -
             torch.testing.assert_close(variance, torch.ones(8, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
+def test_actnorm_without_a_start_is_the_identity() -> None:
+    latents = torch.randn(2, 3, 8, dtype=torch.float64)
+    found, log_det = ActNorm(8)(latents, flow_inputs(uneven_flow(), 3, 1))
+    assert torch.equal(found, latents)
+    assert log_det == 0
+
+
 def never_started() -> Any:
     model = tiny_flowseq()
     model.flow.started.zero_()

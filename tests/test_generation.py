@@ -56,6 +56,22 @@ def test_cache_changes_nothing(lengths: list[int], way: str) -> None:
     assert torch.equal(MODEL.generate(**inputs, cache_implementation="static"), cached)
 
 
+@pytest.mark.parametrize("way", [{}, {"use_cache": False}, {"num_beams": 1, "cache_implementation": "static"}])
+@pytest.mark.parametrize("first", [0, 7])
+def test_given_target_positions_count_on_from_the_last_one(way: dict[str, Any], first: int) -> None:
+    """The oracle runs the whole target at the given positions for each token."""
+    source, start = random_tokens(2, 6), torch.tensor([[0, 5], [0, 9]])
+    options: dict[str, Any] = {"decoder_input_ids": start, "max_new_tokens": 5, "eos_token_id": None}
+    positions = first + torch.arange(2).expand(2, 2)
+    found = MODEL.generate(source, decoder_position_ids=positions, **options, **way)
+    expected = start
+    for length in range(2, 7):
+        at = first + torch.arange(length).expand(2, length)
+        logits = MODEL(input_ids=source, decoder_input_ids=expected, decoder_position_ids=at, use_cache=False).logits
+        expected = torch.cat((expected, logits[:, -1].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(found, expected)
+
+
 @settings(max_examples=15)
 @given(prefix=st.integers(1, 7), source=st.integers(1, 8))
 def test_prefix_of_a_target_is_continued_to_the_same_target(prefix: int, source: int) -> None:

@@ -299,5 +299,4 @@ def test_no_source_unpickles_or_runs_what_it_reads() -> None:
                 assert name != "yaml.load" or ast.unparse(node.args[1]) == "RecipeLoader", path
                 assert keywords.get("trust_remote_code") != "True", path
                 assert keywords.get("shell") != "True", path
-            is_between_ranks = path.name == "exchange.py"  # of one launch, as in torch's own collectives of objects
-            assert not names & FORBIDDEN or (is_between_ranks and names == {"pickle"}), path
+            assert not names & FORBIDDEN, path

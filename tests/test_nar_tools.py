@@ -1,7 +1,6 @@
 """The parallel families with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
-    AutoConfig,
-    AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
@@ -19,9 +16,8 @@ from transformers import (
     pipeline,
 )
 
-from tests.helpers import PAIRS, ROOT, load_tokenizer, random_tokens, run_python
+from tests.helpers import PAIRS, load_tokenizer, random_tokens, run_python
 from tests.nar_models import FAMILY, targets, tiny_cmlm, tiny_nat
-from tests.published import PUBLISHED_FILES
 from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.pipeline import TASK
 
@@ -44,32 +40,6 @@ def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: A
     return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **settings)
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_auto_classes_know_the_family(family: str, tmp_path: Path) -> None:
-    model, name = FAMILY[family](), CLASS_NAMES[family]
-    model.save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert type(config).__name__ == f"{name}Config"
-    assert type(AutoModel.from_config(config)).__name__ == f"{name}Model"
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert type(again) is type(model)
-    source, labels = random_tokens(2, 5), targets(4, 2)
-    assert torch.equal(again(input_ids=source, labels=labels).logits, model(input_ids=source, labels=labels).logits)
-    body, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"]
-    states = torch.randn(2, 4, 32)
-    expected = model.model(input_ids=source, decoder_inputs_embeds=states).last_hidden_state
-    assert torch.equal(body(input_ids=source, decoder_inputs_embeds=states).last_hidden_state, expected)
-
-
-def test_mask_added_to_a_tokenizer_leaves_its_ids() -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS], vocab_size=280)
-    before = tokenizer("hello world").input_ids
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    assert tokenizer.mask_token_id == len(tokenizer) - 1
-    assert tokenizer("hello world").input_ids == before
-
-
 LOAD_WITHOUT_THE_PACKAGE = """
 import json, sys
 
@@ -77,44 +47,42 @@ sys.modules["vaswani_transformer"] = None  # also where it is installed
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-folder, text = sys.argv[1:]
-config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-body = AutoModel.from_pretrained(folder, trust_remote_code=True)
-assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
-found = model.generate(**tokenizer([text, "hola"], padding=True, return_tensors="pt"), length_beam_size=3)
-translator = pipeline("vaswani-translation", model=folder, device="cpu", trust_remote_code=True)
-print(json.dumps([found.tolist(), translator(text)[0]["translation_text"]]))
+text, *folders = sys.argv[1:]
+results = []
+for folder in folders:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
+    found = model.generate(**tokenizer([text, "hola"], padding=True, return_tensors="pt"), length_beam_size=3)
+    translator = pipeline("vaswani-translation", model=folder, device="cpu", trust_remote_code=True)
+    results.append([found.tolist(), translator(text)[0]["translation_text"]])
+print(json.dumps(results))
 """
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_published_folder_carries_its_own_files_only(family: str, tmp_path: Path) -> None:
-    FAMILY[family]().with_remote_code().save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.glob("*.py")} == PUBLISHED_FILES[family]
-    name = CLASS_NAMES[family]
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == {
-        "AutoConfig": f"{family}.{name}Config",
-        "AutoModel": f"{family}.{name}Model",
-        "AutoModelForSeq2SeqLM": f"{family}.{name}ForConditionalGeneration",
-    }
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILY)
-def test_published_folder_loads_without_the_package(family: str, tmp_path: Path) -> None:
-    folder, elsewhere, text = tmp_path / "published", tmp_path / "elsewhere", "hello world"
+def test_published_folders_name_their_classes_and_load_without_the_package(tmp_path: Path) -> None:
+    elsewhere, text, tokenizer = tmp_path / "elsewhere", "hello world", tokenizer_with_mask()
     elsewhere.mkdir()
-    tokenizer = tokenizer_with_mask()
-    model = model_for(tokenizer, family)
-    for part in (model, tokenizer):
-        part.with_remote_code().save_pretrained(folder)
-    loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    tokens, translation = json.loads(loaded)
+    models = {family: model_for(tokenizer, family) for family in FAMILY}
+    for family, model in models.items():
+        for part in (model, tokenizer):
+            part.with_remote_code().save_pretrained(tmp_path / family)
+        name = CLASS_NAMES[family]
+        assert json.loads((tmp_path / family / "config.json").read_text())["auto_map"] == {
+            "AutoConfig": f"{family}.{name}Config",
+            "AutoModel": f"{family}.{name}Model",
+            "AutoModelForSeq2SeqLM": f"{family}.{name}ForConditionalGeneration",
+        }
+    folders = [str(tmp_path / family) for family in FAMILY]
+    loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, text, *folders, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
     batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
-    assert tokens == model.generate(**batch, length_beam_size=3).tolist()
-    assert translation == pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")(text)[0]["translation_text"]
+    for model, (tokens, translation) in zip(models.values(), json.loads(loaded), strict=True):
+        translator = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+        assert tokens == model.generate(**batch, length_beam_size=3).tolist()
+        assert translation == translator(text)[0]["translation_text"]
 
 
 def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
@@ -259,13 +227,3 @@ def test_tokenizer_of_a_family_is_the_packages(tmp_path: Path) -> None:
         tokenizer_with_mask().save_pretrained(tmp_path)
         assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
         assert load_tokenizer(tmp_path).mask_token == "<mask>"
-
-
-@pytest.mark.parametrize(
-    ("page", "shape"), [("non-autoregressive", "torch.Size([4, 2, "), ("iterative-vae", "torch.Size([3, 2, ")]
-)
-def test_code_block_of_the_page_runs(page: str, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    exec(block, {})
-    assert shape in capsys.readouterr().out

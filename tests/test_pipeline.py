@@ -219,45 +219,45 @@ sys.modules["vaswani_transformer"] = None  # even if it is installed
 
 from transformers import pipeline
 
-folder, again, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+texts, *folders = json.loads(sys.argv[1])
 results = []
-for task in ("vaswani-translation", None):
-    made = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
-    assert "transformers_modules" in type(made).__module__ and "transformers_modules" in type(made.model).__module__
-    results.append(made(texts, batch_size=4))
-made.model.save_pretrained(again)
-made.tokenizer.save_pretrained(again)
-results.append(pipeline("vaswani-translation", model=again, trust_remote_code=True, device="cpu")(texts))
+for folder in folders:
+    for task in ("vaswani-translation", None):
+        made = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
+        assert {type(part).__module__.split(".")[0] for part in (made, made.model)} == {"transformers_modules"}
+        results.append(made(texts, batch_size=4))
+    made.model.save_pretrained(f"{folder}-again")
+    made.tokenizer.save_pretrained(f"{folder}-again")
+    again = pipeline("vaswani-translation", model=f"{folder}-again", trust_remote_code=True, device="cpu")
+    results.append(again(texts))
 print(json.dumps(results))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved_by", ["pipeline", "model"])
 def test_published_folder_contains_the_pipeline(
-    components: ModelAndTokenizer, saved_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    components: ModelAndTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = components
-    folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    if saved_by == "pipeline":
-        pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
-    else:
-        for component in (type(model.config), type(model), type(tokenizer)):
-            monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
-            component.register_for_auto_class()
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    assert json.loads((folder / "config.json").read_text())["custom_pipelines"] == {
-        "vaswani-translation": {
-            "impl": "pipeline.VaswaniTransformerTranslationPipeline",
-            "pt": ["AutoModelForSeq2SeqLM"],
-            "type": "text",
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(tmp_path / "pipeline")
+    for component in (type(model.config), type(model), type(tokenizer)):
+        monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
+        component.register_for_auto_class()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    folders = [str(tmp_path / name) for name in ("pipeline", "model")]
+    for folder in folders:
+        assert json.loads(Path(folder, "config.json").read_text())["custom_pipelines"] == {
+            "vaswani-translation": {
+                "impl": "pipeline.VaswaniTransformerTranslationPipeline",
+                "pt": ["AutoModelForSeq2SeqLM"],
+                "type": "text",
+            }
         }
-    }
-    arguments = (str(folder), str(tmp_path / "again"), json.dumps(SOURCES))
-    results = run_python(USE_WITHOUT_THE_PACKAGE, *arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    assert json.loads(results) == [as_records(TARGETS)] * 3
+    arguments = json.dumps([SOURCES, *folders])
+    results = run_python(USE_WITHOUT_THE_PACKAGE, arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
+    assert json.loads(results) == [as_records(TARGETS)] * 6
 
 
 @pytest.mark.parametrize("trust", [None, True])

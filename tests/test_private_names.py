@@ -15,7 +15,6 @@ from transformers.generation import GenerationMixin
 
 from tests.helpers import ROOT, padded_batch, tiny_config, tiny_model
 from tests.private_names import PRIVATE_NAMES, describe, describe_all, print_changes
-from tests.published import PUBLISHED_FILES
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.cpu.decoder import DecoderStep
 from vaswani_transformer.cpu.encoder import PreparedEncoder
@@ -189,12 +188,3 @@ def test_fast_paths_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
         ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, num_beams=2
     )
     assert len(taken) == 1 + 3
-
-
-def test_published_code_imports_nothing_of_the_cpu_folder(tmp_path: Path) -> None:
-    model = tiny_model()
-    model.with_remote_code().save_pretrained(tmp_path)
-    published = {path.name for path in tmp_path.glob("*.py")}
-    assert published == PUBLISHED_FILES["transformer"]
-    assert not any(".cpu" in path.read_text(encoding="utf-8") for path in tmp_path.glob("*.py"))
-    assert PreTrainedModel in type(model).__mro__

@@ -21,15 +21,14 @@ def test_public_name_is_importable_and_documented(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_package_loads_no_optional_dependency() -> None:
-    code = f"import sys, vaswani_transformer; print([name for name in {OPTIONAL!r} if name in sys.modules])"
-    assert run_python(code) == "[]\n"
-
-
-@pytest.mark.slow
-def test_fresh_process_gets_every_public_name_by_a_star_import() -> None:
-    code = "from vaswani_transformer import *; print(translate.__name__, draw_loss.__name__, to_ctranslate2.__name__)"
-    assert run_python(code) == "translate draw_loss to_ctranslate2\n"
+def test_fresh_process_imports_no_optional_dependency_and_gets_every_public_name_by_a_star_import() -> None:
+    code = f"""
+import sys, vaswani_transformer
+print([name for name in {OPTIONAL!r} if name in sys.modules])
+from vaswani_transformer import *
+print(translate.__name__, draw_loss.__name__, to_ctranslate2.__name__)
+"""
+    assert run_python(code) == "[]\ntranslate draw_loss to_ctranslate2\n"
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -96,17 +96,13 @@ def enough_checkpoints(run: Path, last: int) -> list[Path]:
 def average(run: Path, last: int, output: Path) -> list[int]:
     """Write the mean of a run's last checkpoints, with its configuration and tokenizer, into a new folder.
 
-    Returns:
-        The steps of the checkpoints.
-
-    Raises:
-        UserError: there is no run, it has too few checkpoints, one cannot be used, or the folder is in use or cannot be
-            written.
+    It returns the steps of the checkpoints.
     """
     checkpoints = enough_checkpoints(run, last)
     check_empty(output, "--output_dir")
     weights = mean_weights(checkpoints)
-    with write_errors(output, "give another --output_dir", SafetensorError), staged_files(output) as staging:
+    staged = staged_files(output, last=WEIGHTS)
+    with write_errors(output, "give another --output_dir", SafetensorError), staged as staging:
         for path in checkpoints[-1].iterdir():
             is_file = path.is_file() and not path.is_symlink()
             if is_file and path.suffix not in OF_TRAINING and path.name not in (STATE, MANIFEST, WEIGHTS):

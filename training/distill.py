@@ -33,13 +33,13 @@ from training.run.command import check_writable, flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed, raise_together
 from training.run.folder import diff_trees
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.support.command_line import finite_float, positive_argument
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.support.files import PARTIAL, lock, open_lock, write_atomically, write_errors
+from vaswani_transformer.support.files import holds_files, lock, open_lock, write_atomically, write_errors
 from vaswani_transformer.support.modes import is_non_autoregressive
 from vaswani_transformer.translation.engine import TransformersEngine
 from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
-from vaswani_transformer.translation.options import add_load_options
+from vaswani_transformer.translation.options import add_batch_tokens, add_beam_options, add_load_options, add_sort_lines
 from vaswani_transformer.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def shard_of(text: str) -> tuple[int, int]:
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the pairs depend on: of the search, and of the pairs that are kept."""
     search = parser.add_argument_group("search", "the model's generation config is the default, then beam 4, alpha 0.6")
-    search.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
-    search.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+    add_beam_options(search)
     kept = parser.add_argument_group("kept pairs", "lengths in the teacher's tokens, </s> included")
     kept.add_argument(
         "--max_length",
@@ -79,15 +78,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 def add_work_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the work, and of loading the model."""
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--batch_tokens", type=positive_argument, default=2048, metavar="N", help="at once (2048)")
-    machine.add_argument(
-        "--window",
-        dest="sort_lines",
-        type=positive_argument,
-        default=2048,
-        metavar="N",
-        help="sources sorted by length, and of a part (2048)",
-    )
+    add_batch_tokens(machine)
+    add_sort_lines(machine, "sources sorted by length, and of a part (2048)")
     add_load_options(machine)
 
 
@@ -157,9 +149,7 @@ def make_record(options: argparse.Namespace, recipe: DataRecipe, search: dict[st
 
 def check_folder(folder: Path) -> None:
     check_writable(folder)
-    if not folder.exists() or (folder / RECORD).exists():
-        return
-    if not folder.is_dir() or any(path.suffix != PARTIAL for path in folder.iterdir()):
+    if not (folder / RECORD).exists() and holds_files(folder):
         raise UserError(f"{folder}: holds files that are no distillation; give another --output_dir.")
 
 
@@ -195,10 +185,7 @@ def shard_lock(folder: Path, shard: tuple[int, int]) -> Generator[None]:
 def select_pair(translation: Translation, tokens: int, settings: dict[str, Any]) -> str:
     """Return why a pair is dropped, or "" for a pair that is kept.
 
-    Args:
-        translation: the translation.
-        tokens: those of its text, which a student learns; the teacher may have written it in others.
-        settings: of the distillation.
+    `tokens` are those that a student learns; the teacher may have written its text in others.
     """
     difference = tokens - translation.source_tokens
     if translation.is_truncated:
@@ -280,11 +267,7 @@ def write_parts(
 
 
 def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
-    """Write the parts of a shard that are missing, and return the counts of the folder.
-
-    Raises:
-        UserError: the model, the data or the folder cannot be used.
-    """
+    """Write the parts of a shard that are missing, and return the counts of the folder."""
     init_distributed()
     state, folder = PartialState(), options.output_dir
     options.device = options.device or str(state.device)

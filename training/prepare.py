@@ -11,11 +11,11 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import DownloadConfig, DownloadManager
 
-from training.data.sources import SOURCES, Files, Source
+from training.data.sources import SOURCES, Files, Source, read_member
 from training.run.command import flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
@@ -51,7 +51,7 @@ def read_archive(archive: Path, names: list[str]) -> Files:
     try:
         with read_errors(archive), zipfile.ZipFile(archive) as opened:
             folder = opened.namelist()[0].partition("/")[0]
-            return {name: opened.read(f"{folder}/{name}") for name in names}
+            return {name: read_member(opened, f"{folder}/{name}") for name in names}
     except (zipfile.BadZipFile, KeyError, IndexError) as error:
         raise UserError(f"--from={archive}: not a complete archive: {one_line(error)}; give another copy.") from error
 
@@ -88,7 +88,8 @@ def read_source(source: Source, copy: Path | None) -> Files:
 
 def text_digest(path: Path) -> str:
     """Return the SHA-256 of a compressed file's text, which no version of zlib changes."""
-    return sha256(gzip.decompress(path.read_bytes()))
+    with gzip.open(path) as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def check_output(folder: Path, record: dict[str, Any]) -> bool:

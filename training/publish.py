@@ -110,10 +110,6 @@ def upload(
     """Upload a folder in one commit, which also deletes weights and code of an earlier one.
 
     `upload_folder` may make several commits, so that half of a model is visible.
-
-    Raises:
-        UserError: the repository should be private and is public, or the Hub rejects the upload or cannot be
-            reached; it then shows nothing of the folder, unless only its answer was lost.
     """
     try:
         sdk = "gradio" if repo_type == "space" else None
@@ -174,15 +170,9 @@ def publish(
     dry_run: Path | None = None,
     space: bool = False,
 ) -> str:
-    """Publish a finished run, or write what would be published into the folder `dry_run`.
+    """Publish a finished run, or write what would be published into the folder `dry_run`; return where it is.
 
-    Returns:
-        The address of the commit, or of the folder.
-
-    Raises:
-        UserError: the run, the name, the license, the token or the folder cannot be used, before any work; or as
-            `upload`.
-        OSError: a folder cannot be written.
+    The run, the name, the license, the token and the folder are checked before any work.
     """
     check_name(repository)
     check_license(license)

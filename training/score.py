@@ -32,14 +32,13 @@ from training.tasks import make_task
 from training.tasks.language_model import lm_scores
 from training.tasks.parsing import PARSING_STATISTICS
 from training.tasks.text_statistics import STATISTICS, share
-from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_atomically, write_errors
 from vaswani_transformer.support.modes import eval_mode, is_non_autoregressive
 from vaswani_transformer.tokenizer import text_encoder
 from vaswani_transformer.translation.engine import TransformersEngine, log_probabilities, pad_rows
 from vaswani_transformer.translation.loading import LoadOptions, load_model_and_tokenizer
-from vaswani_transformer.translation.options import add_load_options
+from vaswani_transformer.translation.options import add_batch_tokens, add_load_options
 from vaswani_transformer.translation.translator import Translator, batches_by_length
 
 LM_TARGETS = 1_000_000  # training targets that the language model counts, of a larger set the first ones
@@ -55,9 +54,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     parser.add_argument(
         "--lm_score", action="store_true", help="also score by a trigram model of the recipe's training targets"
     )
-    parser.add_argument(
-        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
-    )
+    add_batch_tokens(parser)
     add_load_options(parser)
     return parse_with_recipe(parser, arguments)
 
@@ -93,7 +90,7 @@ def likelihood(
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     total, pad = 0.0, tokenizer.pad_token_id
     with eval_mode(model):
-        for batch in batches_by_length({index: max(map(len, pair)) for index, pair in enumerate(pairs)}, tokens):
+        for batch in batches_by_length([max(map(len, pair)) for pair in pairs], tokens):
             rows, labels = zip(*(pairs[index] for index in batch), strict=True)
             source = pad_rows(list(rows), pad, model.device)  # (B, S)
             mask = pad_rows([[1] * len(row) for row in rows], 0, model.device)  # (B, S)
@@ -160,11 +157,7 @@ def translate_all(
 
 
 def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Return all scores of a model, as the JSON output has them.
-
-    Raises:
-        UserError: the recipe, its data, the model or the output file cannot be used, or do not fit together.
-    """
+    """Return all scores of a model, as the JSON output has them."""
     if options.output is not None:
         check_new_file(options.output)
     if options.lm_score and recipe.data.kind == "trees":

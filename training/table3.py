@@ -244,11 +244,8 @@ def write_table(table: dict[str, Any], folder: Path) -> None:
 def train_rows(recipe: Recipe, folder: Path, rows: list[str], seeds: list[int]) -> dict[str, Any]:
     """Train what is missing, write the table after every run and return it.
 
-    A run that fails, for example because it diverges, is in `errors`, and the next one begins.
-
-    Raises:
-        UserError: the rows cannot be trained.
-        OutputError: a run cannot be written, as no other could.
+    A run that fails, for example because it diverges, is in `errors`, and the next one begins. One that cannot be
+    written ends the command, as no other could be.
     """
     init_distributed()
     runs, errors = unfinished_runs(recipe, folder, rows, seeds), {}

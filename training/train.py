@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
-    """Train by `recipe`, write results.json and return its content.
-
-    Raises:
-        UserError: the recipe, its data or its folder cannot be used; this costs no training time.
-    """
+    """Train by `recipe`, write results.json and return its content; what cannot be used costs no training time."""
     start = time.perf_counter()
     init_distributed()
     with open_folder(recipe) as folder:

@@ -193,13 +193,7 @@ class ProjectedModel(VaswaniTransformerPreTrainedModel):
         skip_logits: bool | None,
         num_items_in_batch: Tensor | int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return loss and logits of the decoder's output (k B, T, d_model); each is None unless it is requested.
-
-        Args: as in `forward`.
-
-        Raises:
-            ValueError: labels of another shape than the target.
-        """
+        """Return loss and logits of the decoder's output (k B, T, d_model); each is None unless it is requested."""
         if labels is not None and labels.shape != hidden_states.shape[:-1]:
             raise ValueError(
                 f"labels: do not fit the target; got shape {tuple(labels.shape)}, expected "

@@ -22,8 +22,8 @@ from .embeddings import read_table, text_positions
 from .lengths import canvas, real_tokens
 from .nar_decoder import NarDecoder
 from .nar_generation import NarGeneration, NarSettings, NarTargets
-from .nar_head import EncodedSource, NarConfig, Target
-from .pretrained import check_mask, check_single_input, check_tokens
+from .nar_head import EncodedSource, NarConfig, Target, TargetInputs
+from .pretrained import check_mask, embed_text
 
 logger = logging.get_logger(__name__)
 
@@ -157,10 +157,7 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
 
         The length token has the position of the first word, so that the words keep theirs.
         """
-        check_single_input(input_ids, inputs_embeds)
-        if inputs_embeds is None:
-            inputs_embeds = self.model.encoder.embed_tokens(input_ids)  # (B, S, d_model)
-        check_tokens(inputs_embeds, "input_ids")
+        inputs_embeds = embed_text(self.model.encoder.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
         check_mask(attention_mask, *inputs_embeds.shape[:2], name="attention_mask")
         if position_ids is None:
             position_ids = text_positions(inputs_embeds, attention_mask)  # (B or 1, S)
@@ -201,19 +198,11 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         """Return the `count` best target lengths (B, l) of each source, the best first."""
         return source.best_classes(count)
 
-    def make_target(
-        self,
-        source: EncodedSource,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
-        input_ids: Tensor | None,
-        lengths: Tensor | None,
-        **draws: Any,
-    ) -> Target:
-        """Return the target of `forward`, whose arguments these are: masked, unless the caller has masked it."""
-        lengths, mask = self.target_mask(source, input_ids, inputs_embeds, attention_mask, labels, lengths)
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`: masked, unless the caller has masked it."""
+        lengths, mask = self.target_mask(source, given)
+        labels, num_items = given.labels, given.num_items_in_batch
+        input_ids, inputs_embeds = given.decoder_input_ids, given.decoder_inputs_embeds
         if labels is not None and not self.training:
             num_given = labels.ne(-100).sum()
             input_ids, labels = self.mask_all(input_ids, labels, mask)
@@ -224,26 +213,19 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
             input_ids, labels = self.mask_some(labels, mask, num_items)
         return Target(lengths, mask, labels, num_items, {"input_ids": input_ids, "inputs_embeds": inputs_embeds})
 
-    def target_mask(
-        self,
-        source: EncodedSource,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        target_lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the target lengths (k B,) and the target's mask (k B, T); the arguments are those of `forward`."""
-        words = inputs_embeds if input_ids is None else input_ids
-        if target_lengths is not None:
-            shaped, lengths = labels if words is None else words, target_lengths.to(source.memory.device)
+    def target_mask(self, source: EncodedSource, given: TargetInputs) -> tuple[Tensor, Tensor]:
+        """Return the target lengths (k B,) and the target's mask (k B, T)."""
+        labels, input_ids, attention_mask = given.labels, given.decoder_input_ids, given.decoder_attention_mask
+        words = given.decoder_inputs_embeds if input_ids is None else input_ids
+        if given.target_lengths is not None:
+            shaped, lengths = labels if words is None else words, given.target_lengths.to(source.memory.device)
             return lengths, canvas(lengths, None if shaped is None else shaped.shape[1])
         if input_ids is not None and attention_mask is None:
             attention_mask = input_ids.ne(self.config.token_id("pad_token_id"))
         if words is not None and attention_mask is not None:
             mask = attention_mask.to(source.memory.device).ne(0)
             return mask.sum(1), mask.long()
-        lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, inputs_embeds)
+        lengths, width = self.target_shape(source, labels if words is None else None, attention_mask, words)
         return lengths, canvas(lengths, width)
 
     def mask_all(self, input_ids: Tensor | None, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

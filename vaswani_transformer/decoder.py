@@ -3,7 +3,6 @@
 B batch, S source, T target, k target rows of one source row.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -14,15 +13,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import BlockwiseMask, CausalSelfAttention, CrossAttention, padding_mask
 from .config import VaswaniTransformerConfig
-from .embeddings import InputEmbedding, ScaledEmbedding, count_positions
+from .embeddings import InputEmbedding, ScaledEmbedding, count_positions, text_positions
 from .layers import VaswaniTransformerDecoderLayer
-from .pretrained import (
-    VaswaniTransformerPreTrainedModel,
-    check_mask,
-    check_single_input,
-    check_tokens,
-    tensor_parallel_plan,
-)
+from .pretrained import VaswaniTransformerPreTrainedModel, check_mask, embed_text, tensor_parallel_plan
 from .restricted import Window
 
 
@@ -103,10 +96,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             `last_hidden_state` (k B, T, d_model), `past_key_values`, and on request `hidden_states`, `attentions`
             and `cross_attentions`.
         """
-        check_single_input(input_ids, inputs_embeds, prefix="decoder_")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)  # (k B, T, d_model)
-        check_tokens(inputs_embeds, "decoder_input_ids")
+        inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds, prefix="decoder_")  # (k B, T, d_model)
         if use_cache and past_key_values is None:
             past_key_values = empty_cache(self.config, attention_mask)
         position_ids, max_position = self.target_positions(inputs_embeds, attention_mask, position_ids, past_key_values)
@@ -152,7 +142,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
             return position_ids, None
         if attention_mask is not None and attention_mask.dim() == 2:
             return count_positions(attention_mask)[:, -length:], attention_mask.shape[1]
-        positions = torch.arange(length, device=inputs_embeds.device).unsqueeze(0)  # (1, T)
+        positions = text_positions(inputs_embeds, None)  # (1, T)
         if cache is None:
             return positions, length
         return positions + past, past + length if isinstance(past, int) else None

@@ -12,13 +12,7 @@ from .attention import SelfAttention, padding_mask
 from .config import VaswaniTransformerConfig
 from .embeddings import InputEmbedding, ScaledEmbedding, text_positions
 from .layers import VaswaniTransformerEncoderLayer
-from .pretrained import (
-    VaswaniTransformerPreTrainedModel,
-    check_mask,
-    check_single_input,
-    check_tokens,
-    tensor_parallel_plan,
-)
+from .pretrained import VaswaniTransformerPreTrainedModel, check_mask, embed_text, tensor_parallel_plan
 from .restricted import Window
 
 
@@ -61,10 +55,7 @@ class VaswaniTransformerEncoder(VaswaniTransformerPreTrainedModel):
         Returns:
             `last_hidden_state` (B, S, d_model), and on request `hidden_states` (N + 1 of them) and `attentions`.
         """
-        check_single_input(input_ids, inputs_embeds)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)  # (B, S, d_model)
-        check_tokens(inputs_embeds, "input_ids")
+        inputs_embeds = embed_text(self.embed_tokens, input_ids, inputs_embeds)  # (B, S, d_model)
         rows, length = inputs_embeds.shape[:2]
         check_mask(attention_mask, rows, length, "attention_mask", queries=length)
         max_position = length if position_ids is None else None

@@ -20,7 +20,7 @@ from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas
 from .nar_generation import NarSettings, NarTargets
-from .nar_head import EncodedSource, NarLMOutput, Target, TrainingRate
+from .nar_head import EncodedSource, NarLMOutput, Target, TargetInputs, TrainingRate
 from .nat import LengthDifferenceHead, VaswaniNatConfig
 from .nat_decoder import PositionalDecoder
 
@@ -148,10 +148,10 @@ class VaswaniIterativeVaeForConditionalGeneration(LengthDifferenceHead):
     kl_scale = TrainingRate(1.0, None, "weighs a loss")
     _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
 
-    def make_target(self, source: EncodedSource, labels: Tensor | None, *args: Any, **inputs: Any) -> Target:
-        """Return the target of `forward`, whose arguments these are, with what its latent steps get."""
-        target = super().make_target(source, labels, *args, **inputs)
-        target.decoder_inputs["latent"] = self.latent_pass(target.mask, labels)
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`, with what its latent steps get."""
+        target = super().make_target(source, given)
+        target.decoder_inputs["latent"] = self.latent_pass(target.mask, given.labels)
         return target
 
     def latent_pass(self, mask: Tensor, labels: Tensor | None = None, has_noise: bool = False) -> LatentPass:

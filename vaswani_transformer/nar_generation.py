@@ -231,11 +231,7 @@ class NarGeneration(NarHead, GenerationMixin):
                 fail(name, f"{type(self).__name__} predicts all tokens at once; got {got}", "Leave it out.")
 
     def read_settings(self, generation_config: GenerationConfig | None, call: dict[str, Any]) -> NarSettings:
-        """Return the settings of a call: its own, then its configuration's, then the model's.
-
-        Raises:
-            ValueError: a setting that is unknown, out of range or made for a search from left to right.
-        """
+        """Return the settings of a call: its own, then its configuration's, then the model's."""
         for name in call.keys() - default_settings().keys() - OWN_SETTINGS:
             fail(
                 name, "generate() has no such argument", f"Give source inputs ({', '.join(SOURCE_INPUTS)}) or settings."

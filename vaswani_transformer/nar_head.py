@@ -117,6 +117,23 @@ class NarLMOutput(Seq2SeqLMOutput):
 
 
 @dataclass
+class TargetInputs:
+    """The arguments of `forward` that describe a target, with the names that they have there.
+
+    Attributes:
+        draws: the random numbers that the caller gives, by the names in `NarHead.draws`.
+    """
+
+    labels: Tensor | None
+    num_items_in_batch: Tensor | int | None
+    decoder_input_ids: Tensor | None
+    decoder_attention_mask: Tensor | None
+    decoder_inputs_embeds: Tensor | None
+    target_lengths: Tensor | None
+    draws: dict[str, Tensor | None]
+
+
+@dataclass
 class Target:
     """A target, as a family prepares it for its decoder and its losses.
 
@@ -232,16 +249,16 @@ class NarHead(ProjectedModel):
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        target = self.make_target(
-            source,
+        given = TargetInputs(
             labels,
             num_items_in_batch,
-            attention_mask=decoder_attention_mask,
-            inputs_embeds=decoder_inputs_embeds,
-            input_ids=decoder_input_ids,
-            lengths=target_lengths,
-            **draws,
+            decoder_input_ids,
+            decoder_attention_mask,
+            decoder_inputs_embeds,
+            target_lengths,
+            draws,
         )
+        target = self.make_target(source, given)
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
         token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
         return self.output_class(
@@ -286,18 +303,8 @@ class NarHead(ProjectedModel):
         """Return the `count` best target lengths (B, l) of each source, the best first."""
         raise NotImplementedError
 
-    def make_target(
-        self,
-        source: EncodedSource,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
-        input_ids: Tensor | None,
-        lengths: Tensor | None,
-        **draws: Any,
-    ) -> Target:
-        """Return the target of `forward`, whose arguments these are."""
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`."""
         raise NotImplementedError
 
     def target_shape(
@@ -307,11 +314,7 @@ class NarHead(ProjectedModel):
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, int]:
-        """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted.
-
-        Raises:
-            ValueError: labels with a token after padding, or rows that no source has.
-        """
+        """Return the target lengths (k B,) and T: of the labels, else of the mask, else as they are predicted."""
         device = source.memory.device
         if (given := attention_mask if labels is None else labels) is not None:
             check_rows(given.shape[0], source.memory.shape[0])

@@ -15,7 +15,7 @@ from .body import EncoderDecoder
 from .config import positive_int
 from .lengths import LengthDifference, canvas, choose_positions, real_tokens, soft_copy
 from .nar_generation import NarGeneration, NarSettings, NarTargets
-from .nar_head import EncodedSource, NarConfig, Target, TrainingRate
+from .nar_head import EncodedSource, NarConfig, Target, TargetInputs, TrainingRate
 from .nat_decoder import PositionalDecoder
 
 
@@ -112,24 +112,15 @@ class LengthDifferenceHead(NarGeneration):
         """Return the `count` best target lengths (B, l) of each source, the best first."""
         return self.length_difference.lengths(source.best_classes(count), source.lengths)
 
-    def make_target(
-        self,
-        source: EncodedSource,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-        attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
-        input_ids: Tensor | None,
-        lengths: Tensor | None,
-        **draws: Any,
-    ) -> Target:
-        """Return the target of `forward`, whose arguments these are."""
-        lengths, width = self.target_shape(source, labels, attention_mask, inputs_embeds)
+    def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
+        """Return the target of `forward`."""
+        labels, num_items, inputs_embeds = given.labels, given.num_items_in_batch, given.decoder_inputs_embeds
+        lengths, width = self.target_shape(source, labels, given.decoder_attention_mask, inputs_embeds)
         if labels is not None and num_items is None:
             num_items = labels.ne(-100).sum()
         target = Target(lengths, canvas(lengths, width), labels, num_items)
         if inputs_embeds is None:
-            inputs_embeds = self.embed_target(source, target, **draws)
+            inputs_embeds = self.embed_target(source, target, **given.draws)
         target.decoder_inputs["inputs_embeds"] = inputs_embeds
         return target
 

@@ -58,20 +58,24 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     return {"embed_tokens": "embedding_rowwise"} | plan | _FEED_FORWARD_PLAN
 
 
-def check_single_input(input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> None:
-    """Raise ValueError unless exactly one of the two inputs is given."""
+def embed_text(
+    embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
+) -> Tensor:
+    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given.
+
+    Raises:
+        ValueError: neither is given, or both; there is no text, or none with a token.
+    """
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither was" if input_ids is None else "both were"
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
-
-
-def check_tokens(embeddings: Tensor, name: str) -> None:
-    """Raise ValueError where embeddings (B, S, d_model) have no row or no token."""
-    if 0 in embeddings.shape[:2]:
+    embedded = embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+    if 0 in embedded.shape[:2]:
         raise ValueError(
-            f"{name}: nothing to read; got shape {tuple(embeddings.shape[:2])}, expected at least one text of at least "
-            "one token. Leave empty batches out, and give an empty text its end token."
+            f"{prefix}input_ids: nothing to read; got shape {tuple(embedded.shape[:2])}, expected at least one text of "
+            "at least one token. Leave empty batches out, and give an empty text its end token."
         )
+    return embedded
 
 
 def check_labels_are_ids(labels: Tensor) -> None:

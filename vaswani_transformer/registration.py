@@ -1,36 +1,34 @@
 """Registration of the package with the Auto classes and pipelines of Transformers."""
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .cmlm import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration, VaswaniCmlmModel
-from .config import VaswaniTransformerConfig
-from .flowseq import VaswaniFlowSeqConfig, VaswaniFlowSeqForConditionalGeneration, VaswaniFlowSeqModel
-from .iterative_vae import (
-    VaswaniIterativeVaeConfig,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniIterativeVaeModel,
-)
-from .model import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
-from .nat import VaswaniNatConfig, VaswaniNatForConditionalGeneration, VaswaniNatModel
+from .cmlm import VaswaniCmlmForConditionalGeneration
+from .flowseq import VaswaniFlowSeqForConditionalGeneration
+from .iterative_vae import VaswaniIterativeVaeForConditionalGeneration
+from .model import VaswaniTransformerForConditionalGeneration
+from .nat import VaswaniNatForConditionalGeneration
 from .pipeline import TASK, VaswaniTransformerTranslationPipeline
 from .tokenizer import VaswaniTransformerTokenizer
 
 FAMILIES = (
-    (VaswaniTransformerConfig, VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration),
-    (VaswaniNatConfig, VaswaniNatModel, VaswaniNatForConditionalGeneration),
-    (VaswaniCmlmConfig, VaswaniCmlmModel, VaswaniCmlmForConditionalGeneration),
-    (VaswaniIterativeVaeConfig, VaswaniIterativeVaeModel, VaswaniIterativeVaeForConditionalGeneration),
-    (VaswaniFlowSeqConfig, VaswaniFlowSeqModel, VaswaniFlowSeqForConditionalGeneration),
+    VaswaniTransformerForConditionalGeneration,
+    VaswaniNatForConditionalGeneration,
+    VaswaniCmlmForConditionalGeneration,
+    VaswaniIterativeVaeForConditionalGeneration,
+    VaswaniFlowSeqForConditionalGeneration,
 )
-"""Configuration, body and complete model of each family; all share a tokenizer and a pipeline."""
+"""The complete model of each family, which names configuration and body; all share a tokenizer and a pipeline."""
 
 
 def register() -> None:
     """Register every family with the Auto classes, and the task with `pipeline()`; repeated calls change nothing."""
-    for config, body, model in FAMILIES:
+    for model in FAMILIES:
+        config: Any = model.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)
-        AutoModel.register(config, body, exist_ok=True)
+        AutoModel.register(config, model.body_class, exist_ok=True)
         AutoModelForSeq2SeqLM.register(config, model, exist_ok=True)
         AutoTokenizer.register(config, fast_tokenizer_class=VaswaniTransformerTokenizer, exist_ok=True)
     if PIPELINE_REGISTRY.supported_tasks.get(TASK, {}).get("impl") is not VaswaniTransformerTranslationPipeline:

@@ -1,6 +1,6 @@
 """MkDocs hook: formulas as MathML, which browsers draw without a script, and diagrams whose parts are links.
 
-`pymdownx.arithmatex` marks what stands between dollar signs in a page; here it becomes MathML. A picture
+`pymdownx.arithmatex` marks what is between dollar signs in a page; here it becomes MathML. A picture
 `images/figure-*.svg` becomes part of the page, so that links in it work.
 """
 
@@ -18,7 +18,7 @@ PAGE_LINK = re.compile(r'href="\.\./([\w-]+)\.md(#[\w-]*)?"')
 
 
 def to_mathml(match: re.Match[str]) -> str:
-    """Return a formula that arithmatex marked, in MathML; one that stands by itself can be scrolled."""
+    """Return a formula that arithmatex marked, in MathML; a displayed one can be scrolled."""
     is_block = match[1] == "div"
     mathml = convert(html.unescape(match[2]).strip(), display="block" if is_block else "inline")
     return f'<div class="formula">{mathml}</div>' if is_block else mathml

@@ -1,6 +1,6 @@
 """Run the pages of the paper in code: `python -m docs.tools.paper` writes their output, pictures and the notebook.
 
-A block of Python on a page continues those before it. What it prints stands in the block of text below it; the picture
+A block of Python on a page continues those before it. What it prints is in the block of text below it; the picture
 below it is the figure that it calls `picture`. The pages run in their order, in one folder.
 """
 
@@ -27,6 +27,7 @@ FILE_LINK = re.compile(r"\]\(\.\./([\w./-]+)(?:#\w+)?\)")
 DETAILS = re.compile(r"</?details[^>]*>\n?")
 SUMMARY = re.compile(r"<summary>(.*?)</summary>")
 URLS = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+GRAY, LINE = "#7b7e87", "#8080804d"  # of letters and of thin lines, on white and on black
 TITLE = f"""# The paper in code
 
 ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section by section, as on
@@ -80,12 +81,16 @@ def run_page(page: str, pictures: Path) -> str:
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure as SVG; the same figure gives the same bytes."""
+    """Write a figure as SVG for light and dark pages, without a background; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
+    from vaswani_transformer.figures.style import INK, MUTED, RULE
+
     path.parent.mkdir(parents=True, exist_ok=True)
+    drawing = io.StringIO()
     with rc_context({"svg.hashsalt": "paper", "svg.fonttype": "path"}):
-        figure.savefig(path, metadata={"Date": None})
+        figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+    path.write_text(re.sub(f"{INK}|{MUTED}", GRAY, drawing.getvalue()).replace(RULE, LINE), encoding="utf-8")
 
 
 def code_cell(code: str, printed: str = "", picture: str | None = None) -> dict[str, Any]:

@@ -5,11 +5,21 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.distributed import HashStore, Store, TCPStore
 
 from vaswani_transformer.batching import exchange as exchange_module
-from vaswani_transformer.batching.exchange import Exchange
+from vaswani_transformer.batching.exchange import Arrays, Exchange
+from vaswani_transformer.support.errors import UserError
+
+
+def array_of(number: int) -> Arrays:
+    return {"number": np.array([number])}
+
+
+def number_of(arrays: Arrays) -> int:
+    return int(arrays["number"][0])
 
 
 def together(store: Store, num_processes: int, act: Callable[[Exchange], Any]) -> list[Any]:
@@ -24,12 +34,12 @@ def together(store: Store, num_processes: int, act: Callable[[Exchange], Any]) -
 def test_each_part_is_done_once_and_every_rank_gets_all_results(num_processes: int) -> None:
     done, store = [], HashStore()
 
-    def double(part: int) -> int:
+    def double(part: int) -> Arrays:
         done.append(part)
-        return 2 * part
+        return array_of(2 * part)
 
     def act(exchange: Exchange) -> list[list[int]]:
-        return [exchange(double, range(first, first + 5)) for first in (0, 10, 20)]
+        return [list(map(number_of, exchange(double, range(first, first + 5)))) for first in (0, 10, 20)]
 
     expected = [[2 * part for part in range(first, first + 5)] for first in (0, 10, 20)]
     assert together(store, num_processes, act) == [expected] * num_processes
@@ -42,28 +52,29 @@ def test_result_stays_until_every_rank_has_it() -> None:
     store = HashStore()
     first, second = (Exchange(store, "name", 2, rank, Event()) for rank in range(2))
     second.calls = 1
-    second._do(str, 1, [1, 2])  # sends its part before it waits for the other
-    expected = [["1", "2"], ["3"]]
-    assert [first(str, parts) for parts in ([1, 2], [3])] == expected
-    second.calls = 0
-    assert [second(str, parts) for parts in ([1, 2], [3])] == expected
+    second._do(array_of, 1, [1, 2])  # sends its part before it waits for the other
+    for rank in (first, second):
+        rank.calls = 0
+        results = [rank(array_of, parts) for parts in ([1, 2], [3])]
+        assert [list(map(number_of, result)) for result in results] == [[1, 2], [3]]
 
 
 def test_error_on_one_rank_is_raised_on_all() -> None:
-    def work(part: int) -> int:
+    def work(part: int) -> Arrays:
         if part == 3:
             raise ValueError(f"part {part}")
-        return part
+        return array_of(part)
 
-    errors = together(HashStore(), 2, lambda exchange: exchange(work, range(6)))
-    assert [(type(error), str(error)) for error in errors] == [(ValueError, "part 3")] * 2
+    other, own = together(HashStore(), 2, lambda exchange: exchange(work, range(6)))
+    assert (type(own), str(own)) == (ValueError, "part 3")
+    assert (type(other), str(other)) == (UserError, "ValueError: part 3")
 
 
 def test_rank_that_is_stopped_no_longer_waits_for_another() -> None:
     stop = Event()
     waiting = Exchange(HashStore(), "name", 2, 0, stop)
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(waiting, str, [1, 2])
+        future = thread.submit(waiting, array_of, [1, 2])
         with pytest.raises(TimeoutError):
             future.result(0.05)
         stop.set()
@@ -73,5 +84,6 @@ def test_rank_that_is_stopped_no_longer_waits_for_another() -> None:
 def test_result_larger_than_a_message_passes_through_a_tcp_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "MESSAGE", 100)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    results = together(store, 2, lambda exchange: exchange(lambda part: bytes([part]) * 1234, [0, 255]))
-    assert results == [[b"\x00" * 1234, b"\xff" * 1234]] * 2
+    rows = np.arange(2000, dtype=np.int32).reshape(2, 1000)
+    for results in together(store, 2, lambda exchange: exchange(lambda part: {"row": rows[part]}, [0, 1])):
+        np.testing.assert_array_equal([result["row"] for result in results], rows)

@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from transformers.trainer_callback import CallbackHandler
 from training.monitor.monitor import TrainingMonitor
 from training.recipe.fields import load_recipe
 from training.train import run
+from training.trainer import trainer
 from training.trainer.divergence import DivergenceGuard
 from training.trainer.trainer import RecipeTrainer
 
@@ -28,12 +30,14 @@ FAMILIES = {
     "autoregressive": [],
     "cmlm": ["--model.kind=cmlm"],
     "glat": ["--model.kind=nat", "--training.glancing=[0.5,0.3]"],
+    "flowseq": ["--model.kind=flowseq", "--training.decoder_steps=2", "--training.kl_warmup_steps=2"],
 }
 TINY = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("model", RecipeTrainer, ("compute_loss",)),
     ("model", torch.Tensor, ("backward",)),
+    ("model", trainer, ("draw_latents",)),  # by the device
     ("model", torch.optim.Adam, ("step",)),
     ("draws", RecipeTrainer, ("add_random_choices",)),
     ("counting", TrainingMonitor, ("count", "add_loss", "add_part", "metrics")),
@@ -70,6 +74,8 @@ class Timers:
         """Return a function whose time counts for a part."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)  # beside the training thread
             self.count()
             self.parts.append(part)
             try:

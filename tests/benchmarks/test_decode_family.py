@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.benchmarks.decode_family import main
-from tests.helpers import PAIRS, Run, load_tokenizer, tiny_model
+from tests.helpers import PAIRS, Run, load_tokenizer, run_main, tiny_model
 from tests.nar_models import FAMILY
 from training.tasks.metrics import bleu
 from vaswani_transformer import VaswaniTransformerTokenizer
@@ -45,12 +45,8 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     def run(names: list[str], *options: str) -> tuple[str, str, str | int | None]:
         models = [f"--model={name.upper()}={folder / name}" for name in names]
         warmup = [] if any(option.startswith("--warmup=") for option in options) else ["--warmup=2"]
-        status = 0
-        try:
-            main([*models, f"--data={folder / 'test.jsonl'}", *warmup, "--sentences=4", *options])
-        except SystemExit as end:
-            status = end.code
-        return *capsys.readouterr(), status
+        arguments = [*models, f"--data={folder / 'test.jsonl'}", *warmup, "--sentences=4", *options]
+        return run_main(main, arguments, capsys)
 
     return run
 

@@ -1,4 +1,4 @@
-"""`python -m tests.campaign inputs|kills`: docs/reliability.md says what each one shows."""
+"""`python -m tests.campaign inputs|kills|disks`: docs/reliability.md says what each one shows."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 
 from transformers.utils.logging import disable_progress_bar
 
-from tests.campaign import kills, workers
+from tests.campaign import disks, kills, workers
 from training.report.results import commit, cpu_name
 
 
@@ -25,6 +25,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     killed = campaigns.add_parser("kills", help="jobs that are killed and started again")
     killed.add_argument("--kills", type=float, default=float("inf"), help="kills after which it ends")
     killed.add_argument("--only", default="", metavar="JOB", help="one job")
+    faulty = campaigns.add_parser("disks", help="jobs whose writes fail, and torn checkpoints")
+    faulty.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th write and size (1)")
+    faulty.add_argument(
+        "--torn", type=int, default=1000, metavar="N", help="checkpoints with a file that is cut (1,000)"
+    )
+    faulty.add_argument("--only", default="", metavar="JOB", help="one job, or torn")
     for each in campaigns.choices.values():
         each.add_argument("--hours", type=float, default=1.0, help="the time after which it ends (1)")
         each.add_argument("--seed", type=int, default=1, help="it decides every case (1)")
@@ -38,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     disable_progress_bar()
     start = time.time()
     log: dict[str, Any] = {"campaign": options.campaign, "seed": options.seed, "commit": commit(), "cpu": cpu_name()}
-    log |= {"inputs": workers.run, "kills": kills.run}[options.campaign](options)
+    log |= {"inputs": workers.run, "kills": kills.run, "disks": disks.run}[options.campaign](options)
     log["seconds"] = round(time.time() - start)
     if options.output is not None:
         options.output.write_text(json.dumps(log, indent=1), encoding="utf-8")

@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser, prepare_multi_gpu_env
 
+from tests.campaign.failing_writes import FailingWrites
 from tests.campaign.inputs import saved_model
+from tests.forks import launch_environment
 from tests.helpers import PAIRS, ROOT
 from tests.training.runs import LANGUAGE, TWO_PROCESSES, kill, make_arguments, start
 from training import distill, train
@@ -116,30 +116,9 @@ def make_jobs(folder: Path) -> list[Job]:
     ]
 
 
-def launch_environment(port: int) -> dict[str, str]:
-    """Return the environment that `accelerate launch` gives two processes on a CPU."""
-    config = f"--config_file={ROOT / 'training' / 'accelerate' / 'two-cpu-processes.yaml'}"
-    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([config, "-m", "x", "y"]))
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return {name: value for name, value in prepare_multi_gpu_env(arguments).items() if "ACCELERATE" in name} | address
-
-
-def fill_disk(folder: str, writes: int) -> None:
-    """Let this process begin some files of a folder, and no further one."""
-    left = writes
-
-    def check(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
-        is_write = event in ("os.rename", "os.mkdir") or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
-        if is_write and str(arguments[0]).startswith(folder):
-            left -= 1
-            if left < 0:
-                raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
-
-    sys.addaudithook(check)
-
-
-def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, str], writes: int | None) -> NoReturn:
+def run_forked(
+    job: Job, arguments: list[str], log: Path, variables: dict[str, str], prepare: Callable[[], None] | None
+) -> NoReturn:
     """Run a command in this forked process, and end it."""
     os.setpgid(0, 0)
     with log.open("a") as file:
@@ -147,8 +126,8 @@ def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, s
             os.dup2(file.fileno(), stream)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     os.environ.update(variables)
-    if writes is not None:
-        fill_disk(arguments[-1].partition("=")[2], writes)
+    if prepare is not None:
+        prepare()
     sys.orig_argv[:] = [sys.executable, "-m", job.module]
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     try:
@@ -163,20 +142,14 @@ def run_forked(job: Job, arguments: list[str], log: Path, variables: dict[str, s
     os._exit(status)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def begin(job: Job, output: Path, log: Path, writes: int | None = None) -> list[int]:
-    """Start a job by forking, whose disk is full after some writes if that is given, and return its processes."""
+def begin(job: Job, output: Path, log: Path, prepare: Callable[[], None] | None = None) -> list[int]:
+    """Start a job by forking, in whose processes `prepare` is called first, and return its processes."""
     arguments, pids = [*job.arguments, f"{job.output}={output}"], []
-    variables = launch_environment(free_port()) if job.processes > 1 else {}
+    variables = launch_environment(TWO_PROCESSES[1:]) if job.processes > 1 else {}
     for rank in range(job.processes):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if job.processes > 1 else {}
         if not (pid := os.fork()):
-            run_forked(job, arguments, log, variables | ranks, writes)
+            run_forked(job, arguments, log, variables | ranks, prepare)
         pids.append(pid)
     return pids
 
@@ -251,7 +224,8 @@ def fill(job: Job, output: Path, log: Path, draw: random.Random) -> str:
         RuntimeError: it ends with something else than one line and status 2.
     """
     log.unlink(missing_ok=True)
-    statuses = wait(begin(job, output, log, draw.choice((draw.randrange(8), draw.randrange(80)))), SECONDS)
+    writes = FailingWrites(str(output), draw.choice((draw.randrange(8), draw.randrange(80))), errno.ENOSPC, True)
+    statuses = wait(begin(job, output, log, writes.install), SECONDS)
     text = log.read_text(errors="replace")
     if set(statuses) - {0, 2} or "Traceback" in text or (any(statuses) and "No space left on device" not in text):
         raise RuntimeError(f"{job.name} ends with {statuses} on a full disk: {text[-1200:]}")
@@ -261,7 +235,7 @@ def fill(job: Job, output: Path, log: Path, draw: random.Random) -> str:
 def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
     """Start a job as users do, in a new process, and kill it after some seconds; return where it was."""
     if job.module == "training.train":
-        process = start(job.arguments, output, launcher=TWO_PROCESSES if job.processes > 1 else ())
+        process = start(job.arguments, output, launcher=TWO_PROCESSES if job.processes > 1 else (), is_fork=False)
     else:
         command = [sys.executable, "-m", job.module, *job.arguments, f"{job.output}={output}"]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

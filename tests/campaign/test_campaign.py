@@ -1,6 +1,8 @@
 """The campaigns in a short form: nothing fails, and what fails is reported."""
 
 import argparse
+import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.campaign import inputs, kills, workers
+from tests.campaign.failing_writes import FailingWrites
 from tests.campaign.inputs import Case
 from tests.helpers import ROOT
+from vaswani_transformer.support.files import write_atomically
 
 
 def campaign(*arguments: str) -> None:
@@ -31,6 +35,38 @@ def test_hostile_input_ends_no_reader(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_kills_change_no_bit() -> None:
     campaign("kills", "--kills=10", "--hours=0.2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["average", "translate", "torn"])
+def test_failed_writes_full_disks_and_torn_files_lose_nothing(job: str) -> None:
+    campaign("disks", f"--only={job}", "--every=9", "--torn=20")
+
+
+def write_with_failures(path: Path, number: int, is_lasting: bool) -> bool:
+    """Write a file twice in a forked process whose n-th write fails; return whether the second time succeeds."""
+    if not (child := os.fork()):
+        FailingWrites(str(path.parent), number, errno.ENOSPC, is_lasting).install()
+        status = 1
+        for text in ("first", "second"):
+            with contextlib.suppress(OSError):
+                write_atomically(path, text)
+                status = 0 if text == "second" else 1
+        os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_write_that_fails_is_the_one_that_was_named(tmp_path: Path, is_lasting: bool) -> None:
+    """A file is begun, written and renamed: the first three writes, and the next three."""
+    path = tmp_path / "file"
+    contents = []
+    for number in range(7):
+        path.write_text("old")
+        has_second = write_with_failures(path, number, is_lasting)
+        contents.append(path.read_text())
+        assert has_second == (contents[-1] == "second")
+    assert contents == (["old"] * 3 if is_lasting else ["second"] * 3) + ["first"] * 3 + ["second"]
 
 
 def crash(case: Case) -> bool:

@@ -84,8 +84,16 @@ def test_attention_of_a_hostile_text_stays_in_its_frame() -> None:
     assert attributes["srcdoc"] == attention_page(model, tokenizer, HOSTILE_TEXT, HOSTILE_TEXT)
 
 
-def test_model_that_has_no_maps_says_so_as_text() -> None:
+def test_model_of_all_words_at_once_shows_its_last_pass_under_the_page_s_settings() -> None:
     tokenizer = model_of_pairs()[1]
-    shown = Tags(attention_frame(tiny_nat(vocab_size=len(tokenizer)), tokenizer, "a", "b"))
+    model = tiny_nat(vocab_size=len(tokenizer))
+    ((_, attributes),) = Tags(attention_frame(model, tokenizer, "i love you", max_new_tokens=2)).tags
+    assert attributes["srcdoc"] == attention_page(model, tokenizer, "i love you", max_new_tokens=2)
+    assert page_content(model, tokenizer, "i love you", max_new_tokens=2).passes
+
+
+def test_attention_that_cannot_be_shown_is_a_sentence() -> None:
+    tokenizer = model_of_pairs()[1]
+    shown = Tags(attention_frame(tiny_nat(vocab_size=len(tokenizer)), tokenizer, "a", "<b>"))
     assert not shown.tags
-    assert "predicts all words at once" in shown.text
+    assert "reads no target; got '<b>'" in shown.text

@@ -98,8 +98,8 @@ def test_hostile_text_is_shown_as_text_wherever_it_stands(open_page: OpenPage, m
         page.get_by_role("button", name="Parse").click()
         playwright.expect(page.get_by_label("Note")).to_have_value(text, timeout=TIMEOUT)
         places = [page.locator("h1").first, page.locator(".cm-content")]
-        places += [page.get_by_role("gridcell", name=text).first] if shown is model else []
-        places += [attention(page).locator("h1")] if shown is model else [page.locator(".textfield")]
+        places += [page.get_by_role("gridcell", name=text).first if shown is model else page.locator(".textfield")]
+        places += [attention(page).locator("h1")]
         for place in places:
             playwright.expect(place).to_contain_text(text, timeout=TIMEOUT)
         assert page.locator("img[src=x]").count() == 0

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def test_command_writes_a_page_and_prints_its_path(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{folder}", "hello", "--output", "{folder}/none/page.html"], "there is no folder {folder}/none; make it"),
+        (["{folder}", "hello", "--output", "{folder}/none/a.html"], "{folder}/none is not a folder; make it first."),
         (["{folder}/none", "hello", "--output", "{folder}/page.html"], "{folder}/none: there is no such folder; name"),
-        (["{folder}", "hello", "--output", "{folder}"], "{folder}: a folder; name a file."),
+        (["{folder}", "hello", "--output", "{folder}"], "--output={folder}: is a folder; name a file."),
         (["/", "hello", "--output", "{folder}/page.html"], "/: has no config.json, so it holds no model; name a"),
         (["{folder}", "hello", "--output", "{folder}/config.json"], "{folder}/config.json: the file exists; give"),
         (["{folder}", "hello\udcff", "--output", "{folder}/page.html"], "'hello\\udcff', which is not UTF-8. See "),
@@ -180,6 +181,15 @@ def test_browser_shows_the_last_layer_of_cross_attention(tmp_path: Path) -> None
     assert strokes(page) == set(head_colors(8))
     assert hidden_views(page) == ["heat-view", "overview"]
     assert page.one("div", id="layers")["text"] == "12"
+
+
+@in_a_browser
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_autoregressive", "title"), [(True, "target word"), (False, "target position")])
+def test_browser_says_what_a_decoder_attends_to(is_autoregressive: bool, title: str, tmp_path: Path) -> None:
+    maps = replace(random_attention_maps(), is_autoregressive=is_autoregressive)
+    page = opened(render_page(maps), tmp_path, "#decoder-1")
+    assert page.one("h2", id="key-title")["text"] == f"attends to {title}"
 
 
 @in_a_browser

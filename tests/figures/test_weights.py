@@ -10,9 +10,14 @@ from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
 from tests.nar_models import FAMILY
-from vaswani_transformer import AttentionMaps, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import (
+    AttentionMaps,
+    VaswaniTransformerTokenizer,
+    prepare_for_inference,
+)
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import attention_maps
+from vaswani_transformer.figures.weights import last_pass
 
 
 def assert_same(one: AttentionMaps, other: AttentionMaps) -> None:
@@ -78,7 +83,7 @@ def test_empty_texts_have_an_end() -> None:
     assert (maps.source_tokens, maps.input_tokens, maps.output_tokens) == (["</s>"], ["<s>"], ["</s>"])
 
 
-def state_of(model: VaswaniTransformerForConditionalGeneration) -> tuple[Any, ...]:
+def state_of(model: Any) -> tuple[Any, ...]:
     """The state of a model that `attention_maps` could change."""
     flags = [module.training for module in model.modules()]
     implementations = [part.config._attn_implementation for part in (model, model.model.encoder, model.model.decoder)]
@@ -116,11 +121,63 @@ def test_model_without_a_projection_is_an_error() -> None:
         attention_maps(AutoModel.from_config(model.config), tokenizer, "hello")
 
 
+def family_of_pairs(family: str) -> tuple[Any, VaswaniTransformerTokenizer]:
+    """Return an untrained model of a family with a tokenizer, in which a CMLM has a mask."""
+    tokenizer = model_of_pairs()[1]
+    if family != "cmlm":
+        return FAMILY[family](vocab_size=len(tokenizer), dropout=0.5), tokenizer
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return FAMILY[family](vocab_size=len(tokenizer), mask_token_id=tokenizer.mask_token_id), tokenizer
+
+
+@pytest.mark.parametrize("prepares", [False, True])
 @pytest.mark.parametrize("family", FAMILY)
-def test_model_of_all_words_at_once_is_an_error(family: str) -> None:
-    model = FAMILY[family]()
-    with pytest.raises(ValueError, match=rf"{type(model).__name__} predicts all words at once; give an autoregressive"):
-        attention_maps(model, model_of_pairs()[1], "hello")
+def test_maps_of_all_words_at_once_are_those_of_the_last_pass(family: str, prepares: bool) -> None:
+    model, tokenizer = family_of_pairs(family)
+    model = prepare_for_inference(model) if prepares else model
+    settings: dict[str, Any] = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
+    batch = tokenizer(["this is a book"], return_tensors="pt")
+    shown = last_pass(model, batch, settings)
+    assert shown.labels == model.generate(**batch, **settings)[0, 1:].tolist()
+    mask = torch.ones(1, len(shown.labels), dtype=torch.long)
+    read = {"decoder_input_ids": torch.tensor([shown.inputs])} if family == "cmlm" else {}
+    model.set_attn_implementation("eager")
+    outputs = model(**batch, **read, decoder_attention_mask=mask, output_attentions=True)
+    maps, source = attention_maps(model, tokenizer, "this is a book", **settings), batch["input_ids"].shape[1]
+    for weights, expected in ((maps.decoder, outputs.decoder_attentions), (maps.cross, outputs.cross_attentions)):
+        np.testing.assert_allclose(weights, torch.cat(expected).detach(), **FLOAT32)
+        np.testing.assert_allclose(weights.sum(-1), 1, **FLOAT32)
+    expected = torch.cat(outputs.encoder_attentions).detach()[..., -source:, -source:]
+    np.testing.assert_allclose(maps.encoder, expected, **FLOAT32)
+    assert maps.decoder[..., 0, -1].all()  # a position attends to later ones
+    for stack in ("encoder", "decoder", "cross"):
+        assert maps.weights(stack).shape[2:] == (len(maps.queries(stack)), len(maps.keys(stack)))
+
+
+def test_last_pass_of_a_cmlm_reads_masks_and_words() -> None:
+    model, tokenizer = family_of_pairs("cmlm")
+    maps = attention_maps(model, tokenizer, "this is a book", num_iterations=2)
+    assert maps.input_tokens.count("<mask>") == max(1, len(maps.output_tokens) // 2)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(family: str) -> None:
+    model, tokenizer = family_of_pairs(family)
+    model.train().set_attn_implementation("sdpa")
+    before = state_of(model)
+    assert_same(attention_maps(model, tokenizer, "hello"), attention_maps(model, tokenizer, "hello"))
+    assert state_of(model) == before
+    stacks = (model.model.encoder, model.model.decoder)
+    assert not any(stack._forward_hooks or stack._forward_pre_hooks for stack in stacks)
+    with pytest.raises(ValueError, match=f"target: {type(model).__name__} predicts all words at once and reads no"):
+        attention_maps(model, tokenizer, "hello", "hola")
+
+
+def test_latents_of_a_flowseq_are_drawn_once() -> None:
+    model, tokenizer = family_of_pairs("flowseq")
+    maps = attention_maps(model, tokenizer, "hello", latent_temperature=0.5, num_latent_samples=4, length_beam_size=2)
+    assert maps.decoder.shape[2:] == (len(maps.output_tokens), len(maps.input_tokens))
 
 
 def test_unknown_stack_is_an_error() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import ModelAndTokenizer, Run, model_of_pairs, tiny_model
+from tests.helpers import ModelAndTokenizer, Run, model_of_pairs, run_main, tiny_model
 from tests.trees import GOLD
 from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse, read_trees
 from vaswani_transformer.parsing import command, linearize
@@ -50,37 +50,22 @@ def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) 
     return str(saved)
 
 
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Save a translation model and its tokenizer."""
-    saved = tmp_path_factory.mktemp("translator")
-    for part in model_of_pairs():
-        part.save_pretrained(saved)
-    return str(saved)
-
-
 @pytest.fixture
 def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
-    def run(*arguments: str | Path, stdin: str = "", model: str = folder) -> tuple[str, str, str | int | None]:
+    def run(*arguments: object, stdin: str = "", model: object = folder) -> tuple[str, str, str | int | None]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-        status = 0
-        try:
-            command.main([model, *map(str, arguments)])
-        except SystemExit as end:
-            status = end.code
-        output, errors = capsysbinary.readouterr()
-        return output.decode(), errors.decode(), status
+        return run_main(command.main, [model, *arguments], capsysbinary)
 
     return run
 
 
-def test_model_that_is_no_parser_is_refused(run: Run, translator: str) -> None:
+def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:
     for options in ((), ("--interactive",)):
-        output, errors, status = run(*options, stdin="I know\n", model=translator)
+        output, errors, status = run(*options, stdin="I know\n", model=saved)
         assert (output, status, errors.count("\n")) == ("", 2, 1)
-        assert errors.startswith(f"{translator}: is no parser; its vocabulary has no tags of trees. Give a model")
+        assert errors.startswith(f"{saved}: is no parser; its vocabulary has no tags of trees. Give a model")
     with pytest.raises(ValueError, match="is no parser"):
         list(parse(*model_of_pairs(), ["I know"]))
 

@@ -1,6 +1,7 @@
 """Files and folders are written completely or not at all; locks keep others out; digests name contents."""
 
 import hashlib
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vaswani_transformer.support.files import (
     free_megabytes,
     lock,
     read_errors,
+    staged_files,
     write_atomically,
     write_errors,
 )
@@ -35,6 +37,31 @@ def test_folder_appears_at_the_end_and_not_before(tmp_path: Path) -> None:
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
     assert (tmp_path / "a" / "b" / "config.json").read_text() == "new"
+
+
+def test_file_that_cannot_move_into_its_folder_leaves_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Path] = []
+
+    def move(path: Path, target: Path) -> Path:
+        if len(moved) == 2:
+            raise OSError(5, "Input/output error")
+        moved.append(target)
+        return Path(shutil.move(path, target))
+
+    monkeypatch.setattr(Path, "replace", move)
+
+    def stage() -> None:
+        with staged_files(tmp_path, last="a") as staging:
+            assert staging.parent == tmp_path  # a file moves within a disk only
+            for name in "abcd":
+                (staging / name).write_text(name)
+
+    with pytest.raises(OSError, match="Input/output"):
+        stage()
+    assert [path.name for path in moved] == ["b", "c"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:

@@ -1,13 +1,23 @@
 """Data and settings of a run of a second or two."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import make_arguments
+from tests.training.runs import FinishedRun, make_arguments, train_in
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     """Return the arguments of a short run on sixteen pairs of words and their letters reversed."""
     return make_arguments(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Return a run of nine steps, in epochs of two, that no test changes; its checkpoints are of steps 3, 6 and 9."""
+    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    begin = time.perf_counter()
+    return FinishedRun(arguments, folder, train_in(arguments, folder), time.perf_counter() - begin)

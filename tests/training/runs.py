@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -16,12 +16,15 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT
-from training.recipe.fields import Recipe
+from training.recipe.fields import Recipe, load_recipe
 from training.run.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 from training.run.folder import prepare_folder
 from training.run.preparation import Prepared, load_inputs, prepare
+from training.train import run
 
+Process = ForkedCommand | subprocess.Popen[str]
 UNREAD: Any = None  # training arguments that a callback does not read
 SPLITS = ("train", "validation", "test")
 LANGUAGE = [
@@ -38,6 +41,15 @@ TINY: dict[str, Any] = {
 
 # Patience is exhausted, because a model that learns nothing is never better than at its first evaluation.
 TIRED = ["--training.patience=2", "--training.learning_rate_scale=1e-30"]
+
+
+class FinishedRun(NamedTuple):
+    """The arguments of a run, its folder and its results, and the seconds that it took."""
+
+    arguments: list[str]
+    folder: Path
+    results: dict[str, Any]
+    seconds: float
 
 
 def make_arguments(folder: Path, **texts: Sequence[str]) -> list[str]:
@@ -58,6 +70,16 @@ def last_of_each(*arguments: str) -> list[str]:
     return list({argument.partition("=")[0]: argument for argument in arguments}.values())
 
 
+def recipe_in(arguments: list[str], folder: Path, *more: str) -> Recipe:
+    """Return the recipe of a run in a folder."""
+    return load_recipe(arguments[0], last_of_each(*arguments[1:], *more, f"--output_dir={folder}"))
+
+
+def train_in(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
+    """Train in this process by arguments, of which a later one overrides an earlier one; return the results."""
+    return run(recipe_in(arguments, folder, *more))
+
+
 def prepare_run(recipe: Recipe) -> Prepared:
     """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
     folder = prepare_folder(recipe)
@@ -66,7 +88,7 @@ def prepare_run(recipe: Recipe) -> Prepared:
 
 def launched_by(file: str, *options: str) -> tuple[str, ...]:
     """Return `accelerate launch` with one of the project's files."""
-    return ("accelerate.commands.launch", f"--config_file=training/accelerate/{file}.yaml", *options, "-m")
+    return ("accelerate.commands.launch", f"--config_file={ROOT}/training/accelerate/{file}.yaml", *options, "-m")
 
 
 TWO_PROCESSES = launched_by("two-cpu-processes")
@@ -77,16 +99,24 @@ SHARDED: dict[str, Any] = {
 
 
 def start(
-    arguments: list[str], folder: Path, *more: str, launcher: Sequence[str] = (), module: str = "training.train"
-) -> subprocess.Popen[str]:
-    """Start the command, or another module with its arguments, in a process that SIGINT can interrupt.
+    arguments: list[str],
+    folder: Path,
+    *more: str,
+    launcher: Sequence[str] = (),
+    module: str = "training.train",
+    is_fork: bool = True,
+) -> Process:
+    """Start the command, or another module with its arguments, in processes that SIGINT can interrupt.
 
-    A background job of a shell ignores SIGINT, and processes inherit that.
+    `is_fork=False` starts a new interpreter, and the launcher itself. A background job of a shell ignores SIGINT, and
+    processes inherit that.
     """
-    command = [sys.executable, "-m", *launcher, module, *arguments, f"--output_dir={folder}", *more]
+    arguments = [*arguments, f"--output_dir={folder}", *more]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if is_fork:
+        return ForkedCommand(module, arguments, environment, launch=launcher[1:])
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", *launcher, module, *arguments],
         cwd=ROOT,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -97,11 +127,14 @@ def start(
     )
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Process) -> None:
     """Kill a run and all of its processes by SIGKILL; torch's launcher starts each in a separate session."""
+    if isinstance(process, ForkedCommand):
+        return process.kill()
     for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         member.kill()
     process.communicate()
+    return None
 
 
 def last_step(folder: Path) -> int:
@@ -111,7 +144,7 @@ def last_step(folder: Path) -> int:
     return step_of(last)
 
 
-def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path:
+def kill_after(step: int, process: Process, folder: Path) -> Path:
     """Kill a run after its checkpoint of this step; return its last checkpoint."""
     while ((last := last_checkpoint(folder)) is None or step_of(last) < step) and process.poll() is None:
         time.sleep(0.02)
@@ -122,7 +155,7 @@ def kill_after(step: int, process: subprocess.Popen[str], folder: Path) -> Path:
     return last
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 300) -> str:
+def finish(process: Process, seconds: float = 300) -> str:
     """Return the output of a run, which must succeed."""
     try:
         output, errors = process.communicate(timeout=seconds)

@@ -58,10 +58,41 @@ def test_average_takes_the_last_complete_checkpoints_by_step(run_folder: Path, t
     assert not (tmp_path / "mean" / "manifest.json").exists()
 
 
-def test_too_few_checkpoints_are_an_error(run_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has 3 complete checkpoints at its end, expected 4"):
-        average(run_folder, 4, tmp_path / "mean")
+def spoil(folder: Path, way: str) -> None:
+    """Change the checkpoint of step 9 in a way that its manifest notices, or knows and should not have written."""
+    path = folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
+    if way == "a damaged file":
+        path.write_bytes(path.read_bytes()[:-1])
+        return
+    weights = load_file(path)
+    if way == "another model":
+        weights = {"x": torch.zeros(1)}
+    else:
+        weights["model.shared.weight"][0, 0] = float(way)
+    save_file(weights, path, metadata={"format": "pt"})
+    mark_complete(path.parent)
+
+
+NOT_FINITE = r"checkpoint-9: model\.shared\.weight has a value that is not finite; average"
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("a damaged file", r"checkpoint-9/model\.safetensors: is not as training wrote it; .* move its"),
+        ("another model", r"checkpoint-10: holds other weights than .*checkpoint-9"),
+        *[(value, NOT_FINITE) for value in ("nan", "inf")],
+    ],
+)
+def test_checkpoint_without_its_weights_is_not_averaged(
+    run_folder: Path, tmp_path: Path, way: str, message: str
+) -> None:
+    spoil(run_folder, way)
+    with pytest.raises(UserError, match=message):
+        average(run_folder, 2, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
+    (run_folder / "checkpoints" / "checkpoint-9").rename(tmp_path / "moved")
+    assert average(run_folder, 2, tmp_path / "mean") == [2, 10]
 
 
 @pytest.mark.parametrize(("evaluated", "steps"), [([2, 5, 9, 10], [9, 10]), ([2, 9, 10], [2, 9, 10])])
@@ -83,28 +114,30 @@ def test_best_checkpoint_counts_unless_later_ones_were_deleted(
         assert [step_of(path) for path in last_checkpoints(run_folder, 3)] == steps
 
 
-def test_folder_without_a_run_and_last_0_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for last, message in (("2", f"{tmp_path / 'rum'}: is not the folder of a run, or does not"), ("0", "got '0', exp")):
-        with pytest.raises(SystemExit):
-            main([str(tmp_path / "rum"), f"--last={last}", f"--output_dir={tmp_path / 'mean'}"])
-        assert message in capsys.readouterr().err
-
-
-def test_output_folder_that_is_not_empty_is_an_error(run_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"is not empty"):
-        average(run_folder, 2, tmp_path)
-
-
-def test_damaged_checkpoint_is_not_averaged(run_folder: Path, tmp_path: Path) -> None:
-    weights = run_folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(UserError, match=r"checkpoint-9/model\.safetensors: is not as training wrote it; .* move its"):
-        average(run_folder, 2, tmp_path / "mean")
-    weights.parent.rename(tmp_path / "moved")
-    assert average(run_folder, 2, tmp_path / "mean") == [2, 10]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/rum", "--last=2", "--output_dir={tmp}/mean"], "{tmp}/rum: is not the folder of a run, or does not"),
+        (["{run}", "--last=0", "--output_dir={tmp}/mean"], "got '0', exp"),
+        (["{run}", "--last=many"], "got 'many', exp"),
+        (["{run}", "--last=9", "--output_dir={tmp}/mean"], "has 3 complete checkpoints at its end, expected 9"),
+        (["{run}", "--last=2", "--output_dir={tmp}"], "is not empty"),
+        (
+            ["{run}", "--last=2", "--output_dir={run}/checkpoints/checkpoint-9/config.json/mean"],
+            "mean: cannot be written: Not a directory; give another --output_dir.\n",
+        ),
+    ],
+)
+def test_command_that_cannot_average_ends_with_one_line(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    capsys.readouterr()  # the bars of saving
+    with pytest.raises(SystemExit, match="2"):
+        main([argument.format(tmp=tmp_path, run=run_folder) for argument in arguments])
+    errors = capsys.readouterr().err
+    assert message.format(tmp=tmp_path) in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "mean").exists()
 
 
 def test_what_a_killed_command_left_does_not_block_the_next(run_folder: Path, tmp_path: Path) -> None:
@@ -129,6 +162,15 @@ def test_failed_write_leaves_no_file_and_the_same_command_succeeds(
     assert average(run_folder, 2, tmp_path / "mean") == [9, 10]
 
 
+def test_mean_that_was_killed_while_its_files_moved_has_no_weights(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    monkeypatch.setattr(Path, "replace", lambda _, target: moved.append(target.name))
+    average(run_folder, 2, tmp_path / "mean")
+    assert moved[-1] == "model.safetensors"
+
+
 def test_averaged_model_has_every_file_of_its_tokenizer_and_none_of_training(run_folder: Path, tmp_path: Path) -> None:
     last, tokenizer = run_folder / "checkpoints" / "checkpoint-10", {"source.spm", "vocab.json", "chat_template.jinja"}
     for name in (*tokenizer, "optimizer.pt", "rng_state.pth", "training_args.bin"):
@@ -139,46 +181,6 @@ def test_averaged_model_has_every_file_of_its_tokenizer_and_none_of_training(run
     assert {path.name for path in (tmp_path / "mean").iterdir()} == model | tokenizer
 
 
-def test_checkpoints_of_two_models_are_an_error(run_folder: Path, tmp_path: Path) -> None:
-    other = run_folder / "checkpoints" / "checkpoint-10"
-    save_file({"x": torch.zeros(1)}, other / "model.safetensors")
-    mark_complete(other)
-    with pytest.raises(UserError, match=r"checkpoint-10: holds other weights than .*checkpoint-9"):
-        average(run_folder, 2, tmp_path / "mean")
-
-
 def test_command_prints_what_it_averaged(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run_folder), "--last=3", f"--output_dir={tmp_path / 'mean'}"])
     assert json.loads(capsys.readouterr().out)["averaged_steps"] == [2, 9, 10]
-    with pytest.raises(SystemExit) as end:
-        main([str(run_folder), "--last=9", f"--output_dir={tmp_path / 'other'}"])
-    assert end.value.code == 2
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_averaged(run_folder: Path, tmp_path: Path, value: float) -> None:
-    path = run_folder / "checkpoints" / "checkpoint-9" / "model.safetensors"
-    weights = load_file(path)
-    weights["model.shared.weight"][0, 0] = value
-    save_file(weights, path, metadata={"format": "pt"})
-    mark_complete(path.parent)
-    with pytest.raises(UserError, match=r"checkpoint-9: model\.shared\.weight has a value that is not finite; average"):
-        average(run_folder, 2, tmp_path / "mean")
-    assert not (tmp_path / "mean").exists()
-
-
-def test_folder_that_cannot_be_made_ends_the_command_with_one_line(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as end:
-        main([str(run_folder), "--last=2", f"--output_dir={tmp_path / 'file' / 'mean'}"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.endswith("mean: cannot be written: Not a directory; give another --output_dir.\n")
-
-
-def test_wrong_argument_ends_the_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--last=many"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers import PAIRS, Run, model_of_pairs, tiny_model
+from tests.helpers import PAIRS, Run, model_of_pairs, run_main, tiny_model
 from tests.nar_models import tiny_nat
 from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
 from training import distill as command
@@ -28,15 +28,6 @@ from vaswani_transformer.translation.loading import LoadOptions
 SOURCES = list(PAIRS) * 2  # four parts of three sentences
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the model of pairs."""
-    folder = tmp_path_factory.mktemp("teacher")
-    for piece in model_of_pairs():
-        piece.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Write a recipe whose real targets are their reversed sources."""
@@ -50,19 +41,14 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def distill(teacher: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def distill(saved: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command on parts of three sentences and returns output, errors and status."""
 
     def distill(
-        *arguments: str, model: Path | str = teacher, folder: Path = tmp_path / "distilled"
+        *arguments: str, model: Path | str = saved, folder: Path = tmp_path / "distilled"
     ) -> tuple[str, str, str | int | None]:
         window = [] if any(argument.startswith("--window=") for argument in arguments) else ["--window=3"]
-        status = 0
-        try:
-            main([str(model), str(recipe), f"--output_dir={folder}", *window, *arguments])
-        except SystemExit as end:
-            status = end.code
-        return *capsys.readouterr(), status
+        return run_main(main, [model, recipe, f"--output_dir={folder}", *window, *arguments], capsys)
 
     return distill
 
@@ -102,16 +88,16 @@ def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path,
     assert pairs["test"]["target"][:] == [source[::-1] for source in SOURCES[2:4]]
 
 
-def test_run_says_which_targets_it_learns_from(distill: Run, teacher: Path, recipe: Path, tmp_path: Path) -> None:
+def test_run_says_which_targets_it_learns_from(distill: Run, saved: Path, recipe: Path, tmp_path: Path) -> None:
     distill("--min_length_difference=-1")  # drops four pairs
     folder = tmp_path / "distilled"
     for kind in ("autoregressive", "nat", "cmlm"):
         fields = [f"--model.kind={kind}"]
         real, by_teacher = load_recipe(recipe, fields), load_recipe(recipe, [*fields, f"--data.distilled={folder}"])
         assert targets_line(real, None) == "Training targets: those of the data."
-        expected = f"Training targets: written by {teacher.name} for 8 of 12 sources, in {folder}."
+        expected = f"Training targets: written by {saved.name} for 8 of 12 sources, in {folder}."
         assert targets_line(by_teacher, open_distilled(by_teacher.data)) == expected
-    energy = load_recipe(recipe, ["--model.kind=cmlm", f"--training.energy_from={teacher}"])
+    energy = load_recipe(recipe, ["--model.kind=cmlm", f"--training.energy_from={saved}"])
     assert targets_line(energy, None).startswith("Training targets, for their lengths only: those of the data")
 
 
@@ -239,20 +225,20 @@ def test_beams_of_a_model_without_any_end_the_command_before_the_folder_is_made(
     assert not (tmp_path / "distilled").exists()
 
 
-def test_output_is_another_name_of_output_dir(teacher: Path, recipe: Path, tmp_path: Path) -> None:
-    main([str(teacher), str(recipe), "--output", str(tmp_path / "other"), "--window=3", "--beams=1"])
+def test_output_is_another_name_of_output_dir(saved: Path, recipe: Path, tmp_path: Path) -> None:
+    main([str(saved), str(recipe), "--output", str(tmp_path / "other"), "--window=3", "--beams=1"])
     assert (tmp_path / "other" / "distillation.json").exists()
 
 
 def test_fingerprint_of_the_data_holds_that_of_the_distillation(
-    distill: Run, teacher: Path, recipe: Path, tmp_path: Path
+    distill: Run, saved: Path, recipe: Path, tmp_path: Path
 ) -> None:
     distill()
     complete = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
     prints = fingerprints(complete.data, load_pairs(complete.data), open_distilled(complete.data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
-    assert distillation["teacher"] == {"name": teacher.name, "digest": LoadOptions(str(teacher)).digest()}
+    assert distillation["teacher"] == {"name": saved.name, "digest": LoadOptions(str(saved)).digest()}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
     assert json.loads(json.dumps(prints)) == prints
@@ -293,20 +279,20 @@ def test_training_rejects_a_distillation_of_other_data(
 
 @pytest.mark.parametrize("field", ["data.teacher", "training.encoder_from"])
 def test_training_rejects_a_distillation_by_another_teacher(
-    distill: Run, teacher: Path, recipe: Path, tmp_path: Path, field: str
+    distill: Run, saved: Path, recipe: Path, tmp_path: Path, field: str
 ) -> None:
     distill()
     other = tmp_path / "other"
     tiny_model().save_pretrained(other)
     fields = [f"--data.distilled={tmp_path / 'distilled'}", f"--{field}={other}"]
-    with pytest.raises(UserError, match=rf"was written by another teacher; got {teacher.name}, expected the present"):
+    with pytest.raises(UserError, match=rf"was written by another teacher; got {saved.name}, expected the present"):
         check_distilling_teacher(load_recipe(recipe, fields), Distillation.load(tmp_path / "distilled"), {})
     recipe_of_run = load_recipe(recipe, [f"--output_dir={tmp_path / 'run'}", *fields])
     if field == "data.teacher":
         with pytest.raises(UserError, match="was written by another teacher"):
             train(recipe_of_run)
         assert not (tmp_path / "run").exists()
-    checked = load_recipe(recipe, [fields[0], f"--data.teacher={teacher}", f"--training.encoder_from={other}"])
+    checked = load_recipe(recipe, [fields[0], f"--data.teacher={saved}", f"--training.encoder_from={other}"])
     check_distilling_teacher(checked, Distillation.load(tmp_path / "distilled"), {})
 
 
@@ -372,11 +358,11 @@ def test_invalid_folder_or_model_ends_the_command_with_one_line(distill: Run, re
 
 @pytest.mark.slow
 def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
-    distill: Run, teacher: Path, recipe: Path, tmp_path: Path
+    distill: Run, saved: Path, recipe: Path, tmp_path: Path
 ) -> None:
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
-    arguments, more = [str(teacher), str(recipe)], {"module": "training.distill"}
+    arguments, more = [str(saved), str(recipe)], {"module": "training.distill"}
     distill("--window=9", folder=tmp_path / "whole")
     killed = start(arguments, tmp_path / "killed", "--window=9", **more)
     while not (tmp_path / "killed" / "00003.json").exists() and killed.poll() is None:

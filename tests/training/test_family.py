@@ -19,12 +19,13 @@ from tests.training.runs import (
     finish,
     make_arguments,
     prepare_run,
+    recipe_in,
     rewind,
     start,
+    train_in,
 )
 from training.publish import publish
-from training.recipe.fields import load_recipe
-from training.train import make_trainer, run
+from training.train import make_trainer
 from training.trainer.draws import add_masks, pair_draws
 from vaswani_transformer import (
     VaswaniCmlmForConditionalGeneration,
@@ -78,7 +79,7 @@ def finished(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
     def get(kind: list[str]) -> Path:
         if kind[0] not in folders:
             folders[kind[0]] = tmp_path_factory.mktemp("runs") / "whole"
-            run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={folders[kind[0]]}"]))
+            train_in(arguments, folders[kind[0]], *settings_of(kind))
         return folders[kind[0]]
 
     return get
@@ -141,7 +142,7 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
     again = shutil.copytree(finished(kind), tmp_path / "again")
     rewind(again, 3)
     set_seed(99)
-    results = run(load_recipe(arguments[0], [*arguments[1:], *settings_of(kind), f"--output_dir={again}"]))
+    results = train_in(arguments, again, *settings_of(kind))
     assert results["steps"] == 9
     assert_same_checkpoints(finished(kind), again)
 
@@ -182,7 +183,7 @@ def test_gradient_of_a_cmlms_step_is_that_of_the_mean_over_its_masked_tokens(
     """
     step = [*arguments, *CMLM, "--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
     gradients.main([*step, "--training.device_tokens=20", f"--output_dir={tmp_path / 'parts'}"])
-    recipe = load_recipe(step[0], [*step[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(step, tmp_path / "run")
     trainer = make_trainer(recipe, prepare_run(recipe))
     batch = next(iter(trainer.get_train_dataloader()))
     del batch["number"]

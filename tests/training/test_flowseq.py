@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,8 +17,8 @@ from training.recipe.families import FAMILIES
 from training.recipe.fields import load_recipe, to_dict
 from training.run.checks import check_model_trains
 from training.train import main, run
-from training.trainer.callbacks import KlScaleCallback
-from training.trainer.draws import add_latent_draws
+from training.trainer.callbacks import TrainingRateCallback
+from training.trainer.draws import GOLDEN_GAMMA, add_latent_draws, draw_latents, mix, pair_states
 from training.trainer.flow_start import FlowStart, gather_pairs
 from vaswani_transformer.support.errors import UserError
 
@@ -77,7 +78,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(overrides: dict
 
 def test_divergence_weighs_nothing_first_and_then_more_by_the_step() -> None:
     model, state = FAMILY["flowseq"](), TrainerState()
-    callback, scales = KlScaleCallback(model, 1.0, 4, first=2), []
+    callback, scales = TrainingRateCallback(model, "kl_scale", 0.0, 1.0, 4, begin=2), []
     for state.global_step in (0, 2, 3, 5, 6, 9):
         callback.on_step_begin(UNREAD, state, TrainerControl())
         scales.append(model.kl_scale)
@@ -87,9 +88,9 @@ def test_divergence_weighs_nothing_first_and_then_more_by_the_step() -> None:
 def test_flow_starts_once_from_all_pairs_of_a_step() -> None:
     """However the pairs are split into micro-batches; a flow with a start keeps it."""
     batch: dict[str, Any] = {"input_ids": random_tokens(3, 6), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
-    batch = add_latent_draws({**batch, "labels": targets(2, 5, 3)}, 1, 4, 32)
+    batch = add_latent_draws({**batch, "labels": targets(2, 5, 3)}, 1, 4)
     parts = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
-    parts[0] = {name: tensor if name.startswith(("in", "at")) else tensor[:, :2] for name, tensor in parts[0].items()}
+    parts[0] |= {name: parts[0][name][:, :2] for name in ("labels", "word_draws")}
     joined = gather_pairs(parts)
     assert all(torch.equal(joined[name], batch[name]) for name in joined)
     model, again = FAMILY["flowseq"](), FAMILY["flowseq"]()
@@ -102,13 +103,40 @@ def test_flow_starts_once_from_all_pairs_of_a_step() -> None:
     start(4, parts, torch.autocast("cpu", enabled=False))
     assert model.training
     assert not torch.equal(model.flow.layers[0].shift, before)
-    again.start_flow(**batch)
+    again.start_flow(**draw_latents(batch, 32))
     for mine, expected in zip(model.flow.parameters(), again.flow.parameters(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
     kept = FlowStart(again, 0, torch.device("cpu"))
     expected = again.flow.layers[0].shift.clone()
-    kept(0, [add_latent_draws(batch, 2, 5, 32)], torch.autocast("cpu", enabled=False))
+    kept(0, [add_latent_draws(batch, 2, 5)], torch.autocast("cpu", enabled=False))
     assert torch.equal(again.flow.layers[0].shift, expected)
+
+
+@pytest.mark.parametrize("d_model", [32, 33])
+def test_latents_are_those_of_split_mix_and_box_and_muller(d_model: int) -> None:
+    """NumPy's integers, which have no sign, and float64 are the oracle; another pair and padding change nothing."""
+    batch = {"input_ids": random_tokens(3, 6), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    batch |= {"labels": targets(5, 2, 3)}
+    noise = draw_latents(add_latent_draws(batch, 1, 4), d_model)["latent_noise"]
+    halves = -(-d_model // 2)
+    places = np.arange(2**32, 2**32 + 5 * halves, dtype=np.uint64).reshape(5, halves)
+    bits = mix(pair_states(batch, 1, 4)[:, None, None] + places * GOLDEN_GAMMA)
+    first, second = ((bits >> np.uint64(shift)) % np.uint64(2**24) for shift in (40, 16))
+    radius, angle = np.sqrt(-2 * np.log((first + 1.0) / 2**24)), 2 * np.pi * second / 2**24
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)[..., :d_model]
+    np.testing.assert_allclose(noise.numpy(), expected, atol=1e-4)  # float32 rounds an angle of 6 by up to 2e-7
+    alone = {name: tensor[1:2, :2] if name == "labels" else tensor[1:2] for name, tensor in batch.items()}
+    assert torch.equal(draw_latents(add_latent_draws(alone, 1, 4), d_model)["latent_noise"][0], noise[1, :2])
+
+
+def test_latents_have_the_moments_of_the_normal_distribution() -> None:
+    states = torch.arange(200) * 2**40
+    noise = draw_latents({"labels": torch.zeros(200, 50), "latent_states": states}, 64)["latent_noise"].double()
+    moments = [(noise**power).mean().item() for power in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.07)  # 5 standard deviations of the fourth, of 640,000 numbers
+    for dim in range(3):  # neighbors do not depend on each other
+        neighbors = noise * noise.roll(1, dim)
+        assert neighbors.mean().item() == pytest.approx(0, abs=0.007)
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.nar_models import tiny_iterative_vae
-from tests.training.runs import UNREAD, assert_same_checkpoints, rewind
+from tests.training.runs import UNREAD, assert_same_checkpoints, recipe_in, rewind
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
 from training.train import run
-from training.trainer.callbacks import KlScaleCallback
+from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.trainer import by_layer
 from vaswani_transformer import latent
 from vaswani_transformer.support.errors import UserError
@@ -64,7 +64,7 @@ def test_flops_are_those_that_torch_counts_but_for_the_positions(monkeypatch: py
 
 def test_divergences_weigh_more_by_the_step_and_stay_at_their_full_weight() -> None:
     model, state = tiny_iterative_vae(), TrainerState()
-    callback, scales = KlScaleCallback(model, 0.4, 10), []
+    callback, scales = TrainingRateCallback(model, "kl_scale", 0.0, 0.4, 10), []
     for state.global_step in (0, 5, 10, 15, 2):  # at any step from which a run resumes
         callback.on_step_begin(UNREAD, state, TrainerControl())
         scales.append(model.kl_scale)
@@ -83,7 +83,7 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [load_recipe(arguments[0], [*arguments[1:], *more, f"--output_dir={folder}"]) for folder in runs]
+    recipes = [recipe_in(arguments, folder, *more) for folder in runs]
     first = run(recipes[0])
     entry = next(entry for entry in first["curve"] if "loss" in entry)
     names = {"layer_loss_1", "layer_loss_2", "layer_kl_2", "prior_weight_2", "hint_weight_2", "kl_loss", "length_loss"}

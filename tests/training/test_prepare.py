@@ -152,7 +152,10 @@ def run(name: str, output: Path, *options: str) -> str | int | None:
 def pairs(folder: Path, source: str, target: str) -> dict[str, list[tuple[str, str]]]:
     recipe = DataRecipe(source=source, target=target)
     names = ("train", "validation", "test")
-    return {name: list(read_json_lines(recipe, folder, f"{name}.jsonl.gz")) for name in names}
+    return {
+        name: [(source, target) for _, source, target in read_json_lines(recipe, folder, f"{name}.jsonl.gz")]
+        for name in names
+    }
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
@@ -184,7 +187,7 @@ def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Callable[[str]
     assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
     recipe = DataRecipe(kind="trees")
     names = ("train.ptb.gz", "validation.ptb.gz")
-    sentences = [[source for source, _ in read_tree_pairs(recipe, tmp_path / "set", name)] for name in names]
+    sentences = [[source for _, source, _ in read_tree_pairs(recipe, tmp_path / "set", name)] for name in names]
     assert sentences == [["cat", "cow"], ["dog", "!"]]
     assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
 
@@ -256,6 +259,18 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
         for file, content in FILES["gum"].items():
             archive.writestr(f"gum-master/{file}", content)
     assert run("gum", tmp_path / "set", f"--from={tmp_path / 'gum-master.zip'}") == 0
+
+
+def test_file_of_an_archive_that_fills_the_memory_is_not_read(
+    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = copy("tatoeba-en-de") / "deu-eng.zip"
+    size = zipfile.ZipFile(archive).getinfo("deu.txt").file_size
+    monkeypatch.setattr(sources, "MEMBER_BYTES", size - 1)
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 2
+    assert f"(deu.txt expands to {size:,d} bytes, more than {size - 1:,d}); download" in capsys.readouterr().err
+    monkeypatch.setattr(sources, "MEMBER_BYTES", size)
+    assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from huggingface_hub import ModelCard, RepoCard
 from safetensors.torch import load_file, save_file
 from transformers import MarianConfig, MarianMTModel
@@ -20,14 +19,13 @@ from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python,
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
-from tests.training.runs import equal, weights
+from tests.training.runs import FinishedRun, equal, weights
 from training import publish as publish_module
 from training.publish import main, publish
 from training.recipe.fields import load_recipe, to_dict
 from training.report import space as space_module
 from training.report.licenses import LICENSES
 from training.report.results import NEEDED
-from training.train import run
 from vaswani_transformer.support.errors import UserError
 
 TOKEN = "hf_of_somebody"
@@ -41,24 +39,20 @@ def test_invalid_name_of_a_repository_is_an_error(tmp_path: Path, name: str) -> 
 
 
 def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^[^\n]*holds no finished run[^\n]*$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    with pytest.raises(UserError, match=r"for a mean of checkpoints, train with training\.average_last\.$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(UserError, match=r"holds no finished run; give the training command again to finish it\.$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    (tmp_path / "results.json").write_text("{")
-    with pytest.raises(UserError, match=r"^[^\n]*results.json: has no results.json[^\n]*$"):
+    """Each file in turn is the next that the folder gets."""
+    for name, content, message in (
+        (None, "", r"holds no finished run.*for a mean of checkpoints, train with training\.average_last\."),
+        ("recipe.yaml", "", r"holds no finished run; give the training command again to finish it\."),
+        ("results.json", "{", r"results\.json: cannot be read .*"),
+        ("results.json", '{"name": "own"}', r"results\.json: lacks commit, curve.*"),
+        ("results.json", json.dumps(results_of()), r": has no config\.json, so it holds no model.*"),
+    ):
+        if name is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=rf"^.*{message}$"):
+            publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
+    with pytest.raises(UserError, match=r"^.*results\.json: has no results\.json.*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
-    with pytest.raises(UserError, match=r"^[^\n]*results.json: cannot be read [^\n]*$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    (tmp_path / "results.json").write_text('{"name": "own"}')
-    with pytest.raises(UserError, match=r"^[^\n]*results.json: lacks commit, curve[^\n]*$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(UserError, match=r"^[^\n]*: has no config.json, so it holds no model[^\n]*$"):
-        publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 
 
@@ -103,15 +97,12 @@ def test_run_is_not_published_without_its_search(tmp_path: Path, search: str | N
     assert not (tmp_path / "dry").exists()
 
 
-@pytest.mark.parametrize("way", BROKEN)
-def test_broken_weights_are_not_published(tmp_path: Path, way: str) -> None:
-    for part in model_of_pairs():
-        part.save_pretrained(tmp_path / "whole")
-    folder = break_model(tmp_path / "whole", tmp_path / "run", way)
+def test_broken_weights_are_not_published(saved: Path, tmp_path: Path) -> None:
+    folder = break_model(saved, tmp_path / "run", "nan")
     (folder / "results.json").write_text(json.dumps(results_of()))
     with pytest.raises(UserError) as error:
         publish(folder, REPOSITORY, dry_run=tmp_path / "dry")
-    assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
+    assert str(error.value).startswith(f"{folder}: {BROKEN['nan']}")
     assert not (tmp_path / "dry").exists()
 
 
@@ -190,51 +181,33 @@ def test_without_a_token_one_line_says_so_before_any_work(tmp_path: Path) -> Non
     assert answer == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished run of a few steps on other data than the shipped task."""
-    folder = tmp_path_factory.mktemp("on-this-machine")
-    data = folder / "pairs"
-    data.mkdir()
-    words = [f"{number} {noun}" for number in ("one", "two", "three", "four") for noun in ("tree", "dog", "sea")]
-    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in words]
-    for split in ("train", "validation", "test"):
-        (data / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    recipe = folder / "own.yaml"
-    splits = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
-    recipe.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(data)} | splits}))
-    sizes = ("d_model=16", "d_ff=16", "num_heads=2", "encoder_layers=1", "decoder_layers=1")
-    steps = ("steps=4", "evaluation_steps=2", "log_steps=1", "warmup_steps=10", "source_tokens=60", "target_tokens=60")
-    more = [f"--model.{size}" for size in sizes] + [f"--training.{setting}" for setting in steps]
-    more += ["--tokenizer.vocab_size=280", "--decoding.max_source_relative_length=5"]
-    run(load_recipe(recipe, [*more, f"--output_dir={folder / 'run'}"]))
-    return folder / "run"
-
-
 @pytest.mark.slow
-def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(finished: Path, tmp_path: Path) -> None:
-    publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
+def test_dry_run_writes_all_that_would_be_published_and_nothing_of_the_machine(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    publish(finished_run.folder, REPOSITORY, dry_run=tmp_path / "dry")
     files = {path.name: path for path in (tmp_path / "dry").iterdir()}
     held = {"README.md", "LICENSE-code", "recipe.yaml", "results.json", "config.json", "generation_config.json"}
     held |= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {name for name in files if not name.endswith(".py")} == held
     assert {"config.py", "model.py", "tokenizer.py"} < files.keys()
-    assert equal(weights(tmp_path / "dry"), weights(finished))
+    assert equal(weights(tmp_path / "dry"), weights(finished_run.folder))
     for name in ("generation_config.json", "tokenizer.json"):
-        assert json.loads(files[name].read_text()) == json.loads((finished / name).read_text())
+        assert json.loads(files[name].read_text()) == json.loads((finished_run.folder / name).read_text())
+    folders = [str(path.parent) for path in (Path(finished_run.arguments[0]), finished_run.folder)]
     people = re.compile(rf"\b({re.escape(socket.gethostname())}|{re.escape(getpass.getuser())})\b")
     for name in held - {"model.safetensors", "LICENSE-code"}:
         text = files[name].read_text()
-        assert not [secret for secret in (str(finished.parent), str(ROOT), str(Path.home())) if secret in text]
+        assert not [secret for secret in (*folders, str(ROOT), str(Path.home())) if secret in text]
         assert not people.search(text)
-    assert str(finished.parent).encode() not in files["model.safetensors"].read_bytes()
+    assert not [folder for folder in folders if folder.encode() in files["model.safetensors"].read_bytes()]
 
 
 @pytest.mark.slow
-def test_docs_card_and_results_agree(finished: Path, tmp_path: Path) -> None:
+def test_docs_card_and_results_agree(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The docs' table has the keys of the file, the card's index its scores, and the published recipe its run."""
-    publish(finished, REPOSITORY, dry_run=tmp_path / "dry")
-    results = json.loads((finished / "results.json").read_text())
+    publish(finished_run.folder, REPOSITORY, dry_run=tmp_path / "dry")
+    results = json.loads((finished_run.folder / "results.json").read_text())
     table = RESULTS_PAGE.partition("| key | holds |")[2].partition("\n\n")[0]
     named = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named == results.keys()
@@ -264,21 +237,23 @@ main([*sys.argv[1:], "--revision=tried"])
 for _ in range(2):  # the second time nothing has changed
     main([*sys.argv[1:], "--space"])
 """
-APP = """
+CHECK_AND_APP = """
 import runpy, sys
 
 import gradio
+from tests.published_release import main
 
+main(sys.argv[2])
 gradio.Blocks.launch = lambda page, **settings: print(page.title, settings)
 runpy.run_path(sys.argv[1])
 """
 
 
 @pytest.mark.slow
-def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished: Path, tmp_path: Path) -> None:
+def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished_run: FinishedRun, tmp_path: Path) -> None:
     hub = Hub()
     with serving(hub) as url:
-        output = run_python(COMMANDS, str(finished), REPOSITORY, **client_environment(url, tmp_path))
+        output = run_python(COMMANDS, str(finished_run.folder), REPOSITORY, **client_environment(url, tmp_path))
     commits = [hub.repositories[REPOSITORY].branches[branch] for branch in ("tried", "main", "main")]
     assert output.splitlines() == [f"Published {REPOSITORY}: {url}/{REPOSITORY}/commit/{commit}" for commit in commits]
     assert hub.messages(REPOSITORY, "tried") == ["Publish own"]
@@ -297,10 +272,10 @@ def test_run_is_published_in_one_commit_whose_example_runs_elsewhere(finished: P
     assert files.keys() == {"README.md", "app.py", "requirements.txt"}
     (tmp_path / "app.py").write_bytes(files["app.py"])
     with serving(hub) as url:
-        check = "import sys; from tests.published_release import main; main(sys.argv[1])"
-        assert run_python(check, REPOSITORY, **client_environment(url, tmp_path / "reader", token=None)).endswith("\n")
-        environment = client_environment(url, tmp_path / "another", token=None)
-        assert run_python(APP, str(tmp_path / "app.py"), **environment) == f"{REPOSITORY} {{'run_history': False}}\n"
+        environment = client_environment(url, tmp_path / "reader", token=None)
+        output = run_python(CHECK_AND_APP, str(tmp_path / "app.py"), REPOSITORY, **environment)
+    assert output.endswith(f"{REPOSITORY} {{'run_history': False}}\n")
+    assert output.count("\n") == 3  # a translation without the package, and one with it
 
 
 UPLOADS = """

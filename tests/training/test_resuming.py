@@ -1,5 +1,6 @@
 """A run that was killed, interrupted or extended goes through the steps of an uninterrupted one."""
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from tests.helpers import load_tokenizer
 from tests.training.runs import (
     TIRED,
     TWO_PROCESSES,
+    FinishedRun,
     assert_same_checkpoints,
     equal,
     finish,
@@ -25,13 +27,15 @@ from tests.training.runs import (
     last_of_each,
     last_step,
     prepare_run,
+    recipe_in,
     rewind,
     start,
+    train_in,
     weights,
 )
 from training import train
 from training.recipe.fields import load_recipe
-from training.run.checkpoints import last_checkpoint, step_of
+from training.run.checkpoints import has_ended, last_checkpoint, step_of
 from training.run.folder import prepare_folder
 from training.train import run
 from training.trainer import trainer as trainer_module
@@ -49,16 +53,16 @@ def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
     arguments = [*arguments, "--training.steps=40"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     finish(start(arguments, uninterrupted, launcher=launcher))
-    assert step_of(kill_after(9, start(arguments, killed, launcher=launcher), killed)) < 40
+    assert step_of(kill_after(9, start(arguments, killed, launcher=launcher, is_fork=not launcher), killed)) < 30
     finish(start(arguments, killed, launcher=launcher))
     assert_same_checkpoints(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
-    assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
+    assert (results["steps"], results["processes"]) == (30, 2 if launcher else 1)
 
 
 @pytest.mark.slow
 def test_rest_of_a_resumed_epoch_is_loaded_ahead(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accelerate's loader for the rest of an epoch is another one than the trainer's."""
     loaded: list[int] = []
@@ -70,33 +74,39 @@ def test_rest_of_a_resumed_epoch_is_loaded_ahead(
             yield batch
 
     monkeypatch.setattr(trainer_module, "prefetch", counted)
-    folder = tmp_path / "run"
-    recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=6", f"--output_dir={folder}"])
-    run(recipe)
-    steps = loaded[0]  # of an epoch
-    assert sum(loaded) == 6
-    assert 3 % steps
+    folder = shutil.copytree(finished_run.folder, tmp_path / "run")
     rewind(folder, 3)
-    loaded.clear()
-    run(recipe)
-    assert loaded[0] == steps - 3 % steps
-    assert sum(loaded) == 3
+    train_in(finished_run.arguments, folder)
+    assert loaded[:2] == [1, 2]
+    assert sum(loaded) == 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [["--training.steps=7"], TIRED], ids=["steps", "patience"])
+@pytest.mark.parametrize(
+    "end",
+    [["--training.steps=7"], TIRED, ["--training.steps=7", "--training.average_last=2"]],
+    ids=["steps", "patience", "mean"],
+)
 def test_run_killed_after_its_last_step_trains_no_further_step(
     arguments: list[str], tmp_path: Path, end: list[str]
 ) -> None:
-    folder = tmp_path / "run"
-    settings = last_of_each(*arguments, "--training.steps=30", *end, f"--output_dir={folder}")
-    first = run(load_recipe(settings[0], settings[1:]))
-    before = weights(folder)
-    (folder / "results.json").unlink()  # killed while the test set was translated
-    again = run(load_recipe(settings[0], settings[1:]))
-    assert again["steps"] == first["steps"] < 30
-    assert again["test"]["bleu"] == first["test"]["bleu"]
-    assert equal(before, weights(folder))
+    """It is killed right after its last checkpoint, or while it translates the test set.
+
+    The number of steps is no multiple of an epoch's, so the Trainer by itself would take one more.
+    """
+    settings, whole = [*arguments, "--training.steps=20", *end], tmp_path / "whole"
+    first = train_in(settings, whole)
+    last = whole / "checkpoints" / f"checkpoint-{first['steps']}"
+    assert has_ended(last, recipe_in(settings, whole).training)
+    for phase, lost in (("saving", ["model.safetensors", "trainer_state.json"]), ("scoring", [])):
+        killed = shutil.copytree(whole, tmp_path / phase)
+        for name in ("results.json", *lost):
+            (killed / name).unlink()
+        again = train_in(settings, killed)
+        assert again["steps"] == first["steps"] <= 20
+        for split, name in (("validation", "loss"), ("validation", "bleu"), ("test", "bleu"), ("test", "examples")):
+            assert again[split][name] == first[split][name]
+        assert_same_checkpoints(whole, killed)
 
 
 @pytest.mark.slow
@@ -137,7 +147,7 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
 def test_data_that_changed_since_the_run_began_is_an_error(
     arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
 ) -> None:
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(arguments, tmp_path / "run")
     prepare_run(recipe)
     path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
@@ -151,20 +161,41 @@ def test_data_that_changed_since_the_run_began_is_an_error(
 
 
 @pytest.mark.slow
+def test_clock_that_jumps_and_files_of_the_future_change_no_bit(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = [
+        load_recipe(arguments[0], [*arguments[1:], "--training.steps=9", f"--output_dir={tmp_path / name}"])
+        for name in ("whole", "run")
+    ]
+    run(recipes[0])
+    jumps, now = itertools.cycle((1e9, -1e9, 0.0)), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    run(recipes[1])
+    rewind(tmp_path / "run", 3)
+    for path, year in zip(sorted((tmp_path / "run").rglob("*")), itertools.cycle((1970, 2100))):
+        seconds = 31_556_952 * (year - 1970)
+        os.utime(path, (seconds, seconds))
+    results = run(recipes[1])
+    assert_same_checkpoints(tmp_path / "whole", tmp_path / "run")
+    assert all(0 <= seconds < 1000 for seconds in (*results["time"].values(), results["seconds"]))
+
+
+@pytest.mark.slow
 def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a_warning(
     arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step is the same for any split into micro-batches."""
     settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
-    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={uninterrupted}"]))
-    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={other}"]))
+    train_in(settings, uninterrupted)
+    train_in(settings, other)
     rewind(other, 3)
     more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
     caplog.clear()
     with caplog.at_level("INFO"):
         more += ["--training.gradient_checkpointing=true", "--training.on_divergence=skip"]
-        results = run(load_recipe(settings[0], [*settings[1:], *more, f"--output_dir={other}"]))
+        results = train_in(settings, other, *more)
     assert results["recipe"]["training"]["device_tokens"] == 20
     assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 6, 8]
     first, second = (
@@ -176,18 +207,16 @@ def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a
     assert "Resuming from step 3 of 9." in caplog.text
     assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     with pytest.raises(UserError, match=r"holds a finished run"):
-        run(load_recipe(settings[0], [*settings[1:], "--training.device_tokens=30", f"--output_dir={other}"]))
+        train_in(settings, other, "--training.device_tokens=30")
 
 
 def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(arguments, tmp_path / "run")
     prepare_run(recipe)
     before = (tmp_path / "run" / "recipe.yaml").read_text()
-    other = load_recipe(
-        arguments[0], [*arguments[1:], "--training.device_tokens=6", f"--output_dir={tmp_path / 'run'}"]
-    )
+    other = recipe_in(arguments, tmp_path / "run", "--training.device_tokens=6")
     with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
         prepare_run(other)
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
@@ -198,7 +227,7 @@ def test_run_and_its_resumption_print_no_warning(arguments: list[str], tmp_path:
     """The output includes that of the libraries."""
     settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
-        process = start(settings, tmp_path / "run")
+        process = start(settings, tmp_path / "run", is_fork=False)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
@@ -216,7 +245,7 @@ def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
 ) -> None:
     """Torch's launcher adds a traceback and another exit status."""
     settings, folder = [*arguments, "--training.evaluation_steps=60", "--training.steps=3000"], tmp_path / "run"
-    process = start(settings, folder, launcher=launcher)
+    process = start(settings, folder, launcher=launcher, is_fork=not launcher)
     while last_checkpoint(folder) is None and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, sent)

@@ -16,7 +16,7 @@ import yaml
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
-from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, tiny_model
+from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, run_main, tiny_model
 from tests.nar_models import FAMILY, NarModel
 from training.data.tokenizing import set_up_tokenizer
 from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe
@@ -37,16 +37,6 @@ SOURCES = list(PAIRS)
 REFERENCES = ["hola, mundo", "te amo", "el gato-perro es negro", "buenos dias", "este es un libro", "como te llamas"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the model of pairs, without search settings."""
-    model, tokenizer = model_of_pairs()
-    saved = tmp_path_factory.mktemp("model")
-    model.save_pretrained(saved)
-    tokenizer.save_pretrained(saved)
-    return saved
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Write a recipe with a test set of the pairs, with slightly wrong references, and a validation set of two."""
@@ -60,18 +50,11 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(saved: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs the command and returns its output, errors and status."""
 
-    def run(
-        *arguments: Path | str, model: Path | str = folder, recipe: Path | str = recipe
-    ) -> tuple[str, str, str | int | None]:
-        status = 0
-        try:
-            main([str(model), str(recipe), *map(str, arguments)])
-        except SystemExit as end:
-            status = end.code
-        return *capsys.readouterr(), status
+    def run(*arguments: object, model: object = saved, recipe: object = recipe) -> tuple[str, str, str | int | None]:
+        return run_main(main, [model, recipe, *arguments], capsys)
 
     return run
 
@@ -100,13 +83,13 @@ def test_scores_are_printed_and_written_each_with_its_signature(run: Run, tmp_pa
     assert scores["output_tokens"] == sum(map(len, tokens))
 
 
-def test_scores_name_model_data_commit_and_machine(run: Run, folder: Path, recipe: Path, tmp_path: Path) -> None:
+def test_scores_name_model_data_commit_and_machine(run: Run, saved: Path, recipe: Path, tmp_path: Path) -> None:
     run("--output", tmp_path / "scores.json")
     scores = json.loads((tmp_path / "scores.json").read_text())
     texts = "".join(f"{source}\0{target}\0" for source, target in zip(SOURCES, REFERENCES, strict=True))
     fingerprint = {"pairs": 6, "sha256": hashlib.sha256(texts.encode()).hexdigest()}
     assert scores["data"]["fingerprint"] == fingerprint
-    assert scores["digest"] == LoadOptions(str(folder)).digest()
+    assert scores["digest"] == LoadOptions(str(saved)).digest()
     assert (scores["commit"], scores["versions"]) == (commit(), versions())
     assert scores["hardware"] == hardware(torch.device("cpu"))
 
@@ -329,15 +312,14 @@ def test_prepared_model_has_the_scores_of_the_plain_one(
     assert by_copy["auto"]["loss"] == pytest.approx(plain["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("way", BROKEN)
 def test_broken_weights_end_the_command_before_the_data_is_read(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = break_model(folder, tmp_path / "model", way)
+    broken = break_model(saved, tmp_path / "model", "nan")
     monkeypatch.setattr("training.score.load_pairs", lambda _: pytest.fail("the data was read"))
     output, errors, status = run(model=broken)
     assert (output, errors.count("\n"), status) == ("", 1, 2)
-    assert errors.startswith(f"{broken}: {BROKEN[way]}")
+    assert errors.startswith(f"{broken}: {BROKEN['nan']}")
 
 
 def test_scores_that_cannot_be_written_are_still_printed(

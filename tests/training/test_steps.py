@@ -21,13 +21,14 @@ from tests.training.runs import (
     launched_by,
     make_arguments,
     prepare_run,
+    recipe_in,
     start,
+    train_in,
     weights,
 )
-from training.recipe.fields import load_recipe
 from training.run.checkpoints import last_checkpoint
 from training.run.distributed import init_distributed
-from training.train import make_trainer, run
+from training.train import make_trainer
 
 ONE_STEP = ["--training.steps=1", "--training.evaluation_steps=1", "--model.dropout=0.0"]
 
@@ -51,7 +52,7 @@ def test_gradient_of_a_step_is_that_of_the_mean_over_its_target_tokens(
 ) -> None:
     """The oracle, without the Trainer, is the model's loss over all pairs of the first batch."""
     arguments, folder = reference_run
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(arguments, tmp_path / "run")
     init_distributed()
     trainer = make_trainer(recipe, prepare_run(recipe))
     batch = next(iter(trainer.get_train_dataloader()))
@@ -97,7 +98,7 @@ def test_uneven_batches_and_a_single_validation_sentence_hang_no_process(tmp_pat
     settings = [*arguments, "--training.steps=5", "--training.source_tokens=20", "--training.target_tokens=20"]
     settings += ["--training.device_tokens=5", "--model.dropout=0.0"]
     finish(start(settings, tmp_path / "two", launcher=TWO_PROCESSES))
-    run(load_recipe(settings[0], [*settings[1:], f"--output_dir={tmp_path / 'one'}"]))
+    train_in(settings, tmp_path / "one")
     two, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("two", "one"))
     assert (two["processes"], two["steps"], two["test"]["sentences"]) == (2, 5, 2)
     assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-3)

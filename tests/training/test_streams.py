@@ -18,7 +18,9 @@ from tests.training.runs import (
     last_of_each,
     last_step,
     prepare_run,
+    recipe_in,
     start,
+    train_in,
 )
 from training.data import pairs as data_pairs
 from training.data.stream import PairStream, described
@@ -112,6 +114,30 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
         run(load_recipe(streamed[0], last_of_each(*streamed[1:], *more, "--training.steps=40")))
 
 
+@pytest.mark.slow
+def test_stream_that_vanishes_ends_the_run_with_one_line_and_resumes_once_it_is_back(
+    streamed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is gone when the second epoch opens it."""
+    path, whole, folder = tmp_path / "data" / "train.jsonl", tmp_path / "whole", tmp_path / "run"
+    more = ["--training.steps=20"]
+    run(load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={whole}"]))
+
+    def hide(*_: object) -> None:
+        if path.exists():
+            path.rename(tmp_path / "hidden")
+
+    recipe = load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={folder}"])
+    monkeypatch.setattr("training.trainer.trainer.rotate", hide)
+    with pytest.raises(UserError, match=r"train\.jsonl: there is no such file; set data"):
+        run(recipe)
+    monkeypatch.undo()
+    assert 3 <= last_step(folder) < 20
+    (tmp_path / "hidden").rename(path)
+    run(recipe)
+    assert_same_checkpoints(whole, folder)
+
+
 def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(
     streamed: list[str], tmp_path: Path
 ) -> None:
@@ -120,12 +146,12 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
         ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
     ):
         with pytest.raises(UserError, match=message):
-            run(load_recipe(streamed[0], [*streamed[1:], more, f"--output_dir={tmp_path / 'run'}"]))
+            train_in(streamed, tmp_path / "run", more)
         assert not (tmp_path / "run").exists()
 
 
 def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], tmp_path: Path) -> None:
-    recipe = load_recipe(streamed[0], [*streamed[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(streamed, tmp_path / "run")
     prepare_run(recipe)
     path = tmp_path / "data" / "train.jsonl"
     path.write_text(path.read_text().replace("one tree", "one crow"))

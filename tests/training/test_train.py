@@ -13,23 +13,23 @@ from tests.helpers import ROOT, load_tokenizer
 from tests.training.runs import (
     LANGUAGE,
     TWO_PROCESSES,
+    FinishedRun,
     finish,
+    prepare_run,
+    recipe_in,
     start,
+    train_in,
     weights,
 )
 from training import train
-from training.recipe.fields import load_recipe
-from training.train import run
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 from vaswani_transformer.support.errors import UserError
 
 
 @pytest.mark.slow
-def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=6"])
-    results = run(recipe)
-
+def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: FinishedRun) -> None:
+    """Evaluations, which search with one beam, change nothing in how its models decode."""
+    arguments, folder, results, *_ = finished_run
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
     assert isinstance(model, VaswaniTransformerForConditionalGeneration)
@@ -40,49 +40,37 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(arguments: list[str]
     assert search.max_source_relative_length == 50
 
     assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(results))
-    assert results["steps"] == 6
-    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
-    assert [entry["step"] for entry in results["curve"] if "eval_bleu" in entry] == [3, 6]
+    assert results["steps"] == 9
+    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == list(range(1, 10))
+    assert [entry["step"] for entry in results["curve"] if "eval_bleu" in entry] == [3, 6, 9]
     assert re.fullmatch(r"nrefs:1\|.*tok:13a.*", results["test"]["signature"])
     assert list((folder / "tensorboard").glob("events.*"))
     assert {path.suffix for path in folder.iterdir() if path.is_file()} == {".json", ".yaml", ".safetensors"}
-    checkpoints = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert "checkpoint-6" in checkpoints
-    for checkpoint in checkpoints:
-        saved = json.loads((folder / "checkpoints" / checkpoint / "generation_config.json").read_text())
-        assert saved["length_penalty_type"] == "gnmt"
-        assert "max_length" not in saved
+    checkpoints = [folder / "checkpoints" / f"checkpoint-{step}" for step in (3, 6, 9)]
+    assert set(checkpoints) == set((folder / "checkpoints").iterdir())
+    for saved in (folder, *checkpoints):
+        settings = json.loads((saved / "generation_config.json").read_text())
+        assert settings["length_penalty_type"] == "gnmt"
+        assert "max_length" not in settings
 
     with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir"):
-        run(recipe)
+        train_in(arguments, folder)
 
 
 @pytest.mark.slow
-def test_validation_loss_is_a_mean_over_target_tokens(arguments: list[str], tmp_path: Path) -> None:
+def test_validation_loss_is_a_mean_over_target_tokens(finished_run: FinishedRun) -> None:
     """The oracle, without the Trainer, is the sum of -log P of all target tokens divided by their number."""
-    folder = tmp_path / "run"
-    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    tokenizer = load_tokenizer(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(finished_run.folder / "checkpoints" / "checkpoint-9").eval()
+    tokenizer = load_tokenizer(finished_run.folder)
     total, tokens = 0.0, 0
     for text in LANGUAGE:
         batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
         log_probs = model(**batch).logits.log_softmax(-1)[0]
         total -= log_probs.gather(1, batch["labels"][0][:, None]).sum().item()
         tokens += batch["labels"].numel()
-    last = results["curve"][-1]
+    last = finished_run.results["curve"][-1]
     assert last["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert last["eval_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_evaluation_never_changes_how_the_model_decodes(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3"]))
-    saved = json.loads((folder / "generation_config.json").read_text())
-    assert saved["max_source_relative_length"] == 50
-    assert saved["num_beams"] == 4  # evaluations during training use one beam
-    assert "max_length" not in saved
 
 
 @pytest.mark.slow
@@ -93,7 +81,7 @@ def test_two_processes_train_to_the_weights_of_one(arguments: list[str], tmp_pat
     """
     arguments = [*arguments, "--training.steps=10", "--model.dropout=0.0"]
     one, two = tmp_path / "one", tmp_path / "two"
-    finish(start(arguments, one))
+    train_in(arguments, one)
     finish(start(arguments, two, launcher=TWO_PROCESSES))
     first, second = weights(one), weights(two)
     for name in first:
@@ -106,48 +94,22 @@ def test_two_processes_train_to_the_weights_of_one(arguments: list[str], tmp_pat
 
 
 @pytest.mark.slow
-def test_run_in_three_micro_batches_a_step_equals_the_run_in_one(arguments: list[str], tmp_path: Path) -> None:
-    """The device holds a third of a step, so a step has three micro-batches; only the order of sums differs."""
-    arguments = [*arguments[1:], "--training.steps=10", "--model.dropout=0.0"]
-    ran = {}
-    for name, tokens in (("one", 60), ("three", 20)):
-        more = [f"--output_dir={tmp_path / name}", f"--training.device_tokens={tokens}"]
-        ran[name] = run(load_recipe(tmp_path / "own.yaml", [*arguments, *more]))
-    assert ran["three"]["steps"] == ran["one"]["steps"] == 10
-    first, second = weights(tmp_path / "one"), weights(tmp_path / "three")
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(
     arguments: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    more = [f"--output_dir={folder}", "--training.steps=12", "--training.average_last=3"]
-    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    averaged = weights(folder)
+    results = train_in(arguments, folder, "--training.steps=12", "--training.average_last=3")
     checkpoints = [weights(folder / "checkpoints" / f"checkpoint-{step}") for step in (6, 9, 12)]
-    for name, weight in averaged.items():
+    for name, weight in weights(folder).items():
         torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / 3)
     assert results["steps"] == 12
 
 
 @pytest.mark.slow
 def test_checkpoints_are_also_written_by_the_clock(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    more = ["--training.steps=8", "--training.evaluation_steps=8", "--training.checkpoint_minutes=0.00001"]
-    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", *more]))
-    assert len(list((folder / "checkpoints").iterdir())) > 2
-
-
-@pytest.mark.slow
-def test_run_ends_after_its_minutes(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    more = [f"--output_dir={folder}", "--training.steps=100000", "--training.minutes=0.02"]
-    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert 0 < results["steps"] < 100_000
-    assert (folder / "model.safetensors").exists()
+    more = ["--training.steps=4", "--training.evaluation_steps=4", "--training.checkpoint_minutes=0.00001"]
+    train_in(arguments, tmp_path / "run", *more)
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) > 2
 
 
 @pytest.mark.slow
@@ -160,75 +122,61 @@ def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path: Path) -> Non
     assert output.count("translation  ") == 5
 
 
-@pytest.mark.slow
 def test_learned_positions_that_are_too_few_are_an_error_before_training(arguments: list[str], tmp_path: Path) -> None:
-    more = [
-        "--model.position_embedding=learned",
-        "--model.max_position_embeddings=30",
-        f"--output_dir={tmp_path / 'run'}",
-    ]
+    more = ["--model.position_embedding=learned", "--model.max_position_embeddings=30"]
     with pytest.raises(UserError, match=r"model\.max_position_embeddings: split validation needs \d+ positions"):
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+        train_in(arguments, tmp_path / "run", *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
-        "--training.precision=bf16",
-        "--training.gradient_checkpointing=true",
-        "--training.evaluation_beams=3",
-        "--model.position_embedding=learned",
-        "--model.tie_word_embeddings=false",
-        "--model.decoder_start_token_id=2",
-        "--tokenizer.algorithm=wordpiece",
-        "--data.test=null",
+        ["--training.evaluation_beams=3", "--data.test=null"],
+        [
+            *("--model.position_embedding=learned", "--model.tie_word_embeddings=false"),
+            *("--model.decoder_start_token_id=2", "--tokenizer.algorithm=wordpiece"),
+        ],
     ],
 )
-def test_run_with_another_setting_leaves_a_model_that_decodes(arguments: list[str], tmp_path: Path, more: str) -> None:
+def test_run_with_other_settings_leaves_a_model_that_decodes(
+    arguments: list[str], tmp_path: Path, more: list[str]
+) -> None:
     folder = tmp_path / "run"
-    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=3", more]))
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = load_tokenizer(folder)
-    start = model.config.decoder_start_token_id or tokenizer.bos_token_id
-    assert model.generate(**tokenizer("one tree", return_tensors="pt"))[0, 0] == start
-    assert ("test" in results) == (more != "--data.test=null")
+    results = train_in(arguments, folder, "--training.steps=3", *more)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
+    first = model.config.decoder_start_token_id or tokenizer.bos_token_id
+    assert model.generate(**tokenizer("one tree", return_tensors="pt"))[0, 0] == first
+    assert ("test" in results) == ("--data.test=null" not in more)
 
 
-@pytest.mark.slow
 def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
-    tokenizer.save_pretrained(tmp_path / "own")
-    more = [f"--output_dir={tmp_path / 'run'}", "--training.steps=3", f"--tokenizer.path={tmp_path / 'own'}"]
-    run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290), tmp_path / "own"
+    tokenizer.save_pretrained(given)
+    prepare_run(recipe_in(arguments, tmp_path / "run", f"--tokenizer.path={given}"))
     assert load_tokenizer(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
     tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path / "own")
-    more[0] = f"--output_dir={tmp_path / 'other'}"
-    with pytest.raises(UserError, match=r"tokenizer\.path: .* has no pad token"):
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    more[2] = "--tokenizer.path=/nowhere/x"
-    with pytest.raises(UserError, match=r"tokenizer\.path: there is no folder /nowhere/x"):
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    tokenizer.save_pretrained(given)
+    for path, message in ((given, r".* has no pad token"), ("/nowhere/x", "there is no folder /nowhere/x")):
+        with pytest.raises(UserError, match=rf"tokenizer\.path: {message}"):
+            train_in(arguments, tmp_path / "other", f"--tokenizer.path={path}")
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
 def test_attention_that_does_not_train_on_a_cpu_is_an_error_before_the_data_is_read(
     arguments: list[str], tmp_path: Path, name: str
 ) -> None:
-    more = ["--data.path=/nowhere", f"--training.attention={name}", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+        train_in(arguments, tmp_path / "run", "--data.path=/nowhere", f"--training.attention={name}")
 
 
 def test_pairs_that_are_all_too_long_are_an_error_with_the_length_of_the_shortest(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    more = ["--data.max_length=1", f"--output_dir={tmp_path / 'run'}"]
     with pytest.raises(
         UserError, match=r"all 16 training pairs are longer than 1 tokens, .* the shortest has \d+; rai"
     ):
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
+        train_in(arguments, tmp_path / "run", "--data.max_length=1")
 
 
 def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

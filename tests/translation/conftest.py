@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import Run, model_of_pairs
+from tests.helpers import Run, model_of_pairs, run_main
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.translation import command
 
@@ -28,16 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
-    def run(
-        *arguments: str | int | Path, stdin: bytes = b"", model: str | Path = folder
-    ) -> tuple[str, str, str | int | None]:
+    def run(*arguments: object, stdin: bytes = b"", model: str | Path = folder) -> tuple[str, str, str | int | None]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        status = 0
-        try:
-            command.main([str(model), *map(str, arguments)])
-        except SystemExit as end:
-            status = end.code
-        output, errors = capsysbinary.readouterr()
-        return output.decode(), errors.decode(), status
+        return run_main(command.main, [model, *arguments], capsysbinary)
 
     return run

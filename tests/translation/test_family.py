@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.helpers import PAIRS, Run, model_of_pairs
+from tests.helpers import PAIRS, Run, model_of_pairs, run_main
 from tests.nar_models import FAMILY
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.cpu.model import Prepared
@@ -44,13 +44,7 @@ def run(models: Models, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     def run(family: str, *arguments: str, texts: Iterable[str] = SOURCES) -> tuple[str, str, str | int | None]:
         stdin = "".join(f"{text}\n" for text in texts).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        status = 0
-        try:
-            command.main([str(models[0] / family), *arguments])
-        except SystemExit as end:
-            status = end.code
-        output, errors = capsysbinary.readouterr()
-        return output.decode(), errors.decode(), status
+        return run_main(command.main, [models[0] / family, *arguments], capsysbinary)
 
     return run
 

@@ -76,7 +76,7 @@ lengths_of_texts = st.lists(st.integers(1, 60), max_size=40)
 
 @given(lengths=lengths_of_texts, budget=st.integers(1, 300))
 def test_batch_keeps_to_its_budget_and_every_text_is_in_one(lengths: list[int], budget: int) -> None:
-    batches = batches_by_length(dict(enumerate(lengths)), budget)
+    batches = batches_by_length(lengths, budget)
     assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(16, *(lengths[index] for index in batch)) <= budget

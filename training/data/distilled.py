@@ -109,10 +109,9 @@ class Distillation:
         return [number for number in range(self.num_parts) if self.counts(number) is None]
 
     def check_complete(self) -> None:
-        missing = next((number for number in range(self.num_parts) if self.counts(number) is None), None)
-        if missing is not None:
+        if missing := self.missing_parts():
             raise UserError(
-                f"{self.folder}: the distillation is unfinished; part {missing:05d} of {self.num_parts} is missing. "
+                f"{self.folder}: the distillation is unfinished; part {missing[0]:05d} of {self.num_parts} is missing. "
                 "Repeat its command, or copy the other shards' parts there."
             )
 
@@ -177,13 +176,7 @@ def open_distilled(recipe: DataRecipe) -> Distillation:
 
 
 def check_sources(distillation: Distillation, sources: Iterable[str], is_stream: bool) -> None:
-    """Check that a recipe's training sources are those that the teacher translated.
-
-    Args:
-        distillation: the distilled pairs.
-        sources: the sources, or of a stream the first ones.
-        is_stream: whether they are the first ones of a stream.
-    """
+    """Check that a recipe's training sources, of a stream the first ones, are those that the teacher translated."""
     data = distillation.record["data"]
     before = data["first"] if is_stream else {name: data[name] for name in ("sources", "sha256")}
     present = digest_sources(islice(sources, FIRST_SOURCES) if is_stream else sources)

@@ -1,9 +1,11 @@
 """Sentence pairs in files, JSON Lines, parallel text or trees: read line by line, and checked."""
 
 import gzip
+import itertools
 import logging
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -17,6 +19,11 @@ from vaswani_transformer.support.files import check_unicode, json_type, parse_js
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
+LONGEST_LINE = 2**28  # bytes
+EXPANDED_BYTES, EXPANDED_TIMES = 2**30, 100  # a .gz file may expand to the larger of so many bytes and times its size
+
+LocatedPair = tuple[str, str, str]
+"""Where a pair stands, for an error, its source and its target."""
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -28,15 +35,33 @@ def open_file(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
+def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, and end at one, or at a .gz file, that could fill the memory."""
+    most = max(EXPANDED_BYTES, EXPANDED_TIMES * path.stat().st_size) if path.suffix == ".gz" else sys.maxsize
+    total = 0
+    for number in itertools.count(1):
+        if not (line := file.readline(LONGEST_LINE + 1)):
+            return
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: is longer than {LONGEST_LINE:,d} bytes; correct the line.")
+        if (total := total + len(line)) > most:
+            raise UserError(
+                f"{path}, line {number}: the .gz file has expanded to more than {most:,d} bytes; decompress it if it "
+                "shall be read."
+            )
+        yield line
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1, without line ends; a byte order mark is skipped.
 
-    Only a line feed ends a line, or a carriage return in a file without line feeds.
+    Only a line feed ends a line, or a carriage return in a file without line feeds. A line of more than `LONGEST_LINE`
+    bytes is an error, and so is a .gz file that expands to more than `EXPANDED_BYTES` and `EXPANDED_TIMES` its size.
     """
     number = 0
     try:
         with open_file(path) as file:
-            for number, line in enumerate(utf8_lines(file, path), start=1):
+            for number, line in enumerate(utf8_lines(bounded_lines(file, path), path), start=1):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
@@ -48,18 +73,19 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
 
 
-def has_both_sides(recipe: DataRecipe, where: str, source: str, target: str) -> bool:
-    if source and target:
-        return True
-    if recipe.empty == "error":
-        side = recipe.target if source else recipe.source
-        raise UserError(f"{where}: the side {side!r} is empty; correct the line or set data.empty=drop.")
-    return False
-
-
-def warn_of_empty(where: object, count: int) -> None:
-    if count and PartialState().is_main_process:
-        logger.warning("%s: dropped %d pairs with an empty side.", where, count)
+def with_both_sides(recipe: DataRecipe, pairs: Iterable[LocatedPair], name: object) -> Iterator[tuple[str, str]]:
+    """Yield the pairs that have both sides; the others end the run, or are dropped with a warning that names `name`."""
+    empty = 0
+    for where, source, target in pairs:
+        if source and target:
+            yield source, target
+        elif recipe.empty == "error":
+            side = recipe.target if source else recipe.source
+            raise UserError(f"{where}: the side {side!r} is empty; correct the line or set data.empty=drop.")
+        else:
+            empty += 1
+    if empty and PartialState().is_main_process:
+        logger.warning("%s: dropped %d pairs with an empty side.", name, empty)
 
 
 def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
@@ -84,38 +110,27 @@ def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
     return pair[recipe.source], pair[recipe.target]
 
 
-def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPair]:
     """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
-    path, empty = folder / name, 0
-    for number, line in numbered_lines(path):
-        where = f"{path}, line {number}"
-        row = parse_json_line(line, where)
-        source, target = (text.strip() for text in json_pair(recipe, where, row))
-        if has_both_sides(recipe, where, source, target):
-            yield source, target
-        else:
-            empty += 1
-    warn_of_empty(path, empty)
+    for number, line in numbered_lines(folder / name):
+        where = f"{folder / name}, line {number}"
+        source, target = json_pair(recipe, where, parse_json_line(line, where))
+        yield where, source.strip(), target.strip()
 
 
-def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPair]:
     """Yield the pairs of two text files, line n of one with line n of the other; `name` holds `{language}`."""
     if "{language}" not in name:
         raise UserError(f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}.")
     source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
-    sources, targets, empty = numbered_lines(source_path), numbered_lines(target_path), 0
+    sources, targets = numbered_lines(source_path), numbered_lines(target_path)
     for number, source in sources:
         other = next(targets, None)
         if other is None:
             raise UserError(f"{target_path}: ends before line {number} of {source_path}; pair the files line by line.")
-        pair = source.strip(), other[1].strip()
-        if has_both_sides(recipe, f"{source_path}, line {number}", *pair):
-            yield pair
-        else:
-            empty += 1
+        yield f"{source_path}, line {number}", source.strip(), other[1].strip()
     if (other := next(targets, None)) is not None:
         raise UserError(f"{source_path}: ends before line {other[0]} of {target_path}; pair the files line by line.")
-    warn_of_empty(source_path, empty)
 
 
 def matching_files(folder: Path, names: str) -> list[Path]:
@@ -133,25 +148,22 @@ def matching_files(folder: Path, names: str) -> list[Path]:
     return paths
 
 
-def read_tree_pairs(recipe: DataRecipe, folder: Path, name: str) -> Iterator[tuple[str, str]]:
+def read_tree_pairs(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPair]:
     """Yield the sentences of bracketed files with their linear trees, without functional tags and empty elements."""
-    empty = 0
     for path in matching_files(folder, name):
         for line, tree in read_trees(numbered_lines(path), str(path)):
             cleaned = evaluation_tree(tree) or Tree(ROOT, ())
-            source, target = " ".join(cleaned.words), linearize(cleaned)
-            if has_both_sides(recipe, f"{path}, line {line}", source, target):
-                yield source, target
-            else:
-                empty += 1
-    warn_of_empty(folder / name, empty)
+            yield f"{path}, line {line}", " ".join(cleaned.words), linearize(cleaned)
 
 
 READERS = {"json": read_json_lines, "text": read_text, "trees": read_tree_pairs}
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
-    return READERS[recipe.kind](recipe, Path(recipe.path or ""), name)
+    """Yield the pairs of a split's file or files."""
+    folder = Path(recipe.path or "")
+    pairs = READERS[recipe.kind](recipe, folder, name)
+    return with_both_sides(recipe, pairs, folder / name.replace("{language}", recipe.source))
 
 
 def files_of(recipe: DataRecipe, name: str) -> list[Path]:

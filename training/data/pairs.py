@@ -13,7 +13,7 @@ from datasets.exceptions import DatasetsError
 
 from training.data.cache import cached_pairs
 from training.data.distilled import Distillation, check_sources, open_distilled
-from training.data.files import SPLITS, files_of, has_both_sides, read_file, warn_of_empty
+from training.data.files import SPLITS, LocatedPair, files_of, read_file, with_both_sides
 from training.recipe.fields import DataRecipe
 from training.toy_task.splits import make_splits
 from vaswani_transformer.support.errors import UserError, one_line
@@ -27,10 +27,6 @@ def load_pairs(recipe: DataRecipe, distillation: Distillation | None = None) -> 
 
     If `data.distilled` is set, the training pairs have a teacher's translations as targets: those of `distillation` if
     it is open already.
-
-    Raises:
-        UserError: a file or data set is missing, or a line of it is not a pair in the recipe's languages; the
-            message names the file and the line. Or the distilled pairs cannot be used.
     """
     if recipe.distilled is None or recipe.train is None:
         return load_real_pairs(recipe)
@@ -152,16 +148,16 @@ def open_hub_split(recipe: DataRecipe, split: str) -> Any:
 
 
 def read_rows(recipe: DataRecipe, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a stream in the schema of Hugging Face translation data sets."""
-    where, empty = f"{recipe.path}, split {recipe.train}", 0
-    for number, row in enumerate(rows, start=1):
-        pair = row["translation"] or {}
-        source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
-        if has_both_sides(recipe, f"{where}, pair {number}", source, target):
-            yield source, target
-        else:
-            empty += 1
-    warn_of_empty(where, empty)
+    """Return the pairs of a stream in the schema of Hugging Face translation data sets."""
+    name = f"{recipe.path}, split {recipe.train}"
+
+    def located() -> Iterator[LocatedPair]:
+        for number, row in enumerate(rows, start=1):
+            pair = row["translation"] or {}
+            source, target = ((pair.get(code) or "").strip() for code in (recipe.source, recipe.target))
+            yield f"{name}, pair {number}", source, target
+
+    return with_both_sides(recipe, located(), name)
 
 
 def sources_in_order(recipe: DataRecipe) -> Iterator[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from vaswani_transformer.support.errors import UserError
 
 SUMS = Path(__file__).parent / "sums"
+MEMBER_BYTES = 2**30  # to which a file in an archive may expand
 HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
 DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
 DIALOGUE_EXCESS = 1.02
@@ -65,6 +66,13 @@ def text_of(content: bytes) -> str:
     return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
 
 
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return the content of a file in an archive; one that could fill the memory is an error of the archive."""
+    if (size := archive.getinfo(name).file_size) > MEMBER_BYTES:
+        raise zipfile.BadZipFile(f"{name} expands to {size:,d} bytes, more than {MEMBER_BYTES:,d}")
+    return archive.read(name)
+
+
 def json_lines(pairs: Iterable[dict[str, str]]) -> list[str]:
     """Return pairs in the schema of Hugging Face translation data sets."""
     return [json.dumps({"translation": pair}, ensure_ascii=False) for pair in pairs]
@@ -86,7 +94,7 @@ def cut_multi30k(files: Files, names: str) -> Lines:
 def tatoeba_pairs(archive: bytes) -> list[tuple[str, str]]:
     """Return the different English-German pairs of the archive `deu-eng.zip`, in its order."""
     try:
-        text = zipfile.ZipFile(io.BytesIO(archive)).read("deu.txt").decode("utf-8-sig")
+        text = read_member(zipfile.ZipFile(io.BytesIO(archive)), "deu.txt").decode("utf-8-sig")
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
         raise UserError(
             f"deu-eng.zip: has no deu.txt that can be read ({error}); download the archive again."

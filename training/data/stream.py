@@ -30,9 +30,6 @@ class PairStream:
 
     It keeps the fingerprint of the pairs that it has read in this epoch, and of the previous complete epoch where
     epochs are alike. A stream with an earlier one's state compares them.
-
-    Raises:
-        UserError: during iteration, for a line that `load_pairs` would not accept either, or for pairs that changed.
     """
 
     def __init__(self, recipe: DataRecipe, seed: int, distillation: Distillation | None = None) -> None:
@@ -91,11 +88,7 @@ class PairStream:
         return pair
 
     def check(self, before: Mapping[str, Any]) -> None:
-        """Check that the pairs read in this epoch are the same as earlier.
-
-        Raises:
-            UserError: they are not.
-        """
+        """Check that the pairs read in this epoch are the same as earlier."""
         if (present := self.fingerprint()) != before:
             raise UserError(
                 f"data.train: the pairs of {self.recipe.distilled or self.recipe.path} have changed since the run read "

@@ -25,10 +25,7 @@ def sample_texts(
 ) -> Iterator[str]:
     """Yield both sides, or one, of `count` pairs: evenly spaced over a set, or the first of a stream.
 
-    Args:
-        pairs: the set or the stream.
-        count: None for all pairs of a set and the first million of a stream.
-        sides: the sides.
+    None stands for all pairs of a set and the first million of a stream.
     """
     if isinstance(pairs, PairStream):
         for pair in islice(pairs, count or STREAM_SAMPLE):

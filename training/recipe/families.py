@@ -12,13 +12,9 @@ from transformers import PreTrainedConfig
 
 from training.recipe.flops import autoregressive_flops, cmlm_flops, flowseq_flops, iterative_vae_flops, nat_flops
 from vaswani_transformer import (
-    VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
-    VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -40,7 +36,7 @@ NOT_IN_RECIPES = TOKENIZER_SETS | {"is_encoder_decoder"}
 class Family:
     """A kind of model.
 
-    config_class, model_class: its configuration and its complete model.
+    model_class: its complete model.
     evaluation: its search in evaluations during training: a setting of `decoding`, and the value or the field of
         `training` with it.
     flops: the floating-point operations of training such a model on a batch, forward and backward.
@@ -53,7 +49,6 @@ class Family:
         that has a value a layer ends in the layer's number in the log.
     """
 
-    config_class: type[VaswaniTransformerConfig]
     model_class: type[Any]
     evaluation: dict[str, str | int]
     flops: Callable[..., int]
@@ -62,6 +57,11 @@ class Family:
     has_idle_weights: bool = False
     defaults: dict[str, int] = field(default_factory=dict)
     log_parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config_class(self) -> type[VaswaniTransformerConfig]:
+        """Its configuration."""
+        return self.model_class.config_class
 
     @property
     def is_autoregressive(self) -> bool:
@@ -78,13 +78,11 @@ class Family:
 
 FAMILIES = {
     AUTOREGRESSIVE: Family(
-        config_class=VaswaniTransformerConfig,
         model_class=VaswaniTransformerForConditionalGeneration,
         evaluation={"num_beams": "evaluation_beams"},
         flops=autoregressive_flops,
     ),
     "nat": Family(
-        config_class=VaswaniNatConfig,
         model_class=VaswaniNatForConditionalGeneration,
         evaluation={"length_beam_size": 1},
         flops=nat_flops,
@@ -92,7 +90,6 @@ FAMILIES = {
         log_parts={"length_loss": "length_loss", "accuracy": "glancing_accuracy"},
     ),
     "cmlm": Family(
-        config_class=VaswaniCmlmConfig,
         model_class=VaswaniCmlmForConditionalGeneration,
         evaluation={"num_iterations": "evaluation_iterations", "length_beam_size": 1},
         flops=cmlm_flops,
@@ -101,7 +98,6 @@ FAMILIES = {
         log_parts={"length_loss": "length_loss"},
     ),
     "iterative_vae": Family(
-        config_class=VaswaniIterativeVaeConfig,
         model_class=VaswaniIterativeVaeForConditionalGeneration,
         evaluation={"length_beam_size": 1},
         flops=iterative_vae_flops,
@@ -117,7 +113,6 @@ FAMILIES = {
         },
     ),
     "flowseq": Family(
-        config_class=VaswaniFlowSeqConfig,
         model_class=VaswaniFlowSeqForConditionalGeneration,
         evaluation={"length_beam_size": 1, "num_latent_samples": 1, "latent_temperature": 0},
         flops=flowseq_flops,

@@ -317,14 +317,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 def load_recipe(path: str | Path, arguments: list[str], is_trained: bool = True) -> Recipe:
     """Return the recipe of a YAML file, overridden by `--any.field=value` arguments.
 
-    Args:
-        path: the file.
-        arguments: the arguments.
-        is_trained: whether a model is trained by it, so that all fields of `training` need an effect.
-
-    Raises:
-        UserError: there is no such file, it is not YAML, or a key or a value of the file or the arguments is not
-            valid.
+    Where a model is trained by it, all fields of `training` need an effect.
     """
     tree, given = read_recipe(Path(path)), set()
     for argument in arguments:

@@ -66,9 +66,7 @@ def attention_products(
 ) -> int:
     """Return the multiplications of the four projections, the scores and the weighted values of attention.
 
-    Args:
-        queries, keys: (B,), the tokens of each text.
-        window: r, where a query attends to 2 r + 1 keys at most.
+    The texts have `queries` and `keys` tokens (B,). With a window of r a query attends to 2 r + 1 keys at most.
     """
     heads = config.num_heads * (config.head_dim + config.value_head_dim)
     near = keys if window is None else keys.clamp(max=2 * window + 1)
@@ -94,9 +92,6 @@ def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Ten
     Counted as usual for a device's utilization (Chowdhery et al. 2022, appendix B): two for a multiplication and its
     addition, twice the forward pass for the backward pass, and masked positions of attention like others. Padding and
     recomputation by gradient checkpointing do not count.
-
-    Args:
-        source, target: (B,), the tokens of each pair.
     """
     projection = config.vocab_size * config.d_model * int(target.sum())
     return 6 * (encoder_products(config, source) + decoder_products(config, source, target) + projection)

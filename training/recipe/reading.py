@@ -256,9 +256,7 @@ def check_limits(known: Setting, value: Any) -> None:
 def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
     """Check that every field that is not at its default has an effect: that the field which it needs is so set.
 
-    Args:
-        recipe: the recipe.
-        ignored: groups of fields that need none.
+    Fields of the `ignored` groups need none.
     """
     known = settings(type(recipe))
     values = {name: attrgetter(name)(recipe) for name in known}

@@ -58,11 +58,7 @@ def as_markdown(tree: Any) -> Any:
 def make_card(results: dict[str, Any], repository: str, license: str = "apache-2.0") -> ModelCard:
     """Return the card of a run; its metadata have a `model-index` of each score with its signature.
 
-    Args:
-        results: what `results.json` holds; for an unfinished run, `validation`, `test`, `data` and `time` may
-            be missing.
-        repository: the name on the Hub that the example loads.
-        license: the Hub's name for the license of the weights.
+    For an unfinished run the `results` may lack `validation`, `test`, `data` and `time`.
     """
     head, example = metadata(results, license), python_literal(example_sentence(results))
     results = as_markdown(results)

@@ -31,11 +31,7 @@ the passes, and the attention of every layer and head. `vaswani-demo {repository
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed package as PyPI has it, without the name of a build such as "+cpu".
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the version of an installed package as PyPI has it, without the name of a build such as "+cpu"."""
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError as error:
@@ -46,11 +42,7 @@ def installed_version(package: str) -> str:
 
 
 def write_space(folder: Path, repository: str, revision: str | None = None, license: str = "apache-2.0") -> None:
-    """Write the three files of the Space of a model into `folder`, with the versions that are installed here.
-
-    Raises:
-        UserError: Gradio is not installed.
-    """
+    """Write the three files of the Space of a model into `folder`, with the versions that are installed here."""
     pins = {"vaswani-transformer": __version__} | {name: installed_version(name) for name in ("torch", "transformers")}
     settings = {"name": repository.partition("/")[2], "repository": repository, "license": license}
     card = RepoCard(CARD.format(gradio=installed_version("gradio"), **settings))  # it reads the header

@@ -1,6 +1,5 @@
 """A run's checkpoints: which are complete, which are kept, and where a run resumes."""
 
-import hashlib
 import itertools
 import json
 import logging
@@ -8,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import xxhash
@@ -21,15 +20,16 @@ from transformers import TrainerState, TrainingArguments
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import TrainingRecipe
 from training.run.distributed import RunError
-from vaswani_transformer.support.errors import OutputError, UserError, one_line
+from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import (
     PARTIAL,
+    digest_of_file,
     free_megabytes,
-    is_write_error,
     lock,
     open_lock,
     read_json,
     write_atomically,
+    write_errors,
 )
 
 logger = logging.getLogger(__name__)
@@ -93,9 +93,7 @@ def has_trained(run: Path) -> bool:
 
 def size_and_digest(path: Path) -> list[int | str]:
     """Return the bytes of a file and their XXH3, which shows damage and costs little more than reading them."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: xxhash.xxh3_128())
-        return [file.tell(), digest.hexdigest()]
+    return digest_of_file(path, lambda: xxhash.xxh3_128())
 
 
 def changed_file(checkpoint: Path) -> str | None:
@@ -293,15 +291,11 @@ def has_ended(checkpoint: Path, training: TrainingRecipe) -> bool:
     return patience_exhausted or is_beyond(checkpoint, training)
 
 
-@contextmanager
-def run_write_errors(path: Path) -> Generator[None]:
+def run_write_errors(path: Path) -> AbstractContextManager[None]:
     """Turn a failed write of a run's file into an OutputError: a full disk, a used-up quota, a broken device."""
-    try:
-        yield
-    except Exception as error:
-        if not (isinstance(error, SafetensorError) or is_write_error(error)):
-            raise
-        raise OutputError(
-            f"{path}: cannot be written: {one_line(error, with_file=False)}; make room, {free_megabytes(path):,d} MB "
-            "are free there, and repeat the command to resume from the last complete checkpoint."
-        ) from error
+
+    def fix() -> str:
+        room = f"make room, {free_megabytes(path):,d} MB are free there"
+        return f"{room}, and repeat the command to resume from the last complete checkpoint"
+
+    return write_errors(path, fix, SafetensorError)

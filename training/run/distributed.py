@@ -26,8 +26,7 @@ from training.recipe.machine import is_set, uses_cpu
 from training.run.launch import watch_launch
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_finite, check_weights_fit
-from vaswani_transformer.support.errors import UserError, exit_interrupted, one_line
-from vaswani_transformer.support.interrupts import INTERRUPTED, TERMINATED, Terminated, raise_interrupts
+from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,26 +44,20 @@ class RunError(UserError):
 
 @contextlib.contextmanager
 def exit_together(what_now: str, *more_errors: type[Exception]) -> Generator[None]:
-    """End a command of one or several processes with one line: status 2 for a user's error, 130 for Ctrl-C."""
-    raise_interrupts()
-    try:
-        yield
-    except (UserError, *more_errors) as error:
-        if not isinstance(error, RunError) or PartialState().is_main_process:
-            print(one_line(error), file=sys.stderr, flush=True)
-        if isinstance(error, RunError):
+    """End a command of one or several processes as `exit_on_user_error` does, and after the loss of another process."""
+    with exit_on_user_error(*more_errors, what_now=what_now):
+        try:
+            yield
+        except RunError as error:
+            if PartialState().is_main_process:
+                print(one_line(error), file=sys.stderr, flush=True)
             PartialState().wait_for_everyone()  # a launcher ends all processes when the first one ends
-        sys.exit(2)
-    except KeyboardInterrupt as error:
-        status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-        if os.environ.get("RANK", "0") != "0":
-            sys.exit(status)
-        exit_interrupted(what_now, status)
-    except RuntimeError as error:
-        if LOST_PEER.search(str(error)) is None:
-            raise
-        report_lost_peer(what_now)
-        sys.exit(1)
+            sys.exit(2)
+        except RuntimeError as error:
+            if LOST_PEER.search(str(error)) is None:
+                raise
+            report_lost_peer(what_now)
+            sys.exit(1)
 
 
 def report_lost_peer(what_now: str) -> None:

@@ -50,9 +50,6 @@ def make_splits(
     """Return distinct sentence pairs in the schema of translation data sets: `{"translation": {"en": ..., "es": ...}}`.
 
     A smaller split is the beginning of a larger one with the same seed.
-
-    Raises:
-        ValueError: a size is below 1 or above `MAX_SPLIT_SIZE`.
     """
     sizes = {"train": train_size, "validation": validation_size, "test": test_size}
     for split, size in sizes.items():

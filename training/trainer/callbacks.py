@@ -14,11 +14,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training.monitor.monitor import TrainingMonitor
 from training.run.launch import AgreedStop
-from vaswani_transformer import (
-    VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-)
 from vaswani_transformer.batching import TokenBudgetBatches
 from vaswani_transformer.support.interrupts import Terminated
 
@@ -127,13 +122,10 @@ class LogEveryCallback(TrainerCallback):
 
 
 class LossTieBreaker(TrainerCallback):
-    """Prefer the lower loss among evaluations with the same best metric, such as BLEU 0 at the start of a run.
+    """Prefer the lower loss among evaluations with the same best `metric`, such as BLEU 0 at the start of a run.
 
     The Trainer and `EarlyStoppingCallback`, which is called later, take an evaluation if its metric is above the best
     one so far. So this callback lowers the best one by the smallest possible amount.
-
-    Args:
-        metric: the key of the best metric.
     """
 
     def __init__(self, metric: str) -> None:
@@ -149,33 +141,24 @@ class LossTieBreaker(TrainerCallback):
             state.best_metric = math.nextafter(best, -math.inf)
 
 
-class GlancingCallback(TrainerCallback):
-    """Set the share of mistakes that GLAT shows: linear from `first` to `last` over `steps` steps, then `last`."""
+class TrainingRateCallback(TrainerCallback):
+    """Set a `TrainingRate` of the model: `first` up to step `begin`, linear to `last` over `steps` steps, then `last`.
 
-    def __init__(self, model: VaswaniNatForConditionalGeneration, first: float, last: float, steps: int) -> None:
-        self.model, self.first, self.last, self.steps = model, first, last, steps
+    Args:
+        model: the model.
+        name: of its rate: `glancing_ratio`, the share of mistakes that GLAT shows, or `kl_scale`, the weight of KL
+            divergences.
+    """
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        done = min(1.0, state.global_step / self.steps)
-        self.model.glancing_ratio = self.first + (self.last - self.first) * done
-
-
-DivergenceModel = VaswaniIterativeVaeForConditionalGeneration | VaswaniFlowSeqForConditionalGeneration
-"""A model whose loss has a KL divergence, weighed by its `kl_scale`."""
-
-
-class KlScaleCallback(TrainerCallback):
-    """Set the weight of KL divergences: 0 to step `first`, linear to `scale` over `steps` steps, then `scale`."""
-
-    def __init__(self, model: DivergenceModel, scale: float, steps: int, first: int = 0) -> None:
-        self.model, self.scale, self.steps, self.first = model, scale, steps, first
+    def __init__(self, model: Any, name: str, first: float, last: float, steps: int, begin: int = 0) -> None:
+        self.model, self.name, self.steps, self.begin = model, name, steps, begin
+        self.first, self.last = first, last
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.model.kl_scale = self.scale * min(1.0, max(0, state.global_step - self.first) / self.steps)
+        done = min(1.0, max(0, state.global_step - self.begin) / self.steps)
+        setattr(self.model, self.name, self.first + (self.last - self.first) * done)
 
 
 class StreamEpochCallback(TrainerCallback):

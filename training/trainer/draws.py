@@ -5,6 +5,7 @@ a resumed run has those of an uninterrupted one, and a step has the same on any 
 A pair's numbers are those of a SplitMix64 generator (Steele, Lea and Flood 2014) whose state is a hash of the three.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ from torch import Tensor
 from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # between the states of a SplitMix64 generator
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # its shifts and factors
+STATES = "latent_states"
 Bits = NDArray[np.uint64]
 
 
 def mix(bits: Bits) -> Bits:
     """Return SplitMix64's output for each state, in place: fresh memory takes longer than the arithmetic."""
     scratch = np.empty_like(bits)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+    for shift, factor in MIXING:
         bits ^= np.right_shift(bits, np.uint64(shift), out=scratch)
         bits *= np.uint64(factor)
     return bits
@@ -60,14 +63,35 @@ def pair_draws(batch: dict[str, Any], seed: int, step: int) -> Tensor:
     return draws
 
 
-def add_latent_draws(batch: dict[str, Any], seed: int, step: int, d_model: int) -> dict[str, Any]:
-    """Return a batch with the numbers of its pairs by which FlowSeq drops words and draws latents."""
-    is_target, generator = batch["labels"].ne(-100), torch.Generator()
-    words, noise = pair_draws(batch, seed, step)[:, 1:], torch.zeros(*is_target.shape, d_model)
-    lengths, states = is_target.sum(1).tolist(), pair_states(batch, seed, step).tolist()
-    for row, (length, state) in enumerate(zip(lengths, states, strict=True)):
-        noise[row, :length] = torch.randn(length, d_model, generator=generator.manual_seed(state))
-    return pin_like(batch, {**batch, "word_draws": words, "latent_noise": noise})
+def add_latent_draws(batch: dict[str, Any], seed: int, step: int) -> dict[str, Any]:
+    """Return a batch with the numbers by which FlowSeq drops words, and the states (B,) of its latents' generators."""
+    states = torch.from_numpy(pair_states(batch, seed, step).view(np.int64))
+    return pin_like(batch, {**batch, "word_draws": pair_draws(batch, seed, step)[:, 1:], STATES: states})
+
+
+def draw_latents(batch: dict[str, Any], d_model: int) -> dict[str, Any]:
+    """Return a batch whose generators' states have become `latent_noise` (B, T, d_model), on the batch's device.
+
+    One output of SplitMix64 has the two uniform numbers from which Box and Muller's formula makes two normal ones.
+    """
+    batch = dict(batch)
+    states, length, pairs = batch.pop(STATES), batch["labels"].shape[1], -(-d_model // 2)
+    first = 2**32  # later than all numbers of `pair_draws`
+    numbers = torch.arange(first, first + length * pairs, device=states.device).view(length, pairs)
+    bits = states[:, None, None] + numbers * signed(GOLDEN_GAMMA)  # (B, T, d_model / 2)
+    for shift, factor in MIXING[:-1]:
+        bits ^= bits >> shift & 2 ** (64 - shift) - 1  # a shift that fills with zeros
+        bits *= signed(factor)
+    bits ^= bits >> 31 & 2**33 - 1
+    radius = ((bits >> 40 & 2**24 - 1).float() + 1).mul_(2**-24).log_().mul_(-2).sqrt_()
+    angle = (bits >> 16 & 2**24 - 1).float().mul_(2 * math.pi * 2**-24)
+    noise = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :d_model]
+    return batch | {"latent_noise": noise}
+
+
+def signed(bits: int | np.uint64) -> int:
+    """Return 64 bits as the int64 that torch calculates with."""
+    return int(np.uint64(bits).astype(np.int64))
 
 
 def add_masks(batch: dict[str, Any], draws: Tensor, mask_token_id: int, pad_token_id: int) -> dict[str, Any]:

@@ -64,23 +64,7 @@ class Energy:
             is_real: (B, T), True at the tokens of each target, of which the last is `</s>`.
             input_ids, attention_mask: (B, S), the source.
         """
-        return self.energies(logits, is_real, input_ids, attention_mask, self.inputs, self.outputs)
-
-    @torch.no_grad()
-    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return the teacher's negative log-likelihood (B,) of the likeliest words and their end."""
-        return self.energies(logits, is_real, input_ids, attention_mask, DISCRETE, DISCRETE)
-
-    def energies(
-        self,
-        logits: Tensor,
-        is_real: Tensor,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        inputs: str,
-        outputs: str,
-    ) -> Tensor:
-        """Return the energies (B,) by two operators; the other arguments are those of `__call__`."""
+        inputs, outputs = self.inputs, self.outputs
         student = logits[..., : self.teacher.config.vocab_size][is_real]  # (N, V)
         log_probs = student.to(accumulation_dtype(student.dtype)).log_softmax(-1)
         is_random = any("gumbel" in name for name in (inputs, outputs))
@@ -93,6 +77,11 @@ class Energy:
         losses = -torch.where(is_last, ends, (scored * teacher).sum(-1))  # (N,)
         rows = is_real.nonzero()[:, 0]
         return losses.new_zeros(len(is_real)).index_add(0, rows, losses)
+
+    @torch.no_grad()
+    def of_argmax(self, logits: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the teacher's negative log-likelihood (B,) of the likeliest words and their end."""
+        return Energy(self.teacher, DISCRETE, DISCRETE)(logits, is_real, input_ids, attention_mask)
 
     def teacher_log_probs(
         self, read: Tensor, is_real: Tensor, input_ids: Tensor, attention_mask: Tensor | None

@@ -23,7 +23,7 @@ class EnergyTrainer(RecipeTrainer):
         super().__init__(*args, **kwargs)
         self.energy = energy
 
-    def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def add_random_choices(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
         """Return a batch with every word masked."""
         tokenizer, is_real = self.processing_class, batch["labels"].ne(-100)
         return pin_like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))

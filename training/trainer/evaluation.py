@@ -3,7 +3,12 @@
 B batch, T target, V vocabulary.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+
+from vaswani_transformer.batching.steps import Lengths, batches_in_order
 
 
 def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -> torch.Tensor:
@@ -20,18 +25,13 @@ def sentence_losses(logits: torch.Tensor, labels: torch.Tensor, rows: int = 8) -
     return torch.cat(losses)
 
 
-def evaluation_batches(sources: list[int], targets: list[int], size: int, tokens: int) -> list[list[int]]:
+def evaluation_batches(
+    sources: Sequence[int] | Lengths, targets: Sequence[int] | Lengths, size: int, tokens: int
+) -> list[list[int]]:
     """Return the numbers of pairs in batches, the longest source first.
 
     A batch has at most `size` pairs, and on each side at most `tokens` positions, padding included. A longer pair is a
     separate batch.
     """
-    batches: list[list[int]] = []
-    longest = 0
-    for pair in sorted(range(len(sources)), key=sources.__getitem__, reverse=True):
-        longest = max(longest, sources[pair], targets[pair])
-        if not batches or len(batches[-1]) == size or (len(batches[-1]) + 1) * longest > tokens:
-            batches.append([])
-            longest = max(sources[pair], targets[pair])
-        batches[-1].append(pair)
-    return batches
+    order, longest = np.argsort(np.negative(sources), kind="stable").tolist(), np.maximum(sources, targets)
+    return batches_in_order(order, longest, np.ones_like(longest), (tokens, size))

@@ -7,11 +7,12 @@ import torch
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor
 
+from training.trainer.draws import STATES, draw_latents
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
 from vaswani_transformer.flow import ActNorm
 from vaswani_transformer.support.modes import eval_mode
 
-INPUTS = ("input_ids", "attention_mask", "labels", "word_draws", "latent_noise")
+INPUTS = ("input_ids", "attention_mask", "labels", "word_draws", STATES)
 
 
 def gather_pairs(batches: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -19,7 +20,10 @@ def gather_pairs(batches: list[dict[str, Any]]) -> dict[str, Tensor]:
     parts, joined = gather_object(batches), {}
     for name in INPUTS:
         tensors = [part[name] for part in parts]
-        shape = (sum(map(len, tensors)), max(tensor.shape[1] for tensor in tensors), *tensors[0].shape[2:])
+        if name == STATES:
+            joined[name] = torch.cat(tensors)
+            continue
+        shape = (sum(map(len, tensors)), max(tensor.shape[1] for tensor in tensors))
         joined[name] = tensors[0].new_full(shape, -100 if name == "labels" else 0)
         first = 0
         for tensor in tensors:
@@ -44,7 +48,7 @@ class FlowStart:
             return
         pairs = {name: tensor.to(self.device) for name, tensor in gather_pairs(batches).items()}
         with eval_mode(self.model), autocast:
-            self.model.start_flow(**pairs)
+            self.model.start_flow(**draw_latents(pairs, self.model.config.d_model))
         for layer in self.model.flow.layers:
             if isinstance(layer, ActNorm):  # the same to the bit in every process
                 broadcast([layer.log_scale.data, layer.shift.data])

@@ -73,26 +73,20 @@ from training.run.distributed import (
 )
 from training.tasks import make_task, selection_metric
 from training.trainer.callbacks import (
-    DivergenceModel,
-    GlancingCallback,
-    KlScaleCallback,
     LogEveryCallback,
     LossTieBreaker,
     PeriodicCheckpointCallback,
     StopSignalCallback,
     StreamEpochCallback,
     TimeLimitCallback,
+    TrainingRateCallback,
 )
 from training.trainer.divergence import DivergenceGuard, is_finite
-from training.trainer.draws import add_glancing_draws, add_latent_draws, add_masks, pair_draws
+from training.trainer.draws import STATES, add_glancing_draws, add_latent_draws, add_masks, draw_latents, pair_draws
 from training.trainer.evaluation import evaluation_batches, sentence_losses
 from training.trainer.flow_start import FlowStart
 from training.trainer.optimizers import make_optimizer, make_schedule
-from vaswani_transformer import (
-    VaswaniFlowSeqForConditionalGeneration,
-    VaswaniNatForConditionalGeneration,
-    VaswaniTransformerConfig,
-)
+from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, VaswaniTransformerConfig
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
@@ -228,13 +222,12 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
         if self.selection.greater_is_better:
             self.add_callback(LossTieBreaker(self.selection.key))
-        if training.glancing is not None and isinstance(model, VaswaniNatForConditionalGeneration):
+        if training.glancing is not None:
             steps = training.glancing_steps or training.steps
-            self.add_callback(GlancingCallback(model, *training.glancing, steps))
-        if isinstance(model, DivergenceModel):
-            steps = training.kl_warmup_steps or self.family.defaults["kl_warmup_steps"]
-            first = 0 if self.flow_start is None else training.decoder_steps - 1
-            self.add_callback(KlScaleCallback(model, training.kl_scale, steps, first))
+            self.add_callback(TrainingRateCallback(model, "glancing_ratio", *training.glancing, steps))
+        if (steps := training.kl_warmup_steps or self.family.defaults.get("kl_warmup_steps")) is not None:
+            begin = 0 if self.flow_start is None else training.decoder_steps - 1
+            self.add_callback(TrainingRateCallback(model, "kl_scale", 0.0, training.kl_scale, steps, begin))
         if self.stream is not None:
             self.add_callback(StreamEpochCallback(self.stream))
         self.stopping = StopSignalCallback()
@@ -361,24 +354,29 @@ class RecipeTrainer(Seq2SeqTrainer):
         The host counts the tokens where one device has them all, so that no step waits for their copy.
         """
         has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
-        loaded = self.prefetched(epoch_iterator) if self.stream is None else epoch_iterator
-        choices = map(self.add_random_choices, loaded)  # before the tokens to learn are counted
+        loaded = self.prefetched if self.stream is None else self.with_random_choices
         with self.monitor.phase("data"):
             device = torch.device("cpu") if has_all else device
-            batches, items = super().get_batch_samples(choices, num_batches, device)
+            batches, items = super().get_batch_samples(loaded(epoch_iterator), num_batches, device)
         if self.flow_start is not None:
             self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
         return batches, items
 
     def prefetched(self, batches: Iterator) -> Iterator:
-        """Return the batches of an epoch, of which a thread loads the next ones.
+        """Return the batches of an epoch with their random choices, of which a thread prepares the next ones.
 
         The data loader cannot do this, since Accelerate makes another one for the rest of a resumed epoch.
         """
         if self.loaded is None or self.loaded[0] is not batches:
             self.close_batches()
-            self.loaded = batches, prefetch(batches, AHEAD)
+            self.loaded = batches, prefetch(self.with_random_choices(batches), AHEAD)
         return self.loaded[1]
+
+    def with_random_choices(self, batches: Iterator) -> Iterator:
+        """Yield batches, the first of which begins the present step, with their random choices."""
+        micro_batches = self.args.gradient_accumulation_steps
+        for number, batch in enumerate(batches, start=self.state.global_step * micro_batches):
+            yield self.add_random_choices(batch, number // micro_batches)
 
     def close_batches(self) -> None:
         """End the thread of `prefetched`."""
@@ -386,13 +384,13 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.loaded[1].close()
         self.loaded = None
 
-    def add_random_choices(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch with CMLM's masks, or the numbers by which GLAT shows words and FlowSeq draws latents."""
+    def add_random_choices(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
+        """Return a batch on the host with CMLM's masks, or what GLAT shows words and FlowSeq draws latents by."""
         if self.flow_start is not None:
-            return add_latent_draws(batch, self.recipe.seed, self.state.global_step, self.model.config.d_model)
+            return add_latent_draws(batch, self.recipe.seed, step)
         if not self.family.needs_mask and self.recipe.training.glancing is None:
             return batch
-        draws = pair_draws(batch, self.recipe.seed, self.state.global_step)
+        draws = pair_draws(batch, self.recipe.seed, step)
         if not self.family.needs_mask:
             return add_glancing_draws(batch, draws)
         return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
@@ -416,6 +414,11 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.monitor.add_loss(loss * tokens / self.accelerator.num_processes, self.learned_tokens)
         self.guard.add(numbers, inputs["input_ids"][0], loss)
         return loss.nan_to_num(0.0, 0.0, 0.0)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Copy a batch to the device, which draws FlowSeq's latents: they are as large as the states of a layer."""
+        inputs = super()._prepare_inputs(inputs)
+        return draw_latents(inputs, self.model.config.d_model) if STATES in inputs else inputs
 
     def _prepare_input(self, data: Any) -> Any:
         """Copy a batch to the device without waiting until the device is idle, as the Trainer does."""
@@ -480,7 +483,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         evaluations.
         """
         self.evaluated = dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        sides = (lengths(dataset, name).tolist() for name in ("input_ids", "labels"))
+        sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
         size = self.args.per_device_eval_batch_size
         batches = evaluation_batches(*sides, size, size * self.recipe.data.max_length)
         rounds = math.ceil(len(batches) / self.args.world_size)

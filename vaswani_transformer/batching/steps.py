@@ -6,6 +6,7 @@ n pairs.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,8 @@ def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batc
     A step has as many pairs as both budgets allow, padding counted, and at least one per micro-batch, even if that
     exceeds a budget.
     """
-    bounds, sides, longest_step = [0], tuple(zip((sources, targets), budgets, strict=True)), max(budgets)
-    rows = np.arange(1, max(longest_step, micro_batches) + 1)
+    bounds, sides = [0], tuple(zip((sources, targets), budgets, strict=True))
+    rows = np.arange(1, min(max(budgets), len(sources)) + 1)
     while (start := bounds[-1]) < len(sources):
         most = min(budget // max(int(side[start]), 1) for side, budget in sides)  # the first pair alone allows
         fits = np.ones(min(most, len(sources) - start), dtype=bool)
@@ -76,6 +77,14 @@ def step_bounds(sources: Lengths, targets: Lengths, budgets: Budgets, micro_batc
         middle = bounds[-1] - micro_batches
         bounds[-2:] = [middle, bounds[-1]] if middle - bounds[-3] >= micro_batches else [bounds[-1]]
     return np.array(bounds)
+
+
+def batches_in_order(order: list[int], sources: Lengths, targets: Lengths, budgets: Budgets) -> list[list[int]]:
+    """Return the pairs in `order` in batches under both budgets, padding counted; a longer pair is a separate batch."""
+    if not order:
+        return []
+    bounds = step_bounds(sources[order], targets[order], budgets, micro_batches=1).tolist()
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def count_positions(lengths: Lengths, bounds: NDArray[np.int64], micro_batches: int) -> int:

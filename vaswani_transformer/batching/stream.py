@@ -13,7 +13,7 @@ from torch.distributed import Store
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers.utils import logging
 
-from .exchange import Exchange
+from .exchange import Arrays, Exchange
 from .prefetch import prefetch
 from .steps import Steps, check_ranks, rank_micro_batches, shuffle_of
 from .tokens import Ragged, Rows
@@ -260,15 +260,18 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         ranks = exchange.num_processes
         count = min(len(items), ranks * -(-len(items) // (ENCODE_BATCH * ranks)))  # none is empty
         bounds = [number * len(items) // count for number in range(count + 1)]
-        sides = exchange(self._encode_part, [items[start:end] for start, end in pairwise(bounds)])
-        sources, targets = (Ragged.join(parts) for parts in zip(*sides, strict=True))
+        parts = exchange(self._encode_part, [items[start:end] for start, end in pairwise(bounds)])
+        sources, targets = (
+            Ragged.join(Ragged(part[f"{name} tokens"], part[f"{name} lengths"]) for part in parts) for name in SIDES
+        )
         return sources, targets
 
-    def _encode_part(self, items: list[Any]) -> tuple[Ragged, Ragged]:
+    def _encode_part(self, items: list[Any]) -> Arrays:
         pairs = items if self.encode is None else self.encode(items)
         if len(pairs) != len(items):
             raise ValueError(f"encode returned {len(pairs)} pairs for {len(items)} items; return one for each.")
-        return Ragged.of([pair["input_ids"] for pair in pairs]), Ragged.of([pair["labels"] for pair in pairs])
+        sides = {name: Ragged.of([pair[name] for pair in pairs]) for name in SIDES}
+        return {f"{name} {array}": values for name, side in sides.items() for array, values in side._asdict().items()}
 
     def _without_too_long(self, sides: tuple[Ragged, Ragged], first: int) -> ReadPairs:
         """Return the pairs that are not too long; `first` is the number of the first one's item.

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from ..config import VaswaniTransformerConfig
 from ..model import VaswaniTransformerForConditionalGeneration
 from ..support.checked_loading import load_config, load_model, load_tokenizer
-from ..support.command_line import ArgumentParser, positive_argument
+from ..support.command_line import ArgumentParser, add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..support.files import atomic_folder, check_new_folder, write_errors
 from .ctranslate2_exporter import QUANTIZATIONS, to_ctranslate2
@@ -19,37 +19,39 @@ from .foreign import ImportResult
 from .transformers_models import from_fsmt, from_marian
 
 
+def add_ctranslate2(parser: ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
+    parser.add_argument(
+        "--positions", type=positive_argument, default=1024, metavar="N", help="the longest text's tokens (1024)"
+    )
+    parser.add_argument("--revision", default="main", help="of a model on the Hub")
+    parser.set_defaults(run=convert_to_ctranslate2)
+
+
+def add_fairseq(parser: ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
+    parser.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
+    parser.add_argument(
+        "--codes", type=Path, metavar="FILE", help="the merges; without them texts must be split beforehand"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
+    parser.set_defaults(run=convert_from_fairseq)
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options."""
     parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    engine = formats.add_parser("ctranslate2", help="a model of this package to CTranslate2")
-    engine.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
-    engine.add_argument("output", type=Path, metavar="OUT", help="a new folder")
-    engine.add_argument("--quantization", choices=QUANTIZATIONS, help="how weights are stored (float32)")
-    engine.add_argument(
-        "--positions", type=positive_argument, default=1024, metavar="N", help="the longest text's tokens (1024)"
-    )
-    engine.add_argument("--revision", default="main", help="of a model on the Hub")
-    engine.set_defaults(run=convert_to_ctranslate2)
-    fairseq = formats.add_parser("fairseq", help="a checkpoint of fairseq to this package")
-    fairseq.add_argument("model", type=Path, metavar="CHECKPOINT", help="the .pt file; no code in it runs")
-    fairseq.add_argument("output", type=Path, metavar="OUT", help="a new folder")
-    fairseq.add_argument("--dict", type=Path, metavar="FILE", help="dict.txt, the vocabulary of source and target")
-    fairseq.add_argument(
-        "--codes", type=Path, metavar="FILE", help="the merges; without them texts must be split beforehand"
-    )
-    fairseq.add_argument("--config", type=Path, metavar="FILE", help="JSON with settings by fairseq's names")
-    fairseq.set_defaults(run=convert_from_fairseq)
+    add_ctranslate2(formats.add_parser("ctranslate2", help="a model of this package to CTranslate2"))
+    add_fairseq(formats.add_parser("fairseq", help="a checkpoint of fairseq to this package"))
     for name, import_model in (("fsmt", from_fsmt), ("marian", from_marian)):
         foreign = formats.add_parser(name, help=f"a {name} model of Transformers to this package")
-        foreign.add_argument(
-            "model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub"
-        )
-        foreign.add_argument("output", type=Path, metavar="OUT", help="a new folder")
+        add_model_argument(foreign)
         foreign.add_argument("--without_tokenizer", action="store_true", help="convert the model only")
         foreign.set_defaults(run=convert_from_transformers, import_model=import_model)
     for subparser in formats.choices.values():
+        subparser.add_argument("output", type=Path, metavar="OUT", help="a new folder")
         subparser.add_argument("--force", action="store_true", help="replace the model in OUT")
     return parser.parse_args(arguments)
 

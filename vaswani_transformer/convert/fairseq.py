@@ -72,11 +72,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def count_layers(state: dict[str, Tensor], stack: str, name: str) -> int:
-    """Return the number of layers of a stack, which are numbered from 0.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Return the number of layers of a stack, which are numbered from 0."""
     numbers = {key.split(".")[2] for key in state if key.startswith(f"{stack}.layers.")}
     if gaps := sorted(numbers.difference(map(str, range(len(numbers))))):
         raise UserError(f"{name}: has a layer {stack}.layers.{gaps[0]} and not all before it; save it again.")
@@ -96,11 +92,7 @@ def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str
 
 
 def count_positions(settings: dict[str, Any], setting: str, name: str) -> int:
-    """Return for how many tokens of the source or the target a model has positions, by the name of its setting.
-
-    Raises:
-        UserError: the setting is no number of positions.
-    """
+    """Return for how many tokens of the source or the target a model has positions, by the name of its setting."""
     if not is_whole(count := settings.get(setting, 1024), 1, LONGEST):
         raise UserError(f"{name}: {setting} is {count!r:.40}, expected a whole number from 1 to {LONGEST:,}.")
     return count

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..attention import CrossAttention
+from ..attention import CrossAttention, additive_mask
 from ..decoder import VaswaniTransformerDecoder
 from ..layers import VaswaniTransformerDecoderLayer
 from .layers import GROWTH, Function, UnwrappedLayer, attend, embed_fn, raw_forward
@@ -234,8 +234,7 @@ class PreparedDecoder:
         self.key_values = [layer.cross_attention.source_key_values(memory) for layer in layers]
         self.mask: Tensor | None = None  # (B, 1, 1, S)
         if attention_mask is not None and not bool(attention_mask.all()):
-            lowest = torch.finfo(torch.float32).min
-            self.mask = memory.new_zeros(()).where(attention_mask.bool(), lowest)[:, None, None]
+            self.mask = additive_mask(attention_mask.bool(), torch.float32)[:, None, None]
         self.cache = BeamCache(len(layers), len(memory), layers[0].heads, num_beams, *layers[0].head_widths)
         self.cross_attention = self.attend_to_sources()
 

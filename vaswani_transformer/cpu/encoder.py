@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..attention import additive_mask
 from ..embeddings import LearnedPositions, count_positions
 from ..encoder import VaswaniTransformerEncoder
 from ..layers import VaswaniTransformerEncoderLayer
@@ -55,7 +56,7 @@ class PreparedEncoder:
         mask = rows.new_zeros(1, 1, 1)
         if attention_mask is not None and not bool(attention_mask.all()):
             rows = nn.functional.embedding(count_positions(attention_mask), rows)
-            mask = rows.new_zeros(()).where(attention_mask.bool(), torch.finfo(torch.float32).min)  # (B, S)
+            mask = additive_mask(attention_mask.bool(), torch.float32)  # (B, S)
             mask = mask.repeat_interleave(self.encoder.config.num_heads, dim=0)[:, None]
         hidden_states = self.embed(input_ids, rows).flatten(0, 1)
         for layer in self.fast_layers:

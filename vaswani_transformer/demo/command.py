@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..support.command_line import ArgumentParser, positive_argument
+from ..support.command_line import ArgumentParser, add_model_argument, positive_argument
 from ..support.errors import UserError, exit_on_user_error
 from ..translation.loading import LoadOptions
 from ..translation.options import add_load_options
@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         description="Serve a page on this machine that translates or parses what is typed, and shows how.",
         epilog="Ctrl-C ends it. The page needs no network and nothing leaves this machine.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    add_model_argument(parser)
     parser.add_argument("--port", type=positive_argument, default=7860, metavar="N", help="of the address (7860)")
     add_load_options(parser)
     options = parser.parse_args(arguments)
@@ -45,11 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        UserError: Gradio is not installed, the model cannot be loaded, or the port cannot be used.
-    """
+    """Serve the page until Ctrl-C."""
     check_gradio()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
     page = load_page(**vars(LoadOptions.of(options)))

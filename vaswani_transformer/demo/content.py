@@ -98,11 +98,7 @@ def page_content(
 ) -> PageContent:
     """Return what the page shows of any text: the search for its translation or tree, or a sentence.
 
-    Args:
-        model: any model of this package that generates.
-        tokenizer: its tokenizer.
-        text: the text; a parser's is split into words.
-        **generate_kwargs: arguments of `generate()`, which override the model's settings.
+    `generate_kwargs` override the model's settings.
     """
     text = text.encode(errors="replace").decode()  # JSON can hold half a character
     if not text.strip():
@@ -115,9 +111,15 @@ def page_content(
         return PageContent(one_line(error))
 
 
-def attention_frame(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str) -> str:
-    """Return the attention page of two texts in a frame, whose scripts cannot reach the page around it."""
+def attention_frame(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **generate_kwargs: Any,
+) -> str:
+    """Return the page of `attention_page` in a frame, whose scripts cannot reach the page around it."""
     try:
-        return FRAME.format(html.escape(attention_page(model, tokenizer, source, target)))
+        return FRAME.format(html.escape(attention_page(model, tokenizer, source, target, **generate_kwargs)))
     except ValueError as error:
         return html.escape(one_line(error))

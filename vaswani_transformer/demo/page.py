@@ -21,11 +21,7 @@ MAX_CHARACTERS = 10_000
 
 
 def check_gradio() -> None:
-    """Check that Gradio is installed.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that Gradio is installed."""
     if find_spec("gradio") is None:
         raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
 
@@ -69,7 +65,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
 
     is_autoregressive, writes_trees = not is_non_autoregressive(model), is_parser(tokenizer)
     with gr.Blocks(title=name, analytics_enabled=False) as page:
-        gr.HTML(f"<h1>{html.escape(name)}</h1>")
+        gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(name)}</h1>')
         source = gr.Textbox(label="Source", lines=2, max_length=MAX_CHARACTERS)
         with gr.Row():
             settings = setting_inputs(model)
@@ -87,13 +83,13 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
             steps = gr.Dataframe(
                 label="Beams and targets that ended, after each step",
                 headers=list(COLUMNS),
-                column_widths=["8%", "10%", "40%", "13%", "12%", "17%"],
+                column_widths=["70px", "80px", "340px", "110px", "100px", "150px"],
                 interactive=False,
                 wrap=True,
                 max_height=400,
             )
             ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-            attention = gr.HTML()
+        attention = gr.HTML()
         read = gr.State("")  # the source of what is shown
 
         def show_attention(text: str, chosen: str | None) -> str:
@@ -101,10 +97,12 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
 
         def show(text: str, *values: Any) -> dict[Any, Any]:
             given = dict(zip(settings, values, strict=True))
-            content = page_content(
-                model, tokenizer, text, **given | {"max_new_tokens": given["max_new_tokens"] or None}
-            )
+            given["max_new_tokens"] = given["max_new_tokens"] or None
+            content = page_content(model, tokenizer, text, **given)
             best = content.finished[0][1] if content.finished else None
+            frame = show_attention(content.source, best)
+            if content.passes:  # of a model without beams
+                frame = attention_frame(model, tokenizer, content.source, **given)
             return {
                 note: gr.Textbox(content.note, visible=bool(content.note)),
                 target: content.target,
@@ -113,7 +111,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
                 steps: content.rows,
                 ended: gr.Dropdown(content.finished, value=best),
                 read: content.source,
-                attention: show_attention(content.source, best),
+                attention: frame,
             }
 
         outputs = [note, target, tree, passes, steps, ended, attention, read]

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from ..support.checked_loading import check_tokenizer_fits, load_model, load_tokenizer
-from ..support.command_line import ArgumentParser, utf8_text
+from ..support.command_line import ArgumentParser, check_output_file, utf8_text
 from ..support.errors import UserError, exit_on_user_error, one_line
 from ..support.files import write_errors
 from .page import attention_page
@@ -25,11 +25,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("attention.html"), help="the page (attention.html)")
     parser.add_argument("--force", action="store_true", help="replace the file that --output names")
     options = parser.parse_args(arguments)
-    folder = options.output.absolute().parent
-    if not folder.is_dir():
-        parser.error(f"{options.output}: there is no folder {folder}; make it first.")
-    if options.output.is_dir():
-        parser.error(f"{options.output}: a folder; name a file.")
+    check_output_file(parser, options.output)
     if options.output.is_file() and not options.force:
         parser.error(f"{options.output}: the file exists; give another --output, or replace it with --force.")
     return options

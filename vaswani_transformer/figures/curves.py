@@ -13,7 +13,7 @@ import torch
 from ..batching.schedule import learning_rate
 from ..embeddings import sinusoids
 from ..support.files import read_json
-from .style import COLORS, INK, MUTED, RULE, head_colors, new_figure, style_axes
+from .style import COLORS, INK, MUTED, RULE, head_colors, new_curves, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,8 +76,7 @@ def draw_learning_rate(
     """
     if not settings or min(steps, *(number for pair in settings for number in pair)) < 1:
         raise ValueError(f"settings ({settings}) and steps ({steps}) must be positive; give at least one pair.")
-    figure = new_figure(7.2, 4)
-    axes = style_axes(figure.subplots())
+    figure, axes = new_curves("step", "learning rate", "Learning rate, equation (3)")
     shown_steps = sorted(
         {*np.linspace(1, steps, 1000).astype(int), *(warmup for _, warmup in settings if warmup <= steps)}
     )
@@ -86,14 +85,10 @@ def draw_learning_rate(
         axes.plot(shown_steps, rates, color=color, linewidth=2, label=f"d_model {d_model:,}, warm-up {warmup:,}")
     axes.set_xlim(0, steps)
     axes.set_ylim(0)
-    axes.set_xlabel("step")
-    axes.set_ylabel("learning rate")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     axes.yaxis.offsetText.set_color(MUTED)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.legend(frameon=False, labelcolor=INK)
-    axes.set_title("Learning rate, equation (3)", fontsize=11, color=INK)
     return figure
 
 
@@ -115,8 +110,7 @@ def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_si
     """
     if not smoothings or not all(0 <= smoothing < 1 for smoothing in smoothings) or vocab_size < 2:
         raise ValueError(f"smoothings ({smoothings}) must lie in [0, 1), and vocab_size ({vocab_size}) be at least 2.")
-    figure = new_figure(7.2, 4)
-    axes = style_axes(figure.subplots())
+    figure, axes = new_curves("1 - probability of the true token", "loss (nats)", "Label smoothing (5.4)")
     remainders = np.geomspace(0.99, 1e-6, 600)
     for smoothing, color in zip(smoothings, head_colors(len(smoothings)), strict=True):
         losses = smoothed_loss(1 - remainders, smoothing, vocab_size)
@@ -127,11 +121,7 @@ def draw_label_smoothing(smoothings: Sequence[float] = (0.0, 0.1, 0.2), vocab_si
     axes.set_xscale("log")
     axes.invert_xaxis()
     axes.set_ylim(0)
-    axes.set_xlabel("1 - probability of the true token")
-    axes.set_ylabel("loss (nats)")
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.legend(frameon=False, labelcolor=INK)
-    axes.set_title("Label smoothing (5.4)", fontsize=11, color=INK)
     return figure
 
 
@@ -181,15 +171,11 @@ def draw_loss(run: str | Path) -> "Figure":
         ImportError: Matplotlib is not installed.
     """
     log = read_log(Path(run))
-    figure = new_figure(7.2, 4)
-    axes = style_axes(figure.subplots())
+    figure, axes = new_curves("step", "loss (nats per target token)")
     draw_curve(axes, log, "loss", "training loss", color=COLORS[0], linewidth=1.4, alpha=0.85)
     draw_curve(axes, log, "eval_loss", "validation loss", color=COLORS[1], linewidth=2, marker="o", markersize=4)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per target token)")
     axes.set_ylim(0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
     handles = axes.get_legend_handles_labels()[0]
     for name in SCORES:
         if any(name in entry for entry in log):

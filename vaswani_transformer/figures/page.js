@@ -1,7 +1,7 @@
 "use strict";
 
 // The payload: for each stack its words and its weights in thousandths, (layer, head, query, key) in one array.
-const { stacks, colors } = JSON.parse(document.getElementById("payload").textContent);
+const { stacks, colors, isAutoregressive } = JSON.parse(document.getElementById("payload").textContent);
 const THOUSAND = 1000;
 const FAINTEST = { all: 40, one: 10 }; // thousandths: fainter lines, of all words or of one, are not drawn
 const FAINT = 0.05; // a word without a larger weight is muted while another is active
@@ -12,10 +12,14 @@ const WORDING = {
     query: "source word", key: "attends to source word",
     legend: "Each source word, on the left, attends to all source words. ",
   },
-  decoder: {
+  decoder: isAutoregressive ? {
     name: "Decoder",
     query: "to predict", key: "attends to target word",
     legend: "To predict each word on the left, the decoder attends to the target so far, its start token first. ",
+  } : {
+    name: "Decoder",
+    query: "to predict", key: "attends to target position",
+    legend: "To predict each word on the left, the decoder attends to all positions of the target, here in its last pass. ",
   },
   cross: {
     name: "Cross",

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -28,7 +29,8 @@ def payload(maps: AttentionMaps) -> str:
             "weights": np.rint(1000 * weights).astype(int).ravel().tolist(),
         }
     colors = head_colors(max(maps.weights(stack).shape[1] for stack in STACKS))
-    text = json.dumps({"stacks": stacks, "colors": colors}, ensure_ascii=False, separators=(",", ":"))
+    fields = {"stacks": stacks, "colors": colors, "isAutoregressive": maps.is_autoregressive}
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -49,11 +51,15 @@ def render_page(maps: AttentionMaps) -> str:
 
 
 def attention_page(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **generate_kwargs: Any,
 ) -> str:
     """Return one HTML page that shows every head of every layer on a sentence; `attention_maps` has the arguments.
 
     The page is complete: it loads nothing, stores nothing and needs no network. Its address selects the view, for
     example `page.html#cross-2&heads=1.3&query=4`.
     """
-    return render_page(attention_maps(model, tokenizer, source, target))
+    return render_page(attention_maps(model, tokenizer, source, target, **generate_kwargs))

@@ -55,6 +55,17 @@ def style_axes(axes: "Axes") -> "Axes":
     return axes
 
 
+def new_curves(x_label: str, y_label: str, title: str = "") -> "tuple[Figure, Axes]":
+    """Return an empty figure of curves with its axes."""
+    figure = new_figure(7.2, 4)
+    axes = style_axes(figure.subplots())
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.set_title(title, fontsize=11, color=INK)
+    return figure, axes
+
+
 def index_from_1(name: str, value: int, count: int) -> int:
     """Return the index of `value`, which counts from 1."""
     if not 1 <= value <= count:

@@ -3,16 +3,19 @@
 N layers, H heads, S source, T target, Q queries, K keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..config import as_token_ids
+from ..nar_generation import NarGeneration
 from ..support.modes import eager_attention, eval_mode, is_non_autoregressive
 from ..tokenizer import text_encoder
 from .tokens import display_tokens
@@ -29,7 +32,8 @@ STACKS = {
 class AttentionMaps:
     """The attention weights of a model on one sentence.
 
-    A decoder position reads one target token and predicts the next, so the target appears twice.
+    A decoder position reads one target token and predicts the next, so the target appears twice. In a model that
+    predicts all words at once a position predicts its own token, and the weights are those of its last pass.
     """
 
     source: str
@@ -39,15 +43,20 @@ class AttentionMaps:
     source_tokens: list[str]
     """The S tokens of the source, `</s>` the last."""
     input_tokens: list[str]
-    """The T tokens that the decoder reads, its start token the first."""
+    """The T tokens that the decoder reads, its start token the first; or all at once, such as `<mask>` of a CMLM. A
+    decoder that reads vectors has the tokens that it predicts at their positions."""
     output_tokens: list[str]
-    """The T tokens that the decoder predicts: the input tokens shifted left."""
+    """The T tokens that the decoder predicts: the input tokens shifted left, or those at the same positions."""
     encoder: np.ndarray
-    """(N, H, S, S), float32: the weight with which each source token attends to each."""
+    """(N, H, S, S), float32: the weight with which each source token attends to each. A CMLM also attends to its token
+    of the length, which is left out, so its rows may sum to less than 1."""
     decoder: np.ndarray
-    """(N, H, T, T): the weight with which each target position attends to each input token; 0 for later ones."""
+    """(N, H, T, T): the weight with which each target position attends to each input token; 0 for later ones, unless
+    the model predicts all words at once."""
     cross: np.ndarray
     """(N, H, T, S): the weight with which each target position attends to each source token."""
+    is_autoregressive: bool = True
+    """Whether each position reads only the tokens before it."""
 
     def queries(self, stack: str) -> list[str]:
         """Return the Q tokens that attend; for the decoder those that it predicts."""
@@ -68,10 +77,13 @@ class AttentionMaps:
         return getattr(self, stack)
 
 
-def generate_target(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def generate_target(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]
+) -> torch.Tensor:
     """Return the (1, T) tokens that the model generates for one source, up to the first `</s>`."""
     generator = cast(Any, model)
-    sequences = generator.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)  # (1, 1 + T)
+    settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
+    sequences = generator.generate(**batch, **settings)  # (1, 1 + T)
     generated = sequences[:, 1:]
     ends = as_token_ids(generator.generation_config.eos_token_id)
     length = next((index + 1 for index, token in enumerate(generated[0].tolist()) if token in ends), None)
@@ -86,9 +98,82 @@ def stack_layers(layers: Sequence[torch.Tensor | None] | None) -> np.ndarray:
     return torch.cat(tensors).float().cpu().numpy()
 
 
+@dataclass(frozen=True)
+class Pass:
+    """What attention maps show of one pass through a model.
+
+    Attributes:
+        inputs, labels: the T tokens that the decoder reads, and those that it predicts.
+        encoder, decoder, cross: the weights of each layer, (1, H, Q, K).
+    """
+
+    inputs: list[int]
+    labels: list[int]
+    encoder: Sequence[torch.Tensor | None] | None
+    decoder: Sequence[torch.Tensor | None] | None
+    cross: Sequence[torch.Tensor | None] | None
+
+
+def pass_of_target(model: PreTrainedModel, batch: dict[str, torch.Tensor], labels: torch.Tensor) -> Pass:
+    """Return the pass of an autoregressive model over a source and its target (1, T)."""
+    inputs = cast(Any, model).prepare_decoder_input_ids_from_labels(labels)  # (1, T)
+    with eager_attention(model):
+        outputs = model(**batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True)
+    weights = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
+    return Pass(inputs[0].tolist(), labels[0].tolist(), *weights)
+
+
+@contextmanager
+def record_attention(module: nn.Module) -> Generator[list[tuple[dict[str, Any], Any]]]:
+    """Yield a list that receives the keyword arguments and the output, with weights, of each call of a stack."""
+    calls: list[tuple[dict[str, Any], Any]] = []
+
+    def request_weights(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, kwargs | {"output_attentions": True}
+
+    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        calls.append((kwargs, output))
+
+    hooks = [module.register_forward_pre_hook(request_weights, with_kwargs=True)]
+    hooks.append(module.register_forward_hook(keep, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def last_pass(model: NarGeneration, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]) -> Pass:
+    """Return the last pass of `generate()` over one source, of the length whose target is the best.
+
+    A FlowSeq draws one sample of its latents, whatever its settings.
+    """
+    settings = generate_kwargs | dict.fromkeys(("return_dict_in_generate", "return_history"), True)
+    settings |= {"num_return_sequences": 1} | ({"num_latent_samples": 1} if model.has_latents else {})
+    body = cast(Any, model).model
+    with eager_attention(model), record_attention(body.encoder) as encoded, record_attention(body.decoder) as passes:
+        output = cast(Any, model).generate(**batch, **settings)
+    inputs, decoded = passes[len(output.history) - 1 if model.refines else 0]  # later ones of a FlowSeq rank targets
+    length, tokens = int(output.lengths[0]), batch["input_ids"].shape[1]
+    row = inputs["attention_mask"].sum(1).tolist().index(length)  # of the lengths that were tried
+    labels = output.sequences[0, 1 : 1 + length].tolist()
+    read = inputs.get("input_ids")
+    return Pass(
+        labels if read is None else read[row, :length].tolist(),
+        labels,
+        [layer[..., -tokens:, -tokens:] for layer in encoded[0][1].attentions],  # a CMLM's length token comes first
+        [layer[row : row + 1, :, :length, :length] for layer in decoded.attentions],
+        [layer[row : row + 1, :, :length] for layer in decoded.cross_attentions],
+    )
+
+
 @torch.no_grad()
 def attention_maps(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **generate_kwargs: Any,
 ) -> AttentionMaps:
     """Return the attention weights of one sentence, computed without dropout; the model does not change.
 
@@ -96,35 +181,38 @@ def attention_maps(
         model: an encoder-decoder with a projection to the vocabulary.
         tokenizer: its tokenizer.
         source: the sentence.
-        target: its translation; None: the one that `model.generate` returns under the model's settings.
+        target: its translation; None: the one that `model.generate` returns. A model that predicts all words at once
+            takes no other.
+        **generate_kwargs: arguments of that call, which override the model's settings.
 
     Raises:
-        ValueError: the model generates no text, or all words at once, or returns no attention weights.
+        ValueError: the model generates no text, or returns no attention weights; a target for a model that predicts
+            all words at once.
     """
     if is_non_autoregressive(model):
-        raise ValueError(f"{type(model).__name__} predicts all words at once; give an autoregressive model.")
-    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        if target is not None:
+            problem = f"{type(model).__name__} predicts all words at once and reads no target; got {target!r}"
+            raise ValueError(f"target: {problem}, expected None. Leave it out.")
+    elif not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise ValueError(f"{type(model).__name__} generates no text; load the model with AutoModelForSeq2SeqLM.")
     encode = text_encoder(tokenizer)
     batch = {name: tensor.to(model.device) for name, tensor in encode(source, return_tensors="pt").items()}
     with eval_mode(model):
-        if target is None:
-            labels = generate_target(model, batch)  # (1, T)
+        if is_non_autoregressive(model):
+            shown = last_pass(model, batch, generate_kwargs)
+        elif target is None:
+            shown = pass_of_target(model, batch, generate_target(model, batch, generate_kwargs))
         else:
             labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
-        inputs = cast(Any, model).prepare_decoder_input_ids_from_labels(labels)  # (1, T)
-        with eager_attention(model):
-            outputs = model(
-                **batch, decoder_input_ids=inputs, output_attentions=True, use_cache=False, return_dict=True
-            )
-    label_ids = labels[0].tolist()
+            shown = pass_of_target(model, batch, labels)
     return AttentionMaps(
         source=source,
-        target=cast(str, tokenizer.decode(label_ids, skip_special_tokens=True)) if target is None else target,
+        target=cast(str, tokenizer.decode(shown.labels, skip_special_tokens=True)) if target is None else target,
         source_tokens=display_tokens(tokenizer, batch["input_ids"][0].tolist()),
-        input_tokens=display_tokens(tokenizer, inputs[0].tolist()),
-        output_tokens=display_tokens(tokenizer, label_ids),
-        encoder=stack_layers(outputs.encoder_attentions),
-        decoder=stack_layers(outputs.decoder_attentions),
-        cross=stack_layers(outputs.cross_attentions),
+        input_tokens=display_tokens(tokenizer, shown.inputs),
+        output_tokens=display_tokens(tokenizer, shown.labels),
+        encoder=stack_layers(shown.encoder),
+        decoder=stack_layers(shown.decoder),
+        cross=stack_layers(shown.cross),
+        is_autoregressive=not is_non_autoregressive(model),
     )

@@ -78,10 +78,7 @@ def load_errors(name: str) -> Generator[None]:
 def load_pretrained(owner: Any, name: str, **settings: Any) -> Any:
     """Return `owner.from_pretrained(name)`, which neither asks for permission to run the model's code nor runs it.
 
-    Args:
-        owner: a class, or Auto class, of Transformers.
-        name: the folder, or the name on the Hub.
-        **settings: arguments of `from_pretrained`; `trust_remote_code=True` where the user gave that option.
+    `settings` are arguments of `from_pretrained`, `trust_remote_code=True` among them where the user gave that option.
     """
     return owner.from_pretrained(name, **settings | {"trust_remote_code": settings.get("trust_remote_code") is True})
 
@@ -107,11 +104,7 @@ def load_config(
 ) -> PreTrainedConfig:
     """Return the configuration of a model, without loading its weights.
 
-    Args:
-        name: the folder, or the name on the Hub.
-        model_type: the type that it must have, such as "vaswani_transformer"; None for any.
-        field: the field of a recipe that names the model, for the message.
-        **settings: arguments of `from_pretrained`.
+    A `model_type` such as "vaswani_transformer" must be the model's, and `field` is the recipe's that names the model.
     """
     check_model_name(name)
     with load_errors(name):
@@ -127,11 +120,7 @@ def load_config(
 
 
 def indexed_files(index: Path) -> set[str]:
-    """Return the files of weights that an index names, all of them in its folder.
-
-    Raises:
-        UserError: it names another one.
-    """
+    """Return the files of weights that an index names, all of which must be in its folder."""
     files = read_json(index, FIX_OF_FILE, weight_map=dict)["weight_map"].values()
     for file in files:
         if not isinstance(file, str) or Path(file).name != file:
@@ -140,11 +129,7 @@ def indexed_files(index: Path) -> set[str]:
 
 
 def weight_sizes(name: str, **settings: Any) -> list[int]:
-    """Return how many numbers each stored weight has, from the headers of the files; none for another format.
-
-    Raises:
-        UserError: an index of several files is damaged, or names a file outside of its folder.
-    """
+    """Return how many numbers each stored weight has, from the headers of the files; none for another format."""
     found = (find_file(name, file, **settings) for file in WEIGHTS)
     first = next((path for path in found if path is not None), None)
     if first is None:
@@ -161,13 +146,9 @@ def weight_sizes(name: str, **settings: Any) -> list[int]:
 
 
 def describe_model(name: str, model_class: Any, sizes: list[int], **settings: Any) -> PreTrainedModel:
-    """Return the model that a configuration describes, without weights, after a check that it is no larger than those.
+    """Return the model that a configuration describes, without weights.
 
-    Args:
-        name: the folder, or the name on the Hub.
-        model_class: the class, or Auto class, of the model.
-        sizes: the numbers of each stored weight.
-        **settings: arguments of `from_pretrained`.
+    It may not be larger than its stored weights, which have these `sizes`.
     """
     config = load_config(name, **settings)
     fix = "Restore the config.json that was saved with the weights, or save the model again."
@@ -218,11 +199,7 @@ def check_weights_fit(
 ) -> None:
     """Check that a folder has exactly the weights that a model requires.
 
-    Args:
-        name: the folder, as the message names it.
-        missing, unexpected, misshapen: the weights that differ.
-        required_by: what requires them, as the message names it.
-        fix: the end of the message.
+    The message says what requires them, `required_by`, and ends in `fix`.
     """
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if differences := "; ".join(
@@ -280,10 +257,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: Any) -> PreTrainedModel:
     """Return the model of a folder or the Hub, with all weights present, of the right shapes and finite.
 
-    Args:
-        name: the folder, or the name on the Hub.
-        model_class: the class, or Auto class, that loads it.
-        **settings: arguments of `from_pretrained`.
+    `model_class`, which may be an Auto class, loads it with `settings` as arguments of `from_pretrained`.
     """
     check_model_name(name)
     source = {setting: value for setting, value in settings.items() if setting in SOURCE}
@@ -307,13 +281,7 @@ def load_model(name: str, model_class: Any = AutoModelForSeq2SeqLM, **settings: 
 
 
 def load_tokenizer(name: str, tokenizer_class: Any = AutoTokenizer, **settings: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, which may have no model, or of the Hub.
-
-    Args:
-        name: the folder, or the name on the Hub.
-        tokenizer_class: the class, or Auto class, that loads it.
-        **settings: arguments of `from_pretrained`.
-    """
+    """Return the tokenizer of a folder, which may have no model, or of the Hub; see `load_model`."""
     folder = Path(name)
     has_files = folder.is_dir() and any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
     if not has_files:  # a folder may hold a tokenizer only

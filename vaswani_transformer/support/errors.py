@@ -8,11 +8,11 @@ its traceback.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Generator
-from typing import NoReturn
 
-from .interrupts import INTERRUPTED, raise_interrupts
+from .interrupts import INTERRUPTED, TERMINATED, Terminated, raise_interrupts
 
 
 class UserError(ValueError):
@@ -31,12 +31,8 @@ def printable(text: str) -> str:
 def one_line(error: BaseException, with_file: bool = True, is_complete: bool = False) -> str:
     """Return an error's message on one line: its first line, or all of them if the first one opens a list.
 
-    A message may quote a file of unknown origin, so it is printable.
-
-    Args:
-        error: the error; one of the operating system becomes "file: problem", without its number.
-        with_file: whether an error of the operating system names its file.
-        is_complete: whether all lines are returned.
+    A message may quote a file of unknown origin, so it is printable. An error of the operating system becomes "file:
+    problem", without its number, and without its file unless `with_file`; `is_complete` asks for all lines.
     """
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None
@@ -47,20 +43,12 @@ def one_line(error: BaseException, with_file: bool = True, is_complete: bool = F
     return printable(" ".join(first.split())) or type(error).__name__
 
 
-def exit_interrupted(what_now: str = "", status: int = INTERRUPTED) -> NoReturn:
-    """Exit after Ctrl-C with one line."""
-    sys.stderr.write(f"Interrupted{what_now}.\n")
-    sys.stderr.flush()
-    sys.exit(status)
-
-
 @contextlib.contextmanager
 def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Generator[None]:
     """Print the line of a UserError and exit with status 2, or one line after Ctrl-C and exit with status 130.
 
-    Args:
-        more_errors: further exceptions that end a command like a UserError.
-        what_now: the end of the line after Ctrl-C.
+    `more_errors` end a command like a UserError, and `what_now` ends the line after Ctrl-C, which the first process of
+    a launch prints.
     """
     raise_interrupts()
     try:
@@ -68,5 +56,7 @@ def exit_on_user_error(*more_errors: type[Exception], what_now: str = "") -> Gen
     except (UserError, *more_errors) as error:
         sys.stderr.write(f"{one_line(error)}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
-        exit_interrupted(what_now)
+    except KeyboardInterrupt as error:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"Interrupted{what_now}.\n")
+        sys.exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED)

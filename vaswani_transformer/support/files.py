@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,12 +81,9 @@ def check_unicode(text: str, where: str) -> None:
 
 
 def read_json(path: Path, fix: str, **fields: type) -> dict[str, Any]:
-    """Return the JSON object in a file that a command has written.
+    """Return the JSON object in a file that a command has written, in which `fields` have these types.
 
-    Args:
-        path: the file.
-        fix: what the user can do with a damaged one, which ends the message.
-        fields: the type of each field that the object must have.
+    `fix` says what the user can do with a damaged one, and ends the message.
     """
     try:
         content = parse_json(path.read_bytes())
@@ -132,13 +129,12 @@ def is_write_error(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exception]) -> Generator[None]:
-    """Turn a failed write, or one of `more_errors`, into an OutputError; a broken pipe passes through.
+def write_errors(
+    name: str | os.PathLike[str], fix: str | Callable[[], str], *more_errors: type[Exception]
+) -> Generator[None]:
+    """Turn a failed write, or one of `more_errors` by which a library reports it, into an OutputError.
 
-    Args:
-        name: the file or stream that is written.
-        fix: what the user can do, which ends the message.
-        more_errors: further exceptions by which a library reports a failed write.
+    `name` is the file or the stream. `fix`, or what it returns then, ends the message. A broken pipe passes through.
     """
     try:
         yield
@@ -147,7 +143,8 @@ def write_errors(name: str | os.PathLike[str], fix: str, *more_errors: type[Exce
     except Exception as error:
         if not (isinstance(error, more_errors) or is_write_error(error)):
             raise
-        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {fix}.") from error
+        end = fix if isinstance(fix, str) else fix()
+        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {end}.") from error
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -165,30 +162,28 @@ def holds_files(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def staged_files(folder: Path, last: str = "") -> Generator[Path]:
-    """Yield a staging folder whose files move into `folder` at the end; an error before that leaves none there.
+    """Yield a staging folder whose files move into `folder` at the end, the file `last` after all others.
 
-    What a killed command has left unfinished in `folder` is deleted.
-
-    Args:
-        folder: the folder, which is made if it is missing.
-        last: the name of the file that moves last.
+    An error before that leaves none there. A missing folder is made, and what a killed command has left unfinished in
+    it is deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for partial in folder.glob(f"*{PARTIAL}"):
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
         yield Path(staging)
-        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == last):
-            path.replace(folder / path.name)
+        moved: list[Path] = []
+        try:
+            for path in sorted(Path(staging).iterdir(), key=lambda path: (path.name == last, path.name)):
+                moved.append(path.replace(folder / path.name))
+        except OSError:
+            for path in moved:
+                path.unlink()
+            raise
 
 
 def check_new_folder(path: Path, force: bool = False) -> None:
-    """Check that a model folder can be written at `path`.
-
-    Args:
-        path: the folder.
-        force: whether it may replace a model.
-    """
+    """Check that a model folder can be written at `path`; by `force` it may replace a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; name a folder.")
     parent = next(each for each in path.absolute().parents if each.exists())
@@ -206,9 +201,7 @@ def check_new_folder(path: Path, force: bool = False) -> None:
 def atomic_folder(path: str | os.PathLike[str], force: bool = False) -> Generator[Path]:
     """Yield a staging folder that becomes `path` at the end; an error before that changes nothing at `path`.
 
-    Args:
-        path: the folder to write; missing parents are made.
-        force: whether it may replace a model.
+    Missing parents are made, and by `force` it may replace a model.
     """
     target = Path(path).absolute()
     check_new_folder(target, force)
@@ -238,13 +231,9 @@ def open_lock(path: Path) -> IO:
 
 
 def lock(file: IO, message: str) -> None:
-    """Lock an open file until it is closed or the process ends.
+    """Lock an open file until it is closed or the process ends; `message` says that another process holds the lock.
 
     Windows has no such locks; a file system without them causes a warning.
-
-    Args:
-        file: the file.
-        message: the error's message if another process holds the lock.
     """
     try:
         import fcntl
@@ -274,10 +263,11 @@ class TextDigest:
         return self._sha256.hexdigest()
 
 
-def digest_of_file(path: Path) -> list[int | str]:
-    """Return the size of a file in bytes and the SHA-256 of its content."""
+def digest_of_file(path: Path, algorithm: Any = "sha256") -> list[int | str]:
+    """Return the size of a file in bytes and the digest of its content, by an algorithm of `hashlib.file_digest`."""
     with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+        digest = hashlib.file_digest(file, algorithm)
+        return [file.tell(), digest.hexdigest()]
 
 
 def digest_of_model(folder: Path) -> str:

@@ -78,12 +78,9 @@ def expected_value(name: str, value: Any, vocabulary: int) -> str | None:
 
 
 def check_search_settings(name: str, settings: Mapping[str, Any], vocabulary: int) -> None:
-    """Check the settings of a saved GenerationConfig.
+    """Check the settings of the GenerationConfig that the model `name` saves, for a `vocabulary` of V entries.
 
-    Args:
-        name: the model's folder, or its name on the Hub.
-        settings: the settings; None switches any of them off.
-        vocabulary: V.
+    None switches any of them off.
     """
     for setting, value in settings.items():
         expected = None if value is None else expected_value(setting, value, vocabulary)

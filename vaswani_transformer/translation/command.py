@@ -14,9 +14,8 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..support.command_line import silence_stdout
-from ..support.errors import OutputError, UserError, one_line
+from ..support.errors import OutputError, UserError, exit_on_user_error
 from ..support.files import lines_of, read_errors
-from ..support.interrupts import INTERRUPTED, raise_interrupts
 from .loading import LoadOptions, TranslateTexts, make_translator
 from .options import parse_arguments
 from .output import ResumableFile, StreamOutput, is_finished
@@ -136,12 +135,7 @@ def warn_of_truncation(translation: Translation, name: str, number: int) -> None
 
 
 class UnknownWords:
-    """The lines with words that the vocabulary lacks, for one warning at the end.
-
-    Args:
-        name: the input's name.
-        options: `strict` makes such a line an error.
-    """
+    """The lines of the input `name` with words that the vocabulary lacks, for one warning at the end, or an error."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.name, self.is_strict = name, options.strict
@@ -162,12 +156,6 @@ class UnknownWords:
         if self.lines:
             lines = f"{self.lines} line{' has' if self.lines == 1 else 's have'} words that the vocabulary lacks"
             log(f"{self.name}: {lines}, whose results are guesses ({self.first}); --strict ends at such a line.")
-
-
-def log_unknown_words(translation: Translation) -> None:
-    """Log the words of a typed line that the vocabulary lacks."""
-    if translation.unknown_words:
-        log(f"Unknown words, whose results are guesses: {', '.join(map(repr, translation.unknown_words))}.")
 
 
 def translate_lines(
@@ -240,7 +228,8 @@ def run_interactive(options: argparse.Namespace, form: LineFormat) -> None:
             continue
         if translation.is_truncated:
             warn_of_truncation(translation, "standard input", number)
-        log_unknown_words(translation)
+        if translation.unknown_words:
+            log(f"Unknown words, whose results are guesses: {', '.join(map(repr, translation.unknown_words))}.")
         output.write(form.write(translation, number))
 
 
@@ -259,30 +248,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def run_command(options: argparse.Namespace, form: Callable[[argparse.Namespace], LineFormat]) -> None:
     """Run a command on its lines; a user's error ends it with one line and exit status 2."""
-    raise_interrupts()
     logging.disable_progress_bar()
-    try:
-        check_streams(options)
-        run = run_interactive if options.interactive else translate_input
-        run(options, form(options))
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        silence_stdout()
-        sys.exit(141)
-    except KeyboardInterrupt:
-        log(f"Interrupted{'; the same command resumes it' if options.output else ''}.")
-        sys.exit(INTERRUPTED)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
-        fewer = f"a smaller {' or '.join(given)}, or " if given else ""
-        log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
-        sys.exit(1)
-    except (ValueError, OSError) as error:
-        log(one_line(error))
-        if isinstance(error, OutputError) and options.output is None:
+    what_now = "; the same command resumes it" if options.output else ""
+    with exit_on_user_error(ValueError, OSError, what_now=what_now):
+        try:
+            check_streams(options)
+            run = run_interactive if options.interactive else translate_input
+            run(options, form(options))
+        except BrokenPipeError:  # the reader has closed the pipe, as `head` does
             silence_stdout()
-        sys.exit(2)
+            sys.exit(141)
+        except OutputError:
+            if options.output is None:
+                silence_stdout()
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            given = [f"--{name}" for name in ("beams", "length_beam") if (getattr(options, name) or 1) > 1]
+            fewer = f"a smaller {' or '.join(given)}, or " if given else ""
+            log(f"The device has too little memory for a batch; give {fewer}a smaller --batch_tokens.")
+            sys.exit(1)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -135,11 +135,7 @@ class CTranslate2Engine:
         self.translator = self.make_translator(folder, device, compute_type, threads)
 
     def check_settings(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UserError: one is out of range.
-        """
+        """Check the settings."""
         if self.penalty_type not in LENGTH_PENALTY_TYPES:
             raise UserError(f"length_penalty_type is {self.penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         for name, value in (("length_penalty", self.alpha), ("patience", self.patience)):
@@ -159,12 +155,7 @@ class CTranslate2Engine:
     def make_translator(
         self, folder: str | os.PathLike[str], device: str, compute_type: str, threads: int | None
     ) -> Any:
-        """Return CTranslate2's own Translator.
-
-        Raises:
-            ImportError: CTranslate2 is not installed.
-            UserError: it cannot load the model on this device in this type.
-        """
+        """Return CTranslate2's own Translator."""
         package = import_ctranslate2()
         threads = torch.get_num_threads() if threads is None else threads
         try:
@@ -180,11 +171,7 @@ class CTranslate2Engine:
         return max(1, self.positions - (self.relative or 0))
 
     def limit(self, longest: int) -> int:
-        """Return the tokens that a translation may have if the longest source has `longest`.
-
-        Raises:
-            UserError: the source has more tokens than there are positions.
-        """
+        """Return the tokens that a translation may have if the longest source has `longest`."""
         if longest > self.positions:
             raise UserError(
                 f"A text of {longest} tokens is longer than the table of {self.positions} positions; shorten it, or "

@@ -210,9 +210,7 @@ def make_translator(
 ) -> TranslateTexts:
     """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
-    Args:
-        options: the command's.
-        check: raises an error for a model that is not of the command's task, by its tokenizer.
+    `check` raises an error for a model that is not of the command's task, by its tokenizer.
     """
     if options.engine == "ctranslate2":
         return make_ct2_translator(options, check)

@@ -4,7 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from ..support.command_line import ArgumentParser, finite_float, positive_argument, utf8_text
+from ..support.command_line import (
+    ArgumentParser,
+    add_model_argument,
+    check_output_file,
+    finite_float,
+    positive_argument,
+    utf8_text,
+)
 from ..support.saved_settings import MAX_ALPHA
 from .translator import TooLong
 
@@ -29,7 +36,7 @@ def line_parser(prog: str, description: str) -> ArgumentParser:
         epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
         "FILE.record, next to FILE, holds the model and settings.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder with a model and its tokenizer, or a name on the Hub")
+    add_model_argument(parser)
     return parser
 
 
@@ -72,10 +79,24 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("search", "the model's generation config is the default")
+def add_beam_options(group: Any) -> None:
     group.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
+
+
+def add_batch_tokens(group: Any) -> None:
+    group.add_argument(
+        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
+    )
+
+
+def add_sort_lines(group: Any, help: str) -> None:
+    group.add_argument("--window", dest="sort_lines", type=positive_argument, default=2048, metavar="N", help=help)
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search", "the model's generation config is the default")
+    add_beam_options(group)
     group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
     group.add_argument(
         "--length_beam",
@@ -95,17 +116,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--batch_tokens", type=positive_argument, default=2048, metavar="N", help="source tokens at once (2048)"
-    )
-    group.add_argument(
-        "--window",
-        dest="sort_lines",
-        type=positive_argument,
-        default=2048,
-        metavar="N",
-        help="lines sorted by length at once (2048)",
-    )
+    add_batch_tokens(group)
+    add_sort_lines(group, "lines sorted by length at once (2048)")
     group.add_argument(
         "--engine",
         choices=("torch", "ctranslate2"),
@@ -152,9 +164,7 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--input={options.input}: is a folder; name a file.")
     if options.input and not options.input.exists():
         parser.error(f"--input={options.input}: does not exist; name an existing file.")
-    if options.output and options.output.is_dir():
-        parser.error(f"--output={options.output}: is a folder; name a file.")
-    if options.output and not options.output.absolute().parent.is_dir():
-        parser.error(f"--output={options.output}: {options.output.absolute().parent} is not a folder; make it first.")
+    if options.output:
+        check_output_file(parser, options.output)
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         parser.error(f"--output={options.output}: is the input itself; name another file.")

@@ -88,14 +88,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
 def is_finished(path: Path, settings: dict[str, Any], texts: Iterable[str], name: str) -> bool:
     """Return whether a file holds all results of these texts with these settings, according to its record.
 
-    It reads `texts` only if the record says that the file is finished. A file that is missing, empty or unfinished is
-    not finished.
-
-    Args:
-        path: the file of results.
-        settings: what the results depend on, besides the texts.
-        texts: the texts.
-        name: their name in messages.
+    It reads `texts`, which messages call `name`, only if the record says that the file is finished. A file that is
+    missing, empty or unfinished is not finished.
     """
     record = read_record(path)
     if not path.exists() or path.stat().st_size == 0:

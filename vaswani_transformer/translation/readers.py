@@ -39,11 +39,7 @@ def describe_value(holder: Any, key: str) -> str:
 def json_texts(stream: BinaryIO, name: str, field: str, language: str | None = None) -> Iterator[str]:
     """Yield the texts of JSON Lines; an empty line has the empty text.
 
-    Args:
-        stream: the lines.
-        name: the stream's name in messages.
-        field: the field of a text, without a language.
-        language: the language of a text within the field `translation`.
+    They are in `field`, or with a `language` under it in the field `translation`; messages call the stream `name`.
     """
     key = field if language is None else language
     expected = f'{{"{field}": "..."}}' if language is None else f'{{"translation": {{"{language}": "..."}}}}'

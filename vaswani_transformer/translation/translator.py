@@ -1,13 +1,15 @@
 """Translate many texts: batches by length under a token budget, results in the order of the texts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batching.steps import batches_in_order
 from ..support.errors import UserError
 from ..tokenizer import check_own_vocabulary, text_encoder, unknown_words
 from .engine import Constraint, DecodingEngine, ScoredTokens, TransformersEngine
@@ -77,24 +79,14 @@ class TooLongError(UserError):
         return UserError(f"{line}: {self.tokens} tokens, more than {self.limit}; shorten it, {fix}")
 
 
-def batches_by_length(lengths: dict[int, int], batch_tokens: int) -> list[list[int]]:
-    """Return texts in batches of at most `batch_tokens`, padding included, the longest first.
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return texts, by index, in batches of at most `batch_tokens`, padding included, the longest first.
 
-    A text with more tokens is a separate batch.
-
-    Args:
-        lengths: the tokens of each text, by its index.
-        batch_tokens: the token budget.
+    A text with more tokens is a separate batch, and one of 0 tokens is in none.
     """
-    batches: list[list[int]] = []
-    capacity = 0
-    for index in sorted(lengths, key=lambda index: (-lengths[index], index)):
-        if capacity == 0:
-            batches.append([])
-            capacity = max(1, batch_tokens // max(lengths[index], MIN_TEXT_TOKENS))
-        batches[-1].append(index)
-        capacity -= 1
-    return batches
+    order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: -lengths[index])
+    counted = np.maximum(np.array(lengths, dtype=np.int32), MIN_TEXT_TOKENS)
+    return batches_in_order(order, counted, counted, (batch_tokens, batch_tokens))
 
 
 @dataclass
@@ -139,19 +131,12 @@ class Translator:
     def _translate(
         self, texts: list[str], first: int, skip: int, progress: Callable[[int], object]
     ) -> list[Translation]:
-        """Return the translations of a window from its text `skip` on.
-
-        Args:
-            texts: the window.
-            first: the number of its first text among all texts.
-            skip: how many of its texts to skip.
-            progress: called with the number of texts that were translated.
-        """
+        """Return the translations of a window, which begins with text number `first`, from its text `skip` on."""
         sources, lengths, unknown = self._encode(texts, first)
         empty = [Hypothesis("", 0, 0.0 if self.engine.scores else None)] * self.engine.num_translations
         hypotheses = {index: empty for index in range(len(texts)) if index not in sources}
         progress(sum(index >= skip for index in hypotheses))
-        for batch in batches_by_length({index: len(tokens) for index, tokens in sources.items()}, self.batch_tokens):
+        for batch in batches_by_length([len(sources.get(index, ())) for index in range(len(texts))], self.batch_tokens):
             if wanted := [index for index in batch if index >= skip]:
                 targets = self._search([sources[index] for index in batch], [texts[index] for index in batch])
                 hypotheses |= zip(batch, map(self._decode, targets), strict=True)

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from transformers import (
 
 from tests.helpers import ROOT, load_tokenizer
 from tests.training.monitor.fake_stopwatch import FakeStopwatch
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, UNREAD, finish, start
+from tests.training.runs import LANGUAGE, TWO_PROCESSES, UNREAD, FinishedRun, finish, start, train_in
 from training import train
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
@@ -138,13 +137,9 @@ def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(
 
 
 @pytest.mark.slow
-def test_tensorboard_holds_every_metric_of_the_log(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    more = [f"--output_dir={folder}", "--training.steps=6", "--training.log_steps=2"]
-    curve = run(load_recipe(arguments[0], [*arguments[1:], *more]))["curve"]
-    events = EventAccumulator(str(folder / "tensorboard"))
+def test_tensorboard_holds_every_metric_of_the_log(finished_run: FinishedRun) -> None:
     written = {}
-    for path in (folder / "tensorboard").iterdir():
+    for path in (finished_run.folder / "tensorboard").iterdir():
         events = EventAccumulator(str(path)).Reload()
         for tag in events.Tags()["scalars"]:
             written |= {(tag, event.step): event.value for event in events.Scalars(tag)}
@@ -153,8 +148,8 @@ def test_tensorboard_holds_every_metric_of_the_log(arguments: list[str], tmp_pat
         "eval": ("loss", "perplexity", "bleu"),
     }.items():
         prefix = "eval_" if kind == "eval" else ""
-        entries = [entry for entry in curve if f"{prefix}loss" in entry]
-        assert len(entries) == {"train": 3, "eval": 2}[kind]
+        entries = [entry for entry in finished_run.results["curve"] if f"{prefix}loss" in entry]
+        assert len(entries) == {"train": 9, "eval": 3}[kind]
         for entry, name in itertools.product(entries, names):
             assert written[f"{kind}/{name}", entry["step"]] == pytest.approx(entry[prefix + name], rel=1e-6)
     assert not any("perplexity" in tag for tag, _ in written if tag.startswith("train/"))
@@ -168,7 +163,7 @@ def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...], verbosity: str
 ) -> None:
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", verbosity)
-    process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher)
+    process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher, is_fork=False)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     lines = [line for line in errors.splitlines() if line.startswith("Step ")]
@@ -245,12 +240,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, arguments: list[str], step: int) 
 
 
 @pytest.mark.slow
-def test_phases_of_a_run_sum_to_its_time(arguments: list[str], tmp_path: Path) -> None:
-    began = time.perf_counter()
-    results = run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", "--training.steps=6"]))
-    assert results["seconds"] == sum(results["time"].values()) <= time.perf_counter() - began
-    assert list(results["time"]) == list(PHASES)
-    assert min(results["time"].values()) > 0
+def test_phases_of_a_run_sum_to_its_time(finished_run: FinishedRun) -> None:
+    time = finished_run.results["time"]
+    assert finished_run.results["seconds"] == sum(time.values()) <= finished_run.seconds
+    assert list(time) == list(PHASES)
+    assert min(time.values()) > 0
 
 
 @pytest.mark.slow
@@ -307,8 +301,7 @@ def test_equal_bleu_at_a_lower_loss_is_better(bleu: float, loss: float, is_bette
 def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments: list[str], tmp_path: Path) -> None:
     """Every BLEU is 0 at the beginning of a run, and patience does not end it then."""
     folder = tmp_path / "run"
-    more = [f"--output_dir={folder}", "--training.steps=9", "--training.patience=1"]
-    results = run(load_recipe(arguments[0], [*arguments[1:], *more]))
+    results = train_in(arguments, folder, "--training.steps=9", "--training.patience=1")
     evaluations = [entry for entry in results["curve"] if "eval_bleu" in entry]
     assert {entry["eval_bleu"] for entry in evaluations} == {0.0}
     assert results["best_validation_bleu"] == 0.0

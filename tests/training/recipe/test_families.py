@@ -17,7 +17,7 @@ from training.data.tokenizing import token_ids
 from training.recipe.decoding import decoding_config
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
-from training.trainer.callbacks import GlancingCallback
+from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
 from training.trainer.optimizers import make_optimizer, make_schedule
 from vaswani_transformer import (
@@ -242,7 +242,7 @@ def test_draws_of_a_batch_reach_glancing() -> None:
 
 def test_share_that_glancing_shows_falls_linearly_by_the_step() -> None:
     model, state = tiny_nat(), TrainerState()
-    callback = GlancingCallback(model, 0.5, 0.3, 10)
+    callback = TrainingRateCallback(model, "glancing_ratio", 0.5, 0.3, 10)
     shown = []
     for state.global_step in (0, 5, 10, 15):  # at any step from which a run resumes
         callback.on_step_begin(UNREAD, state, TrainerControl())

@@ -15,21 +15,18 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from tests.training.runs import (
-    TIRED,
     TWO_PROCESSES,
+    FinishedRun,
     assert_same_checkpoints,
     finish,
-    last_of_each,
     last_step,
-    make_arguments,
     rewind,
     start,
+    train_in,
 )
-from training.recipe.fields import load_recipe
-from training.run import checkpoints
 from training.run.checkpoints import (
     all_checkpoints,
     changed_file,
@@ -45,7 +42,6 @@ from training.run.checkpoints import (
     step_of,
     writing,
 )
-from training.train import run
 from vaswani_transformer.support.errors import OutputError, UserError
 
 
@@ -247,33 +243,17 @@ def test_checkpoint_with_another_sharding_is_an_error(tmp_path: Path, was_sharde
         check_same_sharding(checkpoint, not was_sharded)
 
 
-@pytest.fixture(scope="module")
-def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """Return the arguments of a run of nine steps, and its folder after an uninterrupted run."""
-    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
-    return arguments, folder
-
-
-def killed_at(step: int, finished: Path, folder: Path) -> Path:
-    """Copy a finished run to one that was killed after the checkpoint of a step."""
-    shutil.copytree(finished, folder)
-    rewind(folder, step)
-    return folder
-
-
 @pytest.mark.slow
 def test_run_and_data_that_were_moved_resume_from_a_checkpoint_before_a_damaged_one(
-    never_killed: tuple[list[str], Path], tmp_path: Path
+    finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    arguments, uninterrupted = never_killed
-    folder = killed_at(6, uninterrupted, tmp_path / "moved")
+    arguments, uninterrupted, *_ = finished_run
+    folder = shutil.copytree(uninterrupted, tmp_path / "moved")
+    rewind(folder, 6)
     optimizer = folder / "checkpoints" / "checkpoint-6" / "optimizer.pt"
     optimizer.write_bytes(bytes(optimizer.stat().st_size))
     shutil.copytree(Path(arguments[0]).parent / "data", tmp_path / "data")
-    moved = [*arguments, f"--data.path={tmp_path / 'data'}"]
-    _, errors = start(moved, folder).communicate(timeout=300)
+    _, errors = start(arguments, folder, f"--data.path={tmp_path / 'data'}").communicate(timeout=300)
     assert "checkpoint-6: optimizer.pt is not as training wrote it; kept as checkpoint-6.damaged." in errors
     assert "Resuming from step 3 of 9." in errors
     assert "does not exist" not in errors
@@ -293,26 +273,24 @@ DAMAGED_FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGED_FILES)
-def test_damaged_file_of_a_run_is_one_line(never_killed: tuple[list[str], Path], tmp_path: Path, name: str) -> None:
+def test_damaged_file_of_a_run_is_one_line(finished_run: FinishedRun, tmp_path: Path, name: str) -> None:
     """The run was interrupted while it scored, or is extended."""
-    (recipe, *settings), finished = never_killed
-    folder = shutil.copytree(finished, tmp_path / "run")
-    if name == "results.json":
-        settings = ["--training.steps=12"]
-    else:
+    folder = shutil.copytree(finished_run.folder, tmp_path / "run")
+    more = ["--training.steps=12"] if name == "results.json" else []
+    if not more:
         (folder / "results.json").unlink()
     content, message = DAMAGED_FILES[name]
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=rf"^{folder / name}: {message}[^\n]*$"):
-        run(load_recipe(recipe, [*settings, f"--output_dir={folder}"]))
+        train_in(finished_run.arguments, folder, *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
 def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
-    never_killed: tuple[list[str], Path], tmp_path: Path, file: str
+    finished_run: FinishedRun, tmp_path: Path, file: str
 ) -> None:
-    arguments, uninterrupted = never_killed
+    arguments, uninterrupted, *_ = finished_run
     killed = tmp_path / "killed"
     process = start([file, "6", *arguments], killed, module="tests.training.dying")
     process.communicate(timeout=300)
@@ -342,57 +320,44 @@ def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
 
 
 @pytest.mark.slow
-def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(arguments: list[str], tmp_path: Path) -> None:
-    settings = [
-        *arguments[1:],
-        f"--output_dir={tmp_path / 'run'}",
-        "--training.steps=6",
-        "--training.evaluation_steps=3",
-    ]
-    run(load_recipe(arguments[0], settings))
-    broken, name = tmp_path / "run" / "model.safetensors", "model.encoder.layers.0.feed_forward.fc1.bias"
-    results = (tmp_path / "run" / "results.json").rename(tmp_path / "results.json")  # killed after its training
-    save_file({**load_file(broken), name: torch.full((16,), torch.nan)}, broken, {"format": "pt"})
-    with pytest.raises(
-        UserError, match=rf"{name} \(float32\); remove {tmp_path / 'run' / 'trainer_state.json'}, and the run takes the"
+def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """First it was killed after its training, then after the checkpoint of step 6."""
+    arguments, finished, *_ = finished_run
+    folder, name = shutil.copytree(finished, tmp_path / "run"), "model.encoder.layers.0.feed_forward.fc1.bias"
+    saved = load_file(folder / "model.safetensors")
+    not_finite = {**saved, name: torch.full((16,), torch.nan)}
+    results = (folder / "results.json").rename(tmp_path / "results.json")
+    save_file(not_finite, folder / "model.safetensors", {"format": "pt"})
+    message = rf"{name} \(float32\); remove {folder / 'trainer_state.json'}, and the run takes the"
+    with pytest.raises(UserError, match=message):
+        train_in(arguments, folder)
+    results.rename(folder / "results.json")
+    rewind(folder, 6)
+    checkpoint, no_weights = folder / "checkpoints" / "checkpoint-6", {**saved}
+    del no_weights[name]
+    fix = "estore it, or move checkpoint-6 elsewhere, and the run"
+    for content, message in (
+        (save(no_weights, {"format": "pt"}), rf"missing: {name}\. R{fix}"),
+        (save(not_finite, {"format": "pt"}), rf"{name} \(float32\); r{fix}"),
+        (b"no weights", rf"model\.safetensors: cannot be read .*; r{fix}"),
     ):
-        run(load_recipe(arguments[0], settings))
-    results.rename(tmp_path / "run" / "results.json")
-    rewind(tmp_path / "run", 3)
-    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-3"
-    saved = load_file(checkpoint / "model.safetensors")
-    for weights, message in (
-        (
-            {key: weight for key, weight in saved.items() if key != name},
-            f"missing: {name}. Restore it, or move checkpoint-3 elsewhere, and",
-        ),
-        (
-            {**saved, name: torch.full((16,), torch.nan)},
-            rf"{name} \(float32\); restore it, or move checkpoint-3 elsewhere, and the run",
-        ),
-    ):
-        save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+        (checkpoint / "model.safetensors").write_bytes(content)
         mark_complete(checkpoint)
-        with pytest.raises(UserError, match=rf"checkpoint-3: .*{message}"):
-            run(load_recipe(arguments[0], settings))
-    (checkpoint / "model.safetensors").write_bytes(b"no weights")
-    mark_complete(checkpoint)
-    with pytest.raises(
-        UserError,
-        match=r"model\.safetensors: cannot be read .*; restore it, or move checkpoint-3 elsewhere, and the run",
-    ):
-        run(load_recipe(arguments[0], settings))
+        with pytest.raises(UserError, match=rf"checkpoint-6.*{message}"):
+            train_in(arguments, folder)
     remove(checkpoint)
-    assert run(load_recipe(arguments[0], settings))["steps"] == 6
+    assert train_in(arguments, folder)["steps"] == 9
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
 def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
-    never_killed: tuple[list[str], Path], tmp_path: Path
+    finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """A limit on the size of a file simulates it: the weights are smaller, the optimizer's state is larger."""
-    arguments, uninterrupted = never_killed
+    arguments, uninterrupted, *_ = finished_run
     folder = tmp_path / "run"
     process = start(arguments, folder)
     while last_checkpoint(folder) is None and process.poll() is None:
@@ -407,36 +372,3 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
     assert last_step(folder) < 9
     finish(start(arguments, folder))
     assert_same_checkpoints(uninterrupted, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "end",
-    [["--training.steps=7"], TIRED, ["--training.average_last=2"]],
-    ids=["steps", "patience", "mean"],
-)
-def test_run_killed_right_after_its_last_checkpoint_trains_no_further_step(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[str]
-) -> None:
-    """The number of steps is no multiple of an epoch's, so the Trainer by itself would take one more."""
-    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    settings = last_of_each(*arguments, "--training.steps=30", *end)
-    recipes = [
-        load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in (uninterrupted, killed)
-    ]
-    first = run(recipes[0])
-
-    def die(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("training.trainer.trainer.drop_tied_duplicates", die)  # the first step after training
-        with pytest.raises(KeyboardInterrupt):
-            run(recipes[1])
-    last = last_checkpoint(killed)
-    assert last is not None
-    assert checkpoints.has_ended(last, recipes[1].training)
-    again = run(recipes[1])
-    assert again["steps"] == first["steps"] <= 30
-    assert_same_checkpoints(uninterrupted, killed)
-    assert json.dumps(again["validation"]) == json.dumps(first["validation"])

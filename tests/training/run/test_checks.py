@@ -1,5 +1,6 @@
 """What a recipe's data cannot teach its model, or takes long, is said before training."""
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from training.recipe.families import FAMILIES
-from training.recipe.fields import DataRecipe, Recipe
-from training.run.checks import check_predictable_lengths, warn_of_long_texts
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
+from training.run.checks import check_predictable_lengths, check_same_steps, warn_of_long_texts
 from vaswani_transformer.support.errors import UserError
 
 
@@ -47,6 +48,15 @@ def test_targets_of_lengths_that_a_model_never_predicts_are_counted(
         UserError, match=rf"2 of the 2 training .*{message}" if message[0] != "m" else f"^{message}2 of"
     ):
         check_predictable_lengths(recipe, config, pairs_of(other, other))
+
+
+def test_steps_of_a_stream_do_not_depend_on_micro_batches() -> None:
+    pairs = pairs_of(*(3 * [(9, 9)] + 3 * [(1, 1)]))
+    training = TrainingRecipe(source_tokens=30, target_tokens=30, device_tokens=30)
+    before, recipe = (Recipe(training=each) for each in (training, dataclasses.replace(training, device_tokens=6)))
+    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps"):
+        check_same_steps(before, recipe, pairs)
+    check_same_steps(before, dataclasses.replace(recipe, data=DataRecipe(streaming=True)), pairs)
 
 
 def test_long_texts_of_an_evaluation_are_announced(caplog: pytest.LogCaptureFixture) -> None:

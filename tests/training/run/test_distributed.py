@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.helpers import ROOT, tiny_model
-from tests.training.runs import assert_same_checkpoints, prepare_run, rewind
-from training.recipe.fields import load_recipe
+from tests.training.runs import FinishedRun, assert_same_checkpoints, prepare_run, recipe_in, rewind, train_in
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
     KERNELS,
@@ -174,7 +173,7 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> N
 
 
 def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
-    recipe = load_recipe(arguments[0], [*arguments[1:], "--training.steps=1", *more, f"--output_dir={folder}"])
+    recipe = recipe_in(arguments, folder, "--training.steps=1", *more)
     init_distributed()
     return make_trainer(recipe, prepare_run(recipe))
 
@@ -248,22 +247,22 @@ def test_disk_that_machines_do_not_share_is_an_error(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test simulates the second of two machines, on which the first process's files do not appear."""
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(arguments, tmp_path / "run")
     monkeypatch.setattr(PartialState, "is_main_process", False)
     with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
         prepare_run(recipe)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switch", ["precision=bf16", "gradient_checkpointing=true", "torch_compile=true"])
-def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_bit(
+@pytest.mark.parametrize("switch", ["precision=bf16", "torch_compile=true"])
+def test_run_in_bf16_or_compiled_learns_and_resumes_to_the_bit(
     arguments: list[str], tmp_path: Path, switch: str
 ) -> None:
     """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
     settings, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [load_recipe(settings[0], [*settings[1:], f"--output_dir={folder}"]) for folder in runs]
+    recipes = [recipe_in(settings, folder) for folder in runs]
     first = run(recipes[0])
     losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
     assert losses[-1] < losses[0] - 0.5
@@ -274,9 +273,7 @@ def test_run_with_precision_checkpointing_or_compile_learns_and_resumes_to_the_b
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_no_bit_of_a_run(arguments: list[str], tmp_path: Path) -> None:
+def test_gradient_checkpointing_changes_no_bit_of_a_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The second forward pass draws the same dropout masks."""
-    for name in ("false", "true"):
-        more = [f"--training.gradient_checkpointing={name}", "--training.steps=6", f"--output_dir={tmp_path / name}"]
-        run(load_recipe(arguments[0], [*arguments[1:], *more]))
-    assert_same_checkpoints(tmp_path / "false", tmp_path / "true")
+    train_in(finished_run.arguments, tmp_path / "run", "--training.gradient_checkpointing=true")
+    assert_same_checkpoints(finished_run.folder, tmp_path / "run")

@@ -9,7 +9,7 @@ import yaml
 from transformers import ByT5Tokenizer
 
 from tests.helpers import load_tokenizer
-from tests.training.runs import prepare_run
+from tests.training.runs import prepare_run, recipe_in, train_in
 from training import train
 from training.recipe.fields import load_recipe, to_dict
 from training.run import checkpoints, preparation
@@ -23,7 +23,7 @@ from vaswani_transformer.support.errors import OutputError, UserError
 def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
-        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.source_tokens=5"]))
+        train_in(arguments, folder, "--training.source_tokens=5")
     assert not folder.exists()
 
 
@@ -94,9 +94,9 @@ def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: li
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
         with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
-            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name / 'run'}"]))
+            prepare_folder(recipe_in(arguments, tmp_path / name / "run"))
         with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
-            prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / name}"]))
+            prepare_folder(recipe_in(arguments, tmp_path / name))
 
 
 def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
@@ -104,19 +104,19 @@ def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds files that are not a run; give another --output_dir"):
-        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path}"]))
+        prepare_folder(recipe_in(arguments, tmp_path))
 
 
 def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    recipe = recipe_in(arguments, folder)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     assert prepare_folder(recipe).path == folder
-    other = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.warmup_steps=7"])
+    other = recipe_in(arguments, folder, "--training.warmup_steps=7")
     with pytest.raises(UserError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
         prepare_folder(other)
-    longer = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}", "--training.steps=1000"])
+    longer = recipe_in(arguments, folder, "--training.steps=1000")
     assert prepare_folder(longer).changed == ["training.steps"]
 
 
@@ -124,7 +124,7 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, argum
     """This happens after `kill -9` of a launcher, whose processes continue."""
     folder = tmp_path / "run"
     folder.mkdir()
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    recipe = recipe_in(arguments, folder)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
     with run_lock(folder), pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
         prepare_folder(recipe)
@@ -133,7 +133,7 @@ def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, argum
 
 def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").mkdir(parents=True)
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}"])
+    recipe = recipe_in(arguments, tmp_path / "run")
     for use in (prepare_folder, run):
         with pytest.raises(UserError, match=r"\.lock: is a folder, where a file that locks .*; remove or rename it\.$"):
             use(recipe)
@@ -150,10 +150,7 @@ def test_lock_that_another_command_has_just_removed_is_not_taken(
 def test_longer_run_that_the_disk_does_not_hold_is_one_line(
     tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, longer = (
-        load_recipe(arguments[0], [*arguments[1:], f"--output_dir={tmp_path / 'run'}", f"--training.steps={steps}"])
-        for steps in (10, 20)
-    )
+    recipe, longer = (recipe_in(arguments, tmp_path / "run", f"--training.steps={steps}") for steps in (10, 20))
     prepare_run(recipe)
 
     def fail(path: Path, text: str) -> NoReturn:
@@ -169,7 +166,7 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
     (folder / "tmp1.part").mkdir(parents=True)
     (folder / "recipe.yaml.part").write_text("name: ow")
     (folder / ".lock").touch()
-    recipe = load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"])
+    recipe = recipe_in(arguments, folder)
     prepare_run(recipe)
     assert {path.name for path in folder.iterdir()} == {
         "data.json",
@@ -182,7 +179,7 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
 def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
     with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
-        run(load_recipe(arguments[0], [*arguments[1:], "--data.path=/nowhere", f"--output_dir={folder}"]))
+        train_in(arguments, folder, "--data.path=/nowhere")
 
 
 def test_differing_fields_are_named() -> None:
@@ -193,7 +190,7 @@ def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: l
     folder = tmp_path / "run"
     Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):
-        run(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+        train_in(arguments, folder)
     assert not folder.exists()
 
 
@@ -204,11 +201,11 @@ def test_link_to_a_file_in_a_runs_folder_is_an_error(arguments: list[str], tmp_p
     other.write_text("mine")
     (folder / name).symlink_to(other)
     with pytest.raises(UserError, match=rf"{name}: is a link, through which a run would write another file; put the"):
-        prepare_folder(load_recipe(arguments[0], [*arguments[1:], f"--output_dir={folder}"]))
+        prepare_folder(recipe_in(arguments, folder))
     assert other.read_text() == "mine"
 
 
 def test_model_larger_than_memory_is_an_error_before_it_is_made(arguments: list[str], tmp_path: Path) -> None:
     sizes = ["--model.d_model=1000000000", "--model.encoder_layers=900"]
     with pytest.raises(UserError, match=r"^model: its weights do not fit into memory; got [\d,]+ GiB, expected more"):
-        run(load_recipe(arguments[0], [*arguments[1:], *sizes, f"--output_dir={tmp_path / 'run'}"]))
+        train_in(arguments, tmp_path / "run", *sizes)

@@ -79,12 +79,24 @@ def test_processes_stop_at_the_step_that_the_first_signal_names(monkeypatch: pyt
     assert store.get(STOP) == b"9"
 
 
+IMPATIENT = """
+import sys
+
+from training import train
+from training.run import launch
+
+launch.SILENCE, launch.SECONDS_BETWEEN = 8.0, 0.5
+train.main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
 def test_stopped_process_ends_the_whole_launch_with_a_line_that_names_it(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start(
-        arguments, folder, "--training.steps=100000", "--training.checkpoint_steps=5", launcher=TWO_PROCESSES
-    )
+    """It ends torch's launcher too, which gives the stopped process half a minute to end."""
+    folder, program = tmp_path / "run", tmp_path / "impatient.py"
+    program.write_text(IMPATIENT)
+    endless = ["--training.steps=100000", "--training.checkpoint_steps=5"]
+    process = start(arguments, folder, *endless, launcher=TWO_PROCESSES[:-1], module=str(program), is_fork=False)
     try:
         while last_checkpoint(folder) is None and process.poll() is None:
             time.sleep(0.05)
@@ -98,5 +110,5 @@ def test_stopped_process_ends_the_whole_launch_with_a_line_that_names_it(argumen
         kill(process)
         raise
     assert process.returncode not in (0, -signal.SIGKILL)
-    assert "Process 1 of the launch has not run for 30 seconds; the launch ends, and the same command" in errors
+    assert "Process 1 of the launch has not run for 8 seconds; the launch ends, and the same command" in errors
     assert last_checkpoint(folder) is not None

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import tiny_model
-from tests.training.runs import SHARDED, TWO_PROCESSES, equal, finish, start, weights
-from training.recipe.fields import Recipe, TrainingRecipe, load_recipe
+from tests.training.runs import SHARDED, TWO_PROCESSES, FinishedRun, equal, finish, start, train_in, weights
+from training.recipe.fields import TrainingRecipe
 from training.run.checkpoints import all_checkpoints, complete_checkpoints, step_of
-from training.train import run
 from training.trainer.divergence import DivergenceGuard, is_finite
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer.batching.schedule import paper_adam
@@ -23,10 +22,6 @@ from vaswani_transformer.support.errors import UserError
 
 POISON = "tests.training.poisoned"
 BAD_STEP = 5
-
-
-def recipe_of(arguments: list[str], folder: Path, *more: str) -> Recipe:
-    return load_recipe(arguments[0], [*arguments[1:], *more, f"--output_dir={folder}"])
 
 
 def all_finite(folder: Path) -> bool:
@@ -37,7 +32,7 @@ def all_finite(folder: Path) -> bool:
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes the losses of given steps NaN, in one micro-batch or all."""
 
-    def poison(*steps: int, value: float = float("nan"), micro_batch: int | None = None) -> None:
+    def poison(*steps: int, micro_batch: int | None = None) -> None:
         compute_loss = RecipeTrainer.compute_loss
         passes = {}
 
@@ -47,7 +42,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             loss = compute_loss(trainer, model, inputs, *arguments, **keywords)
             step = trainer.state.global_step + 1
             passes[step] = passes.get(step, 0) + 1
-            return loss * value if step in steps and micro_batch in (None, passes[step]) else loss
+            return loss * float("nan") if step in steps and micro_batch in (None, passes[step]) else loss
 
         monkeypatch.setattr(RecipeTrainer, "compute_loss", poisonous)
 
@@ -56,13 +51,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.slow
 def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(
-    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
+    finished_run: FinishedRun, arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
 ) -> None:
-    folder, uninterrupted = tmp_path / "run", tmp_path / "uninterrupted"
-    run(recipe_of(arguments, uninterrupted, "--training.steps=9"))
+    folder, uninterrupted = tmp_path / "run", finished_run.folder
     poisoned(BAD_STEP)
     with pytest.raises(UserError) as stop:
-        run(recipe_of(arguments, folder, "--training.steps=9"))
+        train_in(arguments, folder, "--training.steps=9")
     assert re.fullmatch(
         r"step 5: the loss or its gradient is not finite, of the training pairs (\d+, )+\d+( and \d+ more)? \(one is "
         r"'\w+ \w+'\); checkpoint 3 is kept; start over with a smaller training\.learning_rate_scale, or leave such "
@@ -82,7 +76,7 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(
 ) -> None:
     poisoned(1, micro_batch=2)
     with pytest.raises(UserError) as stop:
-        run(recipe_of(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15"))
+        train_in(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15")
     match = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
     assert match is not None
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
@@ -94,13 +88,12 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_skipped_step_changes_neither_weights_nor_moments(
-    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None], caplog: pytest.LogCaptureFixture, value: float
+    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    poisoned(BAD_STEP, value=value)
+    poisoned(BAD_STEP)
     more = ["--training.on_divergence=skip", "--training.steps=6", "--training.checkpoint_steps=1"]
-    results = run(recipe_of(arguments, tmp_path / "run", *more))
+    results = train_in(arguments, tmp_path / "run", *more)
     states = {}
     for step in (4, 5, 6):
         path = tmp_path / "run" / "checkpoints" / f"checkpoint-{step}"
@@ -124,19 +117,18 @@ def test_run_that_skips_too_many_steps_in_a_row_stops(
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
     with pytest.raises(UserError, match=r"^step 8: .* after 2 such steps in a row; checkpoint 6 is kept; start over"):
-        run(recipe_of(arguments, tmp_path / "run", *more))
+        train_in(arguments, tmp_path / "run", *more)
     assert all_finite(tmp_path / "run")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", ["1e9", "1e38"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("scale", "precision"), [("1e9", "fp32"), ("1e38", "bf16")])
 def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(
     arguments: list[str], tmp_path: Path, scale: str, precision: str
 ) -> None:
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
     with pytest.raises(UserError, match=r"^step \d+: .* not finite.*start over with a smaller") as stop:
-        run(recipe_of(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1"))
+        train_in(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1")
     assert "\n" not in str(stop.value)
     assert all_finite(tmp_path / "run")
     assert not (tmp_path / "run" / "results.json").exists()

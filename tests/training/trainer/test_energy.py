@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import FLOAT32, break_model, load_tokenizer, padded_batch, tiny_model
+from tests.helpers import break_model, load_tokenizer, padded_batch, tiny_model
 from tests.nar_models import END, targets, tiny_cmlm
-from tests.training import gradients
-from tests.training.runs import assert_same_checkpoints, last_of_each, make_arguments, rewind
-from training import train
+from tests.training.runs import FinishedRun, assert_same_checkpoints, recipe_in, rewind, train_in
 from training.recipe.fields import Operator, load_recipe
 from training.run.initial_weights import (
     TrainedModel,
@@ -167,12 +164,11 @@ def test_batch_is_the_sum_of_its_halves() -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps, and the data."""
+def models(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a `teacher` and a `cmlm` of its vocabulary, trained for three steps."""
     folder = tmp_path_factory.mktemp("models")
-    recipe, *more = make_arguments(folder)
-    run(load_recipe(recipe, [*more, "--training.steps=3", f"--output_dir={folder / 'teacher'}"]))
-    run(load_recipe(recipe, [*more, *family_of(folder), "--training.steps=3", f"--output_dir={folder / 'cmlm'}"]))
+    (folder / "teacher").symlink_to(finished_run.folder)
+    train_in(finished_run.arguments, folder / "cmlm", *family_of(folder), "--training.steps=3")
     return folder
 
 
@@ -181,10 +177,10 @@ def family_of(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def trained(models: Path) -> list[str]:
+def trained(models: Path, finished_run: FinishedRun) -> list[str]:
     """Return the arguments of a run of ENGINE."""
     both = [f"--training.start_from={models / 'cmlm'}", f"--training.energy_from={models / 'teacher'}"]
-    return [str(models / "own.yaml"), *family_of(models), *both]
+    return [*finished_run.arguments, *family_of(models), *both]
 
 
 @pytest.mark.slow
@@ -198,7 +194,7 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
         "--training.learning_rate_scale=5",
     ]
     runs = [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [load_recipe(trained[0], [*trained[1:], *more, f"--output_dir={folder}"]) for folder in runs]
+    recipes = [recipe_in(trained, folder, *more) for folder in runs]
     run_results = run(recipes[0])
     energies = {entry["step"]: entry["eval_energy"] for entry in run_results["curve"] if "eval_energy" in entry}
     assert energies[12] < energies[3]
@@ -220,36 +216,18 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
 
 
 @pytest.mark.slow
-def test_micro_batches_have_the_gradient_of_the_whole(
-    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gradients are those of a first step without dropout, in one micro-batch and in two."""
-    monkeypatch.setattr(train, "make_trainer", gradients.make_trainer)
-    quiet, of_runs = ["--training.steps=1", "--model.dropout=0.0"], []
-    for tokens in (60, 30):
-        folder = tmp_path / f"of-{tokens}"
-        more = [f"--training.device_tokens={tokens}", f"--output_dir={folder}"]
-        run(load_recipe(trained[0], [*trained[1:], *quiet, *more]))
-        of_runs.append(load_file(folder / "gradient.safetensors"))
-    assert of_runs[0].keys() == of_runs[1].keys()
-    for name, gradient in of_runs[0].items():
-        torch.testing.assert_close(of_runs[1][name], gradient, **FLOAT32)
-
-
-@pytest.mark.slow
 def test_precision_of_a_run_is_that_of_its_teacher_too(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds in training and in evaluations."""
-    dtypes, energies = [], Energy.energies
+    dtypes, call = [], Energy.__call__
 
     def watched(self: Energy, *inputs: Any) -> Any:
         dtypes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-        return energies(self, *inputs)
+        return call(self, *inputs)
 
-    monkeypatch.setattr(Energy, "energies", watched)
-    more = ["--training.steps=1", "--training.precision=bf16", f"--output_dir={tmp_path / 'run'}"]
-    run(load_recipe(trained[0], [*trained[1:], *more]))
+    monkeypatch.setattr(Energy, "__call__", watched)
+    train_in(trained, tmp_path / "run", "--training.steps=1", "--training.precision=bf16")
     assert set(dtypes) == {(True, True), (False, True)}
 
 
@@ -278,7 +256,7 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
         f"--training.start_from={broken['cmlm']}": r"NaN or infinite numbers in model\.encoder",
     }
     for number, (argument, message) in enumerate(cases.items()):
-        recipe = load_recipe(trained[0], last_of_each(*trained[1:], argument, f"--output_dir={tmp_path / str(number)}"))
+        recipe = recipe_in(trained, tmp_path / str(number), argument)
         with pytest.raises(UserError, match=message) as refusal:
             run(recipe)
         assert "\n" not in str(refusal.value)
@@ -286,9 +264,7 @@ def test_wrong_teacher_or_start_is_an_error_of_one_line_before_any_training(
 
 
 def test_run_that_resumes_needs_no_start(arguments: list[str], tmp_path: Path) -> None:
-    recipe = load_recipe(
-        arguments[0], [*arguments[1:], "--training.start_from=gone", f"--output_dir={tmp_path / 'run'}"]
-    )
+    recipe = recipe_in(arguments, tmp_path / "run", "--training.start_from=gone")
     with pytest.raises(UserError, match="gone"):
         load_trained_models(recipe, tmp_path / "run")
     (tmp_path / "run").mkdir()

@@ -1,4 +1,4 @@
-"""The weights have the sizes of Table 3, one tied matrix, tensor2tensor's initialization, and plans that name each."""
+"""What every family shares: sizes of Table 3, one tied matrix, tensor2tensor's initialization, and plans by name."""
 
 import math
 import re

@@ -13,6 +13,7 @@ import datasets
 import pytest
 
 from training.data import distilled
+from training.data import files as data_files
 from training.data import pairs as data_pairs
 from training.data.distilled import Distillation, check_sources, digest_sources
 from training.data.pairs import load_pairs, sources_in_order, to_source_target
@@ -63,11 +64,12 @@ def test_data_set_may_lack_a_test_split(folder: Path) -> None:
 
 
 def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
+    """A line ends only at a line feed, and a byte-order mark is no text."""
     for split in ("train", "validation"):
-        (tmp_path / f"{split}.en").write_text("one\ntwo\n", encoding="utf-8")
-        (tmp_path / f"{split}.de").write_text("eins\nzwei\n", encoding="utf-8")
+        (tmp_path / f"{split}.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
+        (tmp_path / f"{split}.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
     data = recipe(tmp_path, kind="text", train="train.{language}", validation="validation.{language}", test=None)
-    assert load_pairs(data)["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
+    assert load_pairs(data)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
 
 
 def test_shipped_task_has_three_splits() -> None:
@@ -104,21 +106,6 @@ def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
         load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
 
 
-def test_carriage_returns_end_lines_in_a_file_without_line_feeds(tmp_path: Path) -> None:
-    for language, text in (("en", b"one\r\rtwo\r"), ("de", b"eins\r\rzwei")):
-        (tmp_path / f"train.{language}").write_bytes(text)
-    fields: dict[str, Any] = {"train": "train.{language}", "validation": "train.{language}", "test": None}
-    pairs = load_pairs(recipe(tmp_path, kind="text", empty="drop", **fields))
-    assert pairs["train"].to_dict() == {"source": ["one", "two"], "target": ["eins", "zwei"]}
-
-
-def test_line_ends_only_at_a_line_feed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "train.en").write_bytes("\ufeffone\rmore\r\ntwo\n".encode())
-    (tmp_path / "train.de").write_bytes("\ufeffeins\nzwei\rmehr\n".encode())
-    data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
-    assert load_pairs(data)["train"].to_dict() == {"source": ["one\rmore", "two"], "target": ["eins", "zwei\rmehr"]}
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -153,37 +140,60 @@ def test_empty_sides_are_dropped_on_request(folder: Path) -> None:
     assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
 
 
-def test_missing_file_is_an_error_that_names_it(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing\.jsonl: there is no such file; set data\.path"):
-        load_pairs(recipe(folder, train="nothing.jsonl"))
+LINE = json_line("x", "y").encode()
 
 
-def test_truncated_file_is_an_error_that_names_it(folder: Path) -> None:
-    complete = (folder / "train.jsonl.gz").read_bytes()
-    (folder / "train.jsonl.gz").write_bytes(complete[: len(complete) - 10])
-    with pytest.raises(UserError, match=r"train\.jsonl\.gz, after line .*not readable"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nothing.jsonl", None, r"nothing\.jsonl: there is no such file; set data\.path"),
+        ("train.jsonl.gz", gzip.compress(LINE)[:-10], r"train\.jsonl\.gz, after line .*not readable"),
+        (
+            "train.jsonl",
+            b"\n".join([codecs.BOM_UTF8 + LINE, *299 * [LINE], b"caf\xe9", LINE]),
+            r"train\.jsonl, line 301: not UTF-8 \(byte 0xe9 at byte 4",
+        ),
+        ("train.jsonl", b"", r"split train: it has no pairs"),
+    ],
+    ids=["missing", "truncated", "not UTF-8", "empty"],
+)
+def test_unreadable_file_is_an_error_that_names_it(
+    folder: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_pairs(recipe(folder, train=name))
+
+
+def test_gz_file_that_expands_without_end_is_an_error_before_it_fills_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (json_line("x", "y").encode() + b"\n") * 40_000
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(lines))
+    monkeypatch.setattr(data_files, "EXPANDED_BYTES", len(lines) - 1)
+    assert (folder / "train.jsonl.gz").stat().st_size * 100 < len(lines) - 1
+    with pytest.raises(UserError, match=r"train\.jsonl\.gz, line 40000: the \.gz file has expanded to more than"):
         load_pairs(recipe(folder))
+    (folder / "train.jsonl").write_bytes(lines)
+    assert len(load_pairs(recipe(folder, train="train.jsonl"))["train"]) == 40_000
+    monkeypatch.setattr(data_files, "EXPANDED_BYTES", len(lines))
+    assert len(load_pairs(recipe(folder))["train"]) == 40_000
 
 
-def test_line_that_is_no_utf_8_is_an_error_that_names_it(folder: Path) -> None:
-    lines = [json_line(f"x{number}", "y").encode() for number in range(400)]
-    lines[0], lines[300] = codecs.BOM_UTF8 + lines[0], b"caf\xe9"
-    (folder / "train.jsonl").write_bytes(b"\n".join(lines))
-    with pytest.raises(UserError, match=r"train\.jsonl, line 301: not UTF-8 \(byte 0xe9 at byte 4"):
-        load_pairs(recipe(folder, train="train.jsonl"))
-
-
-def test_number_of_more_digits_than_python_reads_is_an_error_that_names_its_line(folder: Path) -> None:
-    lines = [json_line("x", "y"), json_line("x", "y")[:-1] + f', "id": {"1" * 5000}}}']
-    (folder / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(UserError, match=r"train\.jsonl, line 2: not JSON \(Exceeds the limit"):
-        load_pairs(recipe(folder, train="train.jsonl"))
-
-
-def test_empty_file_is_an_error(folder: Path) -> None:
-    (folder / "train.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"split train: it has no pairs"):
-        load_pairs(recipe(folder, train="train.jsonl"))
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+def test_line_longer_than_the_limit_is_an_error_that_names_it(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = json_line("x" * 500, "y").encode() + b"\n"
+    monkeypatch.setattr(data_files, "LONGEST_LINE", len(longest))
+    for content in (longest, b" " + longest):
+        lines = json_line("x", "y").encode() + b"\n" + content
+        (folder / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+        if content == longest:
+            assert len(load_pairs(recipe(folder, train=name))["train"]) == 2
+    with pytest.raises(UserError, match=rf"{name}, line 2: is longer than \d+ bytes; correct the line"):
+        load_pairs(recipe(folder, train=name))
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [("en", "de"), ("de", "en")])

@@ -1,4 +1,4 @@
-"""Metrics of translations: orders of BLEU, statistics of texts, and the trigram model against plain Python."""
+"""Language models and statistics of texts against plain Python, orders of BLEU, and the scores of a test set."""
 
 import itertools
 import math
