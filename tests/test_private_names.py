@@ -86,9 +86,7 @@ def test_every_private_name_is_listed_with_the_files_that_use_it() -> None:
     assert used == listed
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names], ids=str
-)
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names])
 def test_private_name_exists_in_this_version(owner: Any, name: str) -> None:
     assert describe(owner, name)
 

@@ -37,7 +37,7 @@ STREAM = ["--data.streaming=true", "--data.buffer=200", "--data.max_length=40"]
 class Job:
     """A job: how its processes start, and its steps."""
 
-    start: Callable[[Path], subprocess.Popen[str]]
+    start: Callable[[Path], Any]
     steps: int
 
 

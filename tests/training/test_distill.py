@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -362,7 +363,8 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
 ) -> None:
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
-    arguments, more = [str(saved), str(recipe)], {"module": "training.distill"}
+    arguments: list[str] = [str(saved), str(recipe)]
+    more: dict[str, Any] = {"module": "training.distill"}
     distill("--window=9", folder=tmp_path / "whole")
     killed = start(arguments, tmp_path / "killed", "--window=9", **more)
     while not (tmp_path / "killed" / "00003.json").exists() and killed.poll() is None:

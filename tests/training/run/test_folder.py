@@ -179,7 +179,7 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
 def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
     with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
-        train_in(arguments, folder, "--data.path=/nowhere")
+        train_in(arguments, Path(folder), "--data.path=/nowhere")
 
 
 def test_differing_fields_are_named() -> None:
