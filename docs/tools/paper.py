@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 FOLDER = Path(__file__).resolve().parents[1]
 PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
 NOTEBOOK = FOLDER / "paper.ipynb"
@@ -160,6 +162,7 @@ def main() -> None:
     """Update the pages, their pictures and the notebook."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for path in PAGES:
+            torch.set_grad_enabled(True)  # the page before may have left it off
             path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
     NOTEBOOK.write_text(to_notebook(), encoding="utf-8")
 

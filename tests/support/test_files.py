@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -122,12 +123,23 @@ def test_failed_write_is_an_output_error() -> None:
         raise RuntimeError("torn")
 
 
+def hide(error: Exception, later: Exception) -> NoReturn:
+    try:
+        raise error
+    finally:
+        raise later
+
+
 def test_failed_write_of_a_library_is_an_output_error_and_another_failure_is_not() -> None:
     full = "No space left on device (os error 28)"
     with pytest.raises(OutputError, match=r"^out: cannot be written: No space"), write_errors("out", "make room"):
         raise Exception(full)
     with pytest.raises(KeyError), write_errors("out", "make room"):
         raise KeyError("key")
+    with pytest.raises(OutputError, match=r"^out: cannot be written: No space left;"), write_errors("out", "make room"):
+        hide(OSError(28, "No space left"), ValueError("I/O operation on closed file"))
+    with pytest.raises(ValueError, match="no number"), write_errors("out", "make room"):
+        hide(FileNotFoundError(2, "No such file"), ValueError("no number"))
     with pytest.raises(UserError, match=r"^in: cannot be read"), write_errors("out", "make room"):
         raise UserError(f"in: cannot be read: {full}")
 

@@ -90,7 +90,7 @@ from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, VaswaniT
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
-from vaswani_transformer.support.files import PARTIAL, read_json
+from vaswani_transformer.support.files import PARTIAL, read_json, staged_files
 
 logger = logging.getLogger(__name__)
 STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
@@ -640,7 +640,8 @@ class RecipeTrainer(Seq2SeqTrainer):
         weights = drop_tied_duplicates(weights, self.model)
         if self.is_world_process_zero():
             with run_write_errors(self.folder):
-                self.model.save_pretrained(self.folder, state_dict=weights)
+                with staged_files(self.folder) as staging:
+                    self.model.save_pretrained(staging, state_dict=weights)
                 self.monitor.save(self.folder)
                 partial = self.folder / f"{STATE}{PARTIAL}"
                 self.state.save_to_json(str(partial))

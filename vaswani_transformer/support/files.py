@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ MODEL_FILES = (
 )  # fmt: skip
 """The files of a saved model: weights, settings, code and tokenizer."""
 BLOCK = 1 << 20  # bytes
+OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # that it has failed, whatever was written
 JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
 
 
@@ -128,6 +130,13 @@ def is_write_error(error: Exception) -> bool:
     return isinstance(error, OSError) or (is_of_library and not isinstance(error, UserError))
 
 
+def failed_write(error: Exception) -> Exception:
+    """Return the disk's error that a library hid by one of its own while it tidied up, or else the error."""
+    hidden = error.__context__
+    is_of_disk = isinstance(hidden, OSError) and hidden.errno in OF_A_DISK and not isinstance(error, UserError)
+    return hidden if is_of_disk else error
+
+
 @contextlib.contextmanager
 def write_errors(
     name: str | os.PathLike[str], fix: str | Callable[[], str], *more_errors: type[Exception]
@@ -141,10 +150,11 @@ def write_errors(
     except BrokenPipeError:
         raise
     except Exception as error:
-        if not (isinstance(error, more_errors) or is_write_error(error)):
+        problem = failed_write(error)
+        if not (isinstance(error, more_errors) or is_write_error(problem)):
             raise
         end = fix if isinstance(fix, str) else fix()
-        raise OutputError(f"{name}: cannot be written: {one_line(error, with_file=False)}; {end}.") from error
+        raise OutputError(f"{name}: cannot be written: {one_line(problem, with_file=False)}; {end}.") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -42,6 +42,7 @@ from training.run.checkpoints import (
     step_of,
     writing,
 )
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.support.errors import OutputError, UserError
 
 
@@ -372,3 +373,24 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
     assert last_step(folder) < 9
     finish(start(arguments, folder))
     assert_same_checkpoints(uninterrupted, folder)
+
+
+@pytest.mark.slow
+def test_trained_model_that_the_disk_fails_is_written_by_the_same_command(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first file is already there, without content."""
+    save_pretrained = VaswaniTransformerForConditionalGeneration.save_pretrained
+
+    def tear(model: VaswaniTransformerForConditionalGeneration, folder: Any, **settings: Any) -> None:
+        if "checkpoint-" in str(folder):
+            return save_pretrained(model, folder, **settings)
+        (Path(folder) / "config.json").touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VaswaniTransformerForConditionalGeneration, "save_pretrained", tear)
+        with pytest.raises(OutputError, match="No space left on device; make room"):
+            train_in(arguments, tmp_path / "run", "--training.steps=3")
+    assert train_in(arguments, tmp_path / "run", "--training.steps=3")["steps"] == 3
+    assert load_file(tmp_path / "run" / "model.safetensors")
