@@ -46,8 +46,7 @@ def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
             raise UserError(f"{path}, line {number}: is longer than {LONGEST_LINE:,d} bytes; correct the line.")
         if (total := total + len(line)) > most:
             raise UserError(
-                f"{path}, line {number}: the .gz file has expanded to more than {most:,d} bytes; decompress it if it "
-                "shall be read."
+                f"{path}, line {number}: the .gz file has expanded to more than {most:,d} bytes; decompress it first."
             )
         yield line
 
