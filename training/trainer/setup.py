@@ -11,7 +11,7 @@ from training.data.stream import PairStream
 from training.recipe.decoding import decoding_config
 from training.recipe.fields import Recipe
 from training.recipe.machine import uses_cpu
-from training.run.checkpoints import CHECKPOINTS
+from training.run.checkpoints import CHECKPOINTS, run_write_errors
 from training.run.checks import accumulation, attention, config_for_tokenizer, set_attention
 from training.run.initial_weights import copy_weights
 from training.run.preparation import Prepared
@@ -69,12 +69,15 @@ def make_trainer(recipe: Recipe, prepared: Prepared) -> RecipeTrainer:
     train = encoded["train"]
     if recipe.data.streaming:
         train = PairStream(recipe.data, recipe.seed, prepared.inputs.distillation)
-    parts = (model, training_arguments(recipe, prepared.folder), recipe, tokenizer, train, encoded["validation"])
+    arguments = training_arguments(recipe, prepared.folder)
+    with run_write_errors(prepared.folder):
+        (prepared.folder / CHECKPOINTS).mkdir(exist_ok=True)  # where it fails, the Trainer would print a traceback
+    parts = (model, arguments, recipe, tokenizer, train, encoded["validation"])
     if (teacher := models.get("energy_from")) is None:
         trainer = RecipeTrainer(*parts)
     else:
         operators = (recipe.training.energy_inputs or "softmax", recipe.training.energy_outputs or "softmax")
-        trainer = EnergyTrainer(Energy(teacher.model.to(parts[1].device), *operators), *parts)
+        trainer = EnergyTrainer(Energy(teacher.model.to(arguments.device), *operators), *parts)
         set_attention(teacher.model, attention(recipe))
     if recipe.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
