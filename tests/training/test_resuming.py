@@ -57,7 +57,7 @@ def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
     finish(start(arguments, killed, launcher=launcher))
     assert_same_checkpoints(uninterrupted, killed)
     results = json.loads((killed / "results.json").read_text())
-    assert (results["steps"], results["processes"]) == (30, 2 if launcher else 1)
+    assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
 
 
 @pytest.mark.slow

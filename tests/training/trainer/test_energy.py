@@ -204,7 +204,7 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
     model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
     start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
     assert model.state_dict().keys() == start.state_dict().keys()
-    assert run_results["recipe"]["training"]["energy_from"] == "teacher"
+    assert run_results["recipe"]["training"]["energy_from"] == (models / "teacher").resolve().name
     assert run_results["models"] == {
         "training.start_from": LoadOptions(str(models / "cmlm")).digest(),
         "training.energy_from": LoadOptions(str(models / "teacher")).digest(),
