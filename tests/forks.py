@@ -1,6 +1,6 @@
 """Commands in forks of a process that has imported what they need, because imports take longer than a small run.
 
-A fork is a process of its own: it can be killed, and its memory and its files are not the tests'. What a test says
+A fork is a separate process: it can be killed, and shares no memory and no open files with the tests. What a test says
 about imports, about Transformers' own log or about torch's launcher needs a new interpreter instead.
 """
 

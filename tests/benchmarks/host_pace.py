@@ -75,7 +75,7 @@ class Timers:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
-                return function(*args, **kwargs)  # beside the training thread
+                return function(*args, **kwargs)  # in the thread that loads ahead
             self.count()
             self.parts.append(part)
             try:

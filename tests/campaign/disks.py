@@ -1,7 +1,8 @@
 """Disks: in small jobs each write fails, once and for good, and real disks of every size fill up.
 
-A job must end with one line and leave its last good state intact, or go on without what it can do without. The same
-command must then end with the bits of an undisturbed job. A checkpoint whose files are torn must never be resumed from.
+A job must end with one line and leave its last good state intact, or end well without a file that it can spare. The
+same command must then end with the bits of an undisturbed job. A checkpoint whose files are torn must never be resumed
+from.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def check_end(status: int, log: Path, has_failed: bool) -> str:
     assert "Traceback" not in text, text[-1500:]
     if status == 0:
         return "no error"
-    assert has_failed, f"ends with an error of its own: {text[-1500:]}"
+    assert has_failed, f"ends with another error: {text[-1500:]}"
     last = text.rstrip().rpartition("\n")[2]
     reasons = ["too full", "make room", *(os.strerror(code) for code in CODES)]  # torch hides the system's reason
     assert any(reason in last for reason in reasons), f"does not say why: {last}"

@@ -174,20 +174,22 @@ def holds_files(folder: Path) -> bool:
 def staged_files(folder: Path, last: str = "") -> Generator[Path]:
     """Yield a staging folder whose files move into `folder` at the end, the file `last` after all others.
 
-    An error before that leaves none there. A missing folder is made, and what a killed command has left unfinished in
-    it is deleted.
+    An error leaves no new file there. A missing folder is made, and what a killed command has left unfinished in it is
+    deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for partial in folder.glob(f"*{PARTIAL}"):
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as staging:
         yield Path(staging)
-        moved: list[Path] = []
+        added: list[Path] = []
         try:
             for path in sorted(Path(staging).iterdir(), key=lambda path: (path.name == last, path.name)):
-                moved.append(path.replace(folder / path.name))
+                is_new = not (folder / path.name).exists()
+                moved = path.replace(folder / path.name)
+                added += [moved] if is_new else []
         except OSError:
-            for path in moved:
+            for path in added:
                 path.unlink()
             raise
 
