@@ -6,6 +6,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each worker, and of the processes that tests start
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes, each of which imports torch
 
 import pytest
 import torch
@@ -22,6 +23,33 @@ torch.set_num_threads(1)
 # The same examples on every run; no deadline, since the first example of a test pays for what torch sets up.
 settings.register_profile("vaswani_transformer", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("vaswani_transformer")
+
+
+# The files that take longest, in order: the workers of pytest-xdist begin with them, and end at about the same time.
+LONGEST = (
+    "test_dialect_language.py",
+    "training/test_train.py",
+    "test_docs.py",
+    "gpu/test_command.py",
+    "campaign/test_campaign.py",
+    "test_compile_export.py",
+    "training/test_publish.py",
+    "training/test_resuming.py",
+    "training/test_family.py",
+    "training/run/test_checkpoints.py",
+    "training/test_streams.py",
+    "test_publishing.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep pytest-xdist from beginning with the files that have most tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:

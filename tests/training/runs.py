@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,3 +198,10 @@ def rewind(folder: Path, step: int) -> None:
             remove(checkpoint)
     for name in ("results.json", "trainer_state.json", "model.safetensors"):
         (folder / name).unlink()
+
+
+def rewound(folder: Path, step: int, copy: Path) -> Path:
+    """Copy a finished run as one that was killed after its checkpoint of this step."""
+    shutil.copytree(folder, copy)
+    rewind(copy, step)
+    return copy

@@ -1,7 +1,6 @@
 """Complete runs of the kinds that predict all words at once: their folders, resuming, and steps."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.training.runs import (
     make_arguments,
     prepare_run,
     recipe_in,
-    rewind,
+    rewound,
     start,
     train_in,
 )
@@ -139,8 +138,7 @@ def test_run_resumes_to_the_bit_from_the_middle_of_an_epoch(
     arguments: list[str], finished: Callable[[list[str]], Path], tmp_path: Path, kind: list[str]
 ) -> None:
     """Dropout, masks, glancing and the optimizer are included; the process draws other random numbers before."""
-    again = shutil.copytree(finished(kind), tmp_path / "again")
-    rewind(again, 3)
+    again = rewound(finished(kind), 3, tmp_path / "again")
     set_seed(99)
     results = train_in(arguments, again, *settings_of(kind))
     assert results["steps"] == 9

@@ -1,6 +1,5 @@
 """Training FlowSeq by a recipe: its fields, operations, phases, start, log, and resuming across the phases."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from transformers import TrainerControl, TrainerState, set_seed
 
 from tests.helpers import random_tokens
 from tests.nar_models import FAMILY, targets
-from tests.training.runs import UNREAD, assert_same_checkpoints, rewind, weights
+from tests.training.runs import UNREAD, assert_same_checkpoints, rewound, train_in, weights
 from training.recipe.families import FAMILIES
 from training.recipe.fields import load_recipe, to_dict
 from training.run.checks import check_model_trains
-from training.train import main, run
+from training.train import main
 from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.draws import GOLDEN_GAMMA, add_latent_draws, draw_latents, mix, pair_states
 from training.trainer.flow_start import FlowStart, gather_pairs
@@ -142,9 +141,9 @@ def test_latents_have_the_moments_of_the_normal_distribution() -> None:
 @pytest.mark.slow
 def test_run_logs_its_phases_and_resumes_to_the_bit_across_their_borders(arguments: list[str], tmp_path: Path) -> None:
     """Step 3 is in the first phase; at step 4 the flow starts; at step 6 the weight still rises."""
-    settings = [*arguments[1:], *PHASES, "--training.steps=9", "--training.checkpoint_steps=4"]
+    settings = [*arguments, *PHASES, "--training.steps=9", "--training.checkpoint_steps=4"]
     whole = tmp_path / "whole"
-    results = run(load_recipe(arguments[0], [*settings, f"--output_dir={whole}"]))
+    results = train_in(settings, whole)
     entries = {entry["step"]: entry for entry in results["curve"] if "loss" in entry}
     assert [("kl_loss" in entries[step], "log_determinant" in entries[step]) for step in (1, 4, 5, 9)] == [
         *[(False, False)] * 2,
@@ -157,10 +156,9 @@ def test_run_logs_its_phases_and_resumes_to_the_bit_across_their_borders(argumen
     started = [float(weights(whole / "checkpoints" / f"checkpoint-{step}")["flow.started"]) for step in (3, 4, 6)]
     assert started == [0, 0, 1]
     for step in (3, 4, 6):
-        again = shutil.copytree(whole, tmp_path / f"from-{step}")
-        rewind(again, step)
+        again = rewound(whole, step, tmp_path / f"from-{step}")
         set_seed(99)
-        assert run(load_recipe(arguments[0], [*settings, f"--output_dir={again}"]))["steps"] == 9
+        assert train_in(settings, again)["steps"] == 9
         assert_same_checkpoints(whole, again)
 
 

@@ -10,10 +10,9 @@ from transformers import TrainerControl, TrainerState
 
 from tests.helpers import random_tokens
 from tests.nar_models import tiny_iterative_vae
-from tests.training.runs import UNREAD, assert_same_checkpoints, recipe_in, rewind
+from tests.training.runs import UNREAD, assert_same_checkpoints, rewound, train_in
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import load_recipe, to_dict
-from training.train import run
 from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.trainer import by_layer
 from vaswani_transformer import latent
@@ -82,9 +81,8 @@ def test_values_of_layers_are_named_by_the_layer() -> None:
 def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_path: Path) -> None:
     """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
-    runs = [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [recipe_in(arguments, folder, *more) for folder in runs]
-    first = run(recipes[0])
+    whole = tmp_path / "whole"
+    first = train_in(arguments, whole, *more)
     entry = next(entry for entry in first["curve"] if "loss" in entry)
     names = {"layer_loss_1", "layer_loss_2", "layer_kl_2", "prior_weight_2", "hint_weight_2", "kl_loss", "length_loss"}
     assert names <= entry.keys()
@@ -93,8 +91,7 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     total = sum(entry[f"layer_loss_{layer}"] for layer in (1, 2)) + entry["length_loss"]
     assert entry["step"] == 1
     assert entry["loss"] == pytest.approx(total, rel=1e-5)  # kl_scale is 0 at the first step
-    run(recipes[1])
-    rewind(runs[1], 3)
-    assert run(recipes[1])["steps"] == 6
-    assert_same_checkpoints(*runs)
-    assert json.loads((runs[1] / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"
+    resumed = rewound(whole, 3, tmp_path / "resumed")
+    assert train_in(arguments, resumed, *more)["steps"] == 6
+    assert_same_checkpoints(whole, resumed)
+    assert json.loads((resumed / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"

@@ -29,6 +29,7 @@ from tests.training.runs import (
     prepare_run,
     recipe_in,
     rewind,
+    rewound,
     start,
     train_in,
     weights,
@@ -74,8 +75,7 @@ def test_rest_of_a_resumed_epoch_is_loaded_ahead(
             yield batch
 
     monkeypatch.setattr(trainer_module, "prefetch", counted)
-    folder = shutil.copytree(finished_run.folder, tmp_path / "run")
-    rewind(folder, 3)
+    folder = rewound(finished_run.folder, 3, tmp_path / "run")
     train_in(finished_run.arguments, folder)
     assert loaded[:2] == [1, 2]
     assert sum(loaded) == 6
@@ -123,8 +123,7 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
         with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
             run(load_recipe(arguments[0], last_of_each(*settings, *more, f"--output_dir={short}")))
     assert (short / "results.json").read_text() == kept
-    cut = shutil.copytree(short, tmp_path / "cut")
-    rewind(cut, first["steps"])
+    cut = rewound(short, first["steps"], tmp_path / "cut")
     less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
     with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
@@ -162,22 +161,18 @@ def test_data_that_changed_since_the_run_began_is_an_error(
 
 @pytest.mark.slow
 def test_clock_that_jumps_and_files_of_the_future_change_no_bit(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipes = [
-        load_recipe(arguments[0], [*arguments[1:], "--training.steps=9", f"--output_dir={tmp_path / name}"])
-        for name in ("whole", "run")
-    ]
-    run(recipes[0])
+    arguments, folder = finished_run.arguments, tmp_path / "run"
     jumps, now = itertools.cycle((1e9, -1e9, 0.0)), time.time
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
-    run(recipes[1])
-    rewind(tmp_path / "run", 3)
-    for path, year in zip(sorted((tmp_path / "run").rglob("*")), itertools.cycle((1970, 2100))):
+    train_in(arguments, folder)
+    rewind(folder, 3)
+    for path, year in zip(sorted(folder.rglob("*")), itertools.cycle((1970, 2100))):
         seconds = 31_556_952 * (year - 1970)
         os.utime(path, (seconds, seconds))
-    results = run(recipes[1])
-    assert_same_checkpoints(tmp_path / "whole", tmp_path / "run")
+    results = train_in(arguments, folder)
+    assert_same_checkpoints(finished_run.folder, folder)
     assert all(0 <= seconds < 1000 for seconds in (*results["time"].values(), results["seconds"]))
 
 
@@ -189,8 +184,7 @@ def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a
     settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
     train_in(settings, uninterrupted)
-    train_in(settings, other)
-    rewind(other, 3)
+    rewound(uninterrupted, 3, other)
     more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
     caplog.clear()
     with caplog.at_level("INFO"):

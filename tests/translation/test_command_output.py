@@ -1,9 +1,8 @@
 """The command's output file resumes after any interruption, and no other command changes it."""
 
-import functools
 import json
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ from signal import Signals
 import pytest
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
+from tests.forks import ForkedCommand
 from tests.helpers import Run, load_tokenizer
-from tests.translation.commands import SOURCES, TARGETS, lines, start
+from tests.translation.commands import SOURCES, TARGETS, lines
 from vaswani_transformer.translation import command, loading
 from vaswani_transformer.translation.translator import Translation
 
@@ -152,13 +152,12 @@ def test_signal_leaves_an_output_that_can_resume(
 ) -> None:
     source, uninterrupted, path = (tmp_path / name for name in ("source", "whole", "path"))
     source.write_text(lines(SOURCES * 20))
-    arguments = ("--window=7", "--nbest=2", "--scores", "--input", source)
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also if these tests run in the background
-    process = start(folder, *arguments, "--output", path, stderr=subprocess.PIPE, preexec_fn=heeds)
+    arguments = ("--window=7", "--nbest=2", "--scores", "--input", str(source))
+    process = ForkedCommand("vaswani_transformer.translation", [folder, *arguments, "--output", str(path)])
     while not path.exists() or path.stat().st_size < 300:
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(sent)
+    os.kill(process.pid, sent)
     process.communicate()
     assert process.returncode == status
     assert 0 < path.read_text().count("\n") < 240

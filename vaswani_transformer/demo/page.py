@@ -49,6 +49,83 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     return {"num_beams": beams, "length_penalty": penalty} | limit()
 
 
+def text_outputs(writes_trees: bool) -> dict[str, Any]:
+    """Return Gradio's outputs of every model's page, by their names."""
+    import gradio as gr
+
+    return {
+        "note": gr.Textbox(label="Note", visible=False),
+        "target": gr.Textbox(label="Linear tree" if writes_trees else "Translation"),
+        "tree": gr.Code(label="Tree", visible=writes_trees, interactive=False),
+    }
+
+
+def search_outputs(is_autoregressive: bool) -> dict[str, Any]:
+    """Return Gradio's outputs for how a target came to be, by their names; only those of the model's family show."""
+    import gradio as gr
+
+    with gr.Column(visible=not is_autoregressive):
+        passes = gr.HighlightedText(
+            label="After each iteration or layer; what changed is marked",
+            color_map={CHANGED: "orange"},
+            show_inline_category=False,
+        )
+    with gr.Column(visible=is_autoregressive):
+        steps = gr.Dataframe(
+            label="Beams and targets that ended, after each step",
+            headers=list(COLUMNS),
+            column_widths=["70px", "80px", "340px", "110px", "100px", "150px"],
+            interactive=False,
+            wrap=True,
+            max_height=400,
+        )
+        ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
+    return {"passes": passes, "steps": steps, "ended": ended}
+
+
+def output_values(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the page's outputs show of a text, by their names; `read` is the source of the attention."""
+    import gradio as gr
+
+    content = page_content(model, tokenizer, text, **settings)
+    best = content.finished[0][1] if content.finished else None
+    attention = ""
+    if content.passes:  # of a model without beams
+        attention = attention_frame(model, tokenizer, content.source, **settings)
+    elif best is not None:
+        attention = attention_frame(model, tokenizer, content.source, best)
+    return {
+        "note": gr.Textbox(content.note, visible=bool(content.note)),
+        "target": content.target,
+        "tree": content.tree,
+        "passes": content.passes,
+        "steps": content.rows,
+        "ended": gr.Dropdown(content.finished, value=best),
+        "read": content.source,
+        "attention": attention,
+    }
+
+
+def connect(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Any, outputs: Any) -> None:
+    """Let the events of the page call the model, one call at a time: its attention is switched while it is read."""
+    button, source, settings = inputs
+
+    def show(text: str, *values: Any) -> dict[Any, Any]:
+        given = dict(zip(settings, values, strict=True))
+        given["max_new_tokens"] = given["max_new_tokens"] or None
+        return {outputs[name]: value for name, value in output_values(model, tokenizer, text, given).items()}
+
+    def show_attention(text: str, chosen: str | None) -> str:
+        return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
+
+    for event in (button.click, source.submit):
+        event(show, [source, *settings.values()], [*outputs.values()], concurrency_id="model")
+    chosen = [outputs["read"], outputs["ended"]]
+    outputs["ended"].input(show_attention, chosen, outputs["attention"], concurrency_id="model")
+
+
 def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> "gr.Blocks":
     """Return the page of a model, which Gradio's `launch()` serves.
 
@@ -63,62 +140,16 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
     check_gradio()
     import gradio as gr
 
-    is_autoregressive, writes_trees = not is_non_autoregressive(model), is_parser(tokenizer)
+    writes_trees = is_parser(tokenizer)
     with gr.Blocks(title=name, analytics_enabled=False) as page:
         gr.HTML(f'<h1 style="overflow-wrap: anywhere">{html.escape(name)}</h1>')
         source = gr.Textbox(label="Source", lines=2, max_length=MAX_CHARACTERS)
         with gr.Row():
             settings = setting_inputs(model)
         button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
-        note = gr.Textbox(label="Note", visible=False)
-        target = gr.Textbox(label="Linear tree" if writes_trees else "Translation")
-        tree = gr.Code(label="Tree", visible=writes_trees, interactive=False)
-        with gr.Column(visible=not is_autoregressive):
-            passes = gr.HighlightedText(
-                label="After each iteration or layer; what changed is marked",
-                color_map={CHANGED: "orange"},
-                show_inline_category=False,
-            )
-        with gr.Column(visible=is_autoregressive):
-            steps = gr.Dataframe(
-                label="Beams and targets that ended, after each step",
-                headers=list(COLUMNS),
-                column_widths=["70px", "80px", "340px", "110px", "100px", "150px"],
-                interactive=False,
-                wrap=True,
-                max_height=400,
-            )
-            ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-        attention = gr.HTML()
-        read = gr.State("")  # the source of what is shown
-
-        def show_attention(text: str, chosen: str | None) -> str:
-            return "" if chosen is None else attention_frame(model, tokenizer, text, chosen)
-
-        def show(text: str, *values: Any) -> dict[Any, Any]:
-            given = dict(zip(settings, values, strict=True))
-            given["max_new_tokens"] = given["max_new_tokens"] or None
-            content = page_content(model, tokenizer, text, **given)
-            best = content.finished[0][1] if content.finished else None
-            frame = show_attention(content.source, best)
-            if content.passes:  # of a model without beams
-                frame = attention_frame(model, tokenizer, content.source, **given)
-            return {
-                note: gr.Textbox(content.note, visible=bool(content.note)),
-                target: content.target,
-                tree: content.tree,
-                passes: content.passes,
-                steps: content.rows,
-                ended: gr.Dropdown(content.finished, value=best),
-                read: content.source,
-                attention: frame,
-            }
-
-        outputs = [note, target, tree, passes, steps, ended, attention, read]
-        # One call at a time: the model's attention is switched while its weights are read.
-        for event in (button.click, source.submit):
-            event(show, [source, *settings.values()], outputs, concurrency_id="model")
-        ended.input(show_attention, [read, ended], attention, concurrency_id="model")
+        outputs = text_outputs(writes_trees) | search_outputs(not is_non_autoregressive(model))
+        outputs |= {"attention": gr.HTML(), "read": gr.State("")}
+        connect(model, tokenizer, (button, source, settings), outputs)
     return page
 
 

@@ -24,6 +24,7 @@ from tests.training.runs import (
     finish,
     last_step,
     rewind,
+    rewound,
     start,
     train_in,
 )
@@ -249,8 +250,7 @@ def test_run_and_data_that_were_moved_resume_from_a_checkpoint_before_a_damaged_
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     arguments, uninterrupted, *_ = finished_run
-    folder = shutil.copytree(uninterrupted, tmp_path / "moved")
-    rewind(folder, 6)
+    folder = rewound(uninterrupted, 6, tmp_path / "moved")
     optimizer = folder / "checkpoints" / "checkpoint-6" / "optimizer.pt"
     optimizer.write_bytes(bytes(optimizer.stat().st_size))
     shutil.copytree(Path(arguments[0]).parent / "data", tmp_path / "data")

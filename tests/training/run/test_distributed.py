@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.helpers import ROOT, tiny_model
-from tests.training.runs import FinishedRun, assert_same_checkpoints, prepare_run, recipe_in, rewind, train_in
+from tests.training.runs import FinishedRun, assert_same_checkpoints, prepare_run, recipe_in, rewound, train_in
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
     KERNELS,
@@ -29,7 +29,7 @@ from training.run.distributed import (
     limit_cached_kernels,
     load_weights,
 )
-from training.train import make_trainer, run
+from training.train import make_trainer
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer.support.errors import UserError
 
@@ -261,15 +261,13 @@ def test_run_in_bf16_or_compiled_learns_and_resumes_to_the_bit(
     """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
     torch.compiler.reset()
     more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
-    settings, runs = [*arguments, *more, f"--training.{switch}"], [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [recipe_in(settings, folder) for folder in runs]
-    first = run(recipes[0])
+    settings, whole = [*arguments, *more, f"--training.{switch}"], tmp_path / "whole"
+    first = train_in(settings, whole)
     losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
     assert losses[-1] < losses[0] - 0.5
-    run(recipes[1])
-    rewind(runs[1], 3)
-    assert run(recipes[1])["steps"] == 6
-    assert_same_checkpoints(*runs)
+    resumed = rewound(whole, 3, tmp_path / "resumed")
+    assert train_in(settings, resumed)["steps"] == 6
+    assert_same_checkpoints(whole, resumed)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import break_model, load_tokenizer, padded_batch, tiny_model
 from tests.nar_models import END, targets, tiny_cmlm
-from tests.training.runs import FinishedRun, assert_same_checkpoints, recipe_in, rewind, train_in
+from tests.training.runs import FinishedRun, assert_same_checkpoints, recipe_in, rewound, train_in
 from training.recipe.fields import Operator, load_recipe
 from training.run.initial_weights import (
     TrainedModel,
@@ -193,15 +193,14 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
         "--training.energy_inputs=straight_through_gumbel",
         "--training.learning_rate_scale=5",
     ]
-    runs = [tmp_path / "whole", tmp_path / "resumed"]
-    recipes = [recipe_in(trained, folder, *more) for folder in runs]
-    run_results = run(recipes[0])
+    whole = tmp_path / "whole"
+    run_results = train_in(trained, whole, *more)
     energies = {entry["step"]: entry["eval_energy"] for entry in run_results["curve"] if "eval_energy" in entry}
     assert energies[12] < energies[3]
     assert run_results["best_validation_energy"] == min(energies.values())
     entry = next(entry for entry in run_results["curve"] if "loss" in entry)
     assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
-    model = AutoModelForSeq2SeqLM.from_pretrained(runs[0])
+    model = AutoModelForSeq2SeqLM.from_pretrained(whole)
     start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
     assert model.state_dict().keys() == start.state_dict().keys()
     assert run_results["recipe"]["training"]["energy_from"] == (models / "teacher").resolve().name
@@ -209,10 +208,9 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
         "training.start_from": LoadOptions(str(models / "cmlm")).digest(),
         "training.energy_from": LoadOptions(str(models / "teacher")).digest(),
     }
-    run(recipes[1])
-    rewind(runs[1], 3)
-    assert run(recipes[1])["steps"] == 12
-    assert_same_checkpoints(*runs)
+    resumed = rewound(whole, 3, tmp_path / "resumed")
+    assert train_in(trained, resumed, *more)["steps"] == 12
+    assert_same_checkpoints(whole, resumed)
 
 
 @pytest.mark.slow
