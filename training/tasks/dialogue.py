@@ -35,12 +35,10 @@ class DialogueTask(Task):
         }
 
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        score = bleu(predictions, references, self.tokenize, 2)
-        return {"bleu_2": score["bleu"], "bleu_2_signature": score["signature"]}
+        return self.best_metric.named(bleu(predictions, references, self.tokenize, 2))
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        score = bleu(predictions, references, self.tokenize, 1)
-        scores = {"bleu_1": score["bleu"], "bleu_1_signature": score["signature"]}
+        scores = self.metrics[0].named(bleu(predictions, references, self.tokenize, 1))
         return scores | self.evaluate(predictions, references) | self.statistics(predictions, references)
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
@@ -48,5 +46,4 @@ class DialogueTask(Task):
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return BLEU-1 and BLEU-2, each as `score` and `signature`."""
-        result = {f"bleu_{order}": bleu(predictions, references, self.tokenize, order) for order in (1, 2)}
-        return {name: {"score": score["bleu"], "signature": score["signature"]} for name, score in result.items()}
+        return {f"bleu_{order}": bleu(predictions, references, self.tokenize, order) for order in (1, 2)}

@@ -14,8 +14,8 @@ class TranslationTask(Task):
 
     hub_name = "translation"
     verb = "translate"
-    best_metric = Metric("bleu", "BLEU", "signature")
-    metrics = (best_metric, Metric("chrf", "chrF", "chrf_signature"))
+    metrics = (Metric("bleu", "BLEU", "signature"), Metric("chrf", "chrF", "chrf_signature"))
+    best_metric = metrics[0]
 
     def __init__(self, source: str, target: str, tokenize: str) -> None:
         self.source, self.target, self.tokenize = source, target, tokenize
@@ -29,16 +29,14 @@ class TranslationTask(Task):
         return [self.source, self.target]
 
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        score = bleu(predictions, references, self.tokenize)
-        return {"bleu": score["bleu"], "signature": score["signature"]}
+        return self.best_metric.named(bleu(predictions, references, self.tokenize))
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         scores = self.evaluate(predictions, references)
-        score = chrf(predictions, references)
-        scores |= {"chrf": score["chrf"], "chrf_signature": score["signature"]}
+        scores |= self.metrics[1].named(chrf(predictions, references))
         for order in (1, 2):
-            score = bleu(predictions, references, self.tokenize, order)
-            scores |= {f"bleu_{order}": score["bleu"], f"bleu_{order}_signature": score["signature"]}
+            metric = Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature")
+            scores |= metric.named(bleu(predictions, references, self.tokenize, order))
         return scores | self.statistics(predictions, references)
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
@@ -65,7 +63,4 @@ class TranslationTask(Task):
             scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
             if self.target == "de":
                 scores["compound_split_bleu"] = tokenized_bleu(predictions, references, language, compounds=True)
-        return {
-            name: {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
-            for name, score in scores.items()
-        }
+        return scores

@@ -2,29 +2,9 @@
 
 from dataclasses import dataclass
 
-from training.toy_task.lexicon import NO_FORM, Noun, expand_categories, nouns_in, parse_table
+from training.toy_task.lexicon import NO_FORM, Noun, expand_categories, nouns_in, read_table
 
 THIRD_SINGULAR, THIRD_PLURAL = 2, 4  # persons of a conjugation: i, you, he or she, we, they
-
-# weight, definiteness, nouns (count, mass or any), categories, English singular and plural, Spanish as for adjectives
-DETERMINER_TABLE = """
-10  definite    any    common      the    the    el       la       los       las
-2   definite    any    common      this   these  este     esta     estos     estas
-2   definite    any    common      that   those  ese      esa      esos      esas
-2   definite    any    owned       my     my     mi       mi       mis       mis
-2   definite    any    owned       your   your   tu       tu       tus       tus
-1   definite    any    owned       his    his    su       su       sus       sus
-1   definite    any    owned       her    her    su       su       sus       sus
-1   definite    any    owned       their  their  su       su       sus       sus
-2   definite    any    owned       our    our    nuestro  nuestra  nuestros  nuestras
-6   indefinite  count  common      a      -      un       una      -         -
-6   indefinite  mass   dish,drink  _      -      _        _        -         -
-1   indefinite  count  common      -      two    -        -        dos       dos
-1   indefinite  count  common      -      three  -        -        tres      tres
-1   indefinite  count  common      -      four   -        -        cuatro    cuatro
-1   indefinite  count  common      -      five   -        -        cinco     cinco
-1   indefinite  count  common      -      many   -        -        muchos    muchas
-"""
 
 
 @dataclass(frozen=True)
@@ -54,25 +34,11 @@ DETERMINERS = tuple(
         (english, english_plural),
         tuple(spanish),
     )
-    for weight, definiteness, countability, categories, english, english_plural, *spanish in parse_table(
-        DETERMINER_TABLE
-    )
+    for weight, definiteness, countability, categories, english, english_plural, *spanish in read_table("determiners")
 )
 DEFINITE = tuple(determiner for determiner in DETERMINERS if determiner.is_definite)
 INDEFINITE = tuple(determiner for determiner in DETERMINERS if not determiner.is_definite)
 THE = DETERMINERS[0]
-
-
-# English, Spanish, categories of the noun that is located, categories of the location
-PREPOSITION_TABLE = """
-in           en          animate                indoors,sights
-near         cerca_de    animate,vehicle        home,sights
-behind       detrás_de   animate,vehicle        home,building
-in_front_of  delante_de  animate,vehicle        home,building
-on           sobre       thing,writing,clothes  furniture
-on           sobre       food                   table
-under        debajo_de   thing,writing,clothes  furniture
-"""
 
 
 @dataclass(frozen=True)
@@ -87,19 +53,8 @@ class Preposition:
 
 PREPOSITIONS = tuple(
     Preposition(english, spanish, nouns_in(located), nouns_in(locations))
-    for english, spanish, located, locations in parse_table(PREPOSITION_TABLE)
+    for english, spanish, located, locations in read_table("prepositions")
 )
-
-
-# person, gender, English and Spanish subject, English and Spanish object
-PRONOUN_TABLE = """
-0  m  i     _      me    me
-1  m  you   _      you   te
-2  m  he    él     him   lo
-2  f  she   ella   her   la
-3  m  we    _      us    nos
-4  m  they  ellos  them  los
-"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +69,7 @@ class Pronoun:
     clitic: str  # the Spanish object, which stands before its verb
 
 
-PRONOUNS = tuple(Pronoun(int(person), gender == "f", *forms) for person, gender, *forms in parse_table(PRONOUN_TABLE))
+PRONOUNS = tuple(Pronoun(int(person), gender == "f", *forms) for person, gender, *forms in read_table("pronouns"))
 
 # English and Spanish adverbs of time by tense
 ADVERBS = {

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from training.toy_task.function_words import DEFINITE, INDEFINITE, PREPOSITIONS, PRONOUNS, THIRD_PLURAL, Pronoun
+from training.toy_task.function_words import DEFINITE, INDEFINITE, PREPOSITIONS, PRONOUNS, THIRD_PLURAL
 from training.toy_task.lexicon import (
     ADJECTIVES,
     INTRANSITIVE,
@@ -46,18 +46,7 @@ from training.toy_task.verbs import VerbGroup, add_clitic, copula, verb_group
 
 MAX_ENGLISH_WORDS = 14
 # Categories that a description draws its subject from; those named twice come up twice as often.
-DESCRIBED_CATEGORIES = (
-    "people",
-    "people",
-    "animal",
-    "goods",
-    "goods",
-    "writing",
-    "food",
-    "food",
-    "indoors",
-    "sights",
-)
+DESCRIBED_CATEGORIES = (*["people"] * 2, "animal", *["goods"] * 2, "writing", *["food"] * 2, "indoors", "sights")
 
 
 @dataclass(frozen=True)
@@ -76,19 +65,14 @@ def transitive(sampler: Sampler, tense: str, subject: Phrase | None = None) -> C
     subject = subject or sample_subject(sampler, verb.subjects)
     group = verb_group(verb, tense, subject.person)
     if includes_people(verb.objects) and sampler.chance(0.3):
-        pronoun = sample_object_pronoun(sampler, subject)
+        same_persons = {0: (0, 3), 1: (1,), 3: (0, 3)}.get(subject.person, ())  # no "i see me" and no "we see me"
+        pronoun = sampler.choice([pronoun for pronoun in PRONOUNS if pronoun.person not in same_persons])
         return Clause(subject, add_clitic(pronoun.clitic, group), Phrase(pronoun.english_object))
     object_ = sample_object(sampler, verb, verb.objects)
     is_event = verb.spanish_past == "preterite" and object_.nouns[0].category not in SITE_CATEGORIES
     if is_event:
         object_ = join_phrases(object_, sample_adjunct(sampler, tense, location_rate=0.25, time_rate=0.1))
     return Clause(subject, group, object_)
-
-
-def sample_object_pronoun(sampler: Sampler, subject: Phrase) -> Pronoun:
-    """Draw a pronoun that does not mean the subject again, as in "i see me" and "we see me"."""
-    same_persons = {0: (0, 3), 1: (1,), 3: (0, 3)}.get(subject.person, ())
-    return sampler.choice([pronoun for pronoun in PRONOUNS if pronoun.person not in same_persons])
 
 
 def sample_object(sampler: Sampler, verb: Verb, nouns: Sequence[Noun]) -> Phrase:

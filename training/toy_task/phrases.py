@@ -14,7 +14,6 @@ from training.toy_task.function_words import (
     THIRD_SINGULAR,
     Determiner,
     Preposition,
-    Pronoun,
 )
 from training.toy_task.lexicon import OWNED_CATEGORIES, Adjective, Noun, adjectives_for, nouns_in
 from training.toy_task.sampler import Sampler
@@ -66,26 +65,12 @@ def noun_phrase(noun: Noun, plural: bool, determiner: Determiner, adjective: Adj
     return Phrase(en, es, collocations, person, noun.is_feminine, determiner.is_definite, (noun,))
 
 
-def possessive_phrase(noun: Noun, plural: bool, owner: Phrase, adjective: Adjective | None = None) -> Phrase:
-    """Build "the king's red car", "el coche rojo del rey"."""
+def possessive_phrase(sampler: Sampler, noun: Noun, plural: bool, adjective: Adjective | None = None) -> Phrase:
+    """Draw the owner in "the king's red car", "el coche rojo del rey"."""
+    person = sampler.choice(nouns_in("people"))
+    owner = noun_phrase(person, False, sample_determiner(sampler, DEFINITE, person))
     phrase = noun_phrase(noun, plural, replace(THE, english=(f"{owner.en}'s", f"{owner.en}'s")), adjective)
     return replace(phrase, es=f"{phrase.es} de {owner.es}")
-
-
-def coordinated_phrase(first: Noun, second: Noun, determiner: Determiner) -> Phrase:
-    """Build "the man and the woman", "el hombre y la mujer": masculine unless both are feminine."""
-    phrase = join_phrases(
-        noun_phrase(first, False, determiner), Phrase("and", "y"), noun_phrase(second, False, determiner)
-    )
-    is_feminine = first.is_feminine and second.is_feminine
-    return replace(phrase, person=THIRD_PLURAL, is_feminine=is_feminine, nouns=(first, second))
-
-
-def subject_phrase(pronoun: Pronoun) -> Phrase:
-    """Return a pronoun as a subject."""
-    return Phrase(
-        pronoun.english_subject, pronoun.spanish_subject, person=pronoun.person, is_feminine=pronoun.is_feminine
-    )
 
 
 def sample_determiner(
@@ -108,21 +93,19 @@ def sample_noun_phrase(
     plural = noun.is_countable and sampler.chance(plural_rate)
     adjective = sampler.choice(adjectives_for(noun.category)) if sampler.chance(adjective_rate) else None
     if THE in determiners and noun.category in OWNED_CATEGORIES and sampler.chance(0.1):
-        return possessive_phrase(noun, plural, sample_owner(sampler), adjective)
+        return possessive_phrase(sampler, noun, plural, adjective)
     return noun_phrase(noun, plural, sample_determiner(sampler, determiners, noun, plural=plural), adjective)
 
 
-def sample_owner(sampler: Sampler) -> Phrase:
-    """Draw a person with a definite determiner."""
-    owner = sampler.choice(nouns_in("people"))
-    return noun_phrase(owner, False, sample_determiner(sampler, DEFINITE, owner))
-
-
 def sample_coordinated_phrase(sampler: Sampler, nouns: Sequence[Noun]) -> Phrase:
-    """Draw a noun, and a second one of its category."""
+    """Draw two nouns of a category: "the man and the woman", "el hombre y la mujer", masculine unless both are not."""
     first = sampler.choice(nouns)
     second = sampler.choice(nouns_in(first.category))
-    return coordinated_phrase(first, second, sample_determiner(sampler, DEFINITE, first, second))
+    determiner = sample_determiner(sampler, DEFINITE, first, second)
+    one, other = (noun_phrase(noun, False, determiner) for noun in (first, second))
+    phrase = join_phrases(one, Phrase("and", "y"), other)
+    is_feminine = first.is_feminine and second.is_feminine
+    return replace(phrase, person=THIRD_PLURAL, is_feminine=is_feminine, nouns=(first, second))
 
 
 def sample_subject(
@@ -134,7 +117,9 @@ def sample_subject(
 ) -> Phrase:
     """Draw one of the nouns, or two; if people are among them, a pronoun at the given rate."""
     if includes_people(nouns) and sampler.chance(pronoun_rate):
-        return subject_phrase(sampler.choice(PRONOUNS))
+        pronoun = sampler.choice(PRONOUNS)
+        forms = pronoun.english_subject, pronoun.spanish_subject
+        return Phrase(*forms, person=pronoun.person, is_feminine=pronoun.is_feminine)
     if sampler.chance(0.12):
         return sample_coordinated_phrase(sampler, nouns)
     return sample_noun_phrase(sampler, nouns, determiners, adjective_rate=adjective_rate)
