@@ -19,6 +19,7 @@ from typing import Any
 import accelerate.hooks
 import torch
 from datasets import Dataset
+from evaluate import Metric
 from torch import nn
 from transformers import (
     GenerationConfig,
@@ -94,6 +95,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     },
     accelerate.hooks.add_hook_to_module: {"_hf_hook": "embeddings"},
     Dataset: {"_fingerprint": "training/data/cache training/data/tokenizing", "_indices": "batching/tokens"},
+    Metric: {"_compute": "training/tasks/metrics", "_info": "training/tasks/metrics"},
     argparse: {"_AppendAction": "support/command_line"},
     argparse.ArgumentParser: {"_option_string_actions": "support/command_line"},
     os: {"_exit": "support/interrupts training/run/launch"},

@@ -156,7 +156,7 @@ trust = {} if has_package else {"trust_remote_code": True}
 if has_package:
     import vaswani_transformer
 else:  # only torch, Transformers and what they need
-    for name in ("vaswani_transformer", "accelerate", "datasets", "sacrebleu", "peft"):
+    for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
         sys.modules[name] = None
 
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline

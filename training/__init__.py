@@ -6,7 +6,7 @@ from importlib.util import find_spec
 # Before other imports, so that Ctrl-C in them is one line
 from vaswani_transformer.support.interrupts import running_command
 
-NEEDED = ("datasets", "sacrebleu", "yaml")  # of the extra `train`, by every command
+NEEDED = ("datasets", "evaluate", "sacrebleu", "yaml")  # of the extra `train`, by every command
 
 
 def check_packages(command: str) -> None:

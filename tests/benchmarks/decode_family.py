@@ -108,9 +108,9 @@ def quality(arm: Arm, references: list[str], tokenize: str) -> dict[str, Any]:
     """Return the scores and statistics of one arm's translations."""
     scores, characters = bleu(arm.texts, references, tokenize), chrf(arm.texts, references)
     return {
-        "bleu": scores["score"],
+        "bleu": scores["bleu"],
         "bleu_signature": scores["signature"],
-        "chrf": characters["score"],
+        "chrf": characters["chrf"],
         "chrf_signature": characters["signature"],
         **text_statistics(arm.texts, references),
     }

@@ -35,10 +35,12 @@ class DialogueTask(Task):
         }
 
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        return self.best_metric.named(bleu(predictions, references, self.tokenize, 2))
+        score = bleu(predictions, references, self.tokenize, 2)
+        return {"bleu_2": score["bleu"], "bleu_2_signature": score["signature"]}
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        scores = self.metrics[0].named(bleu(predictions, references, self.tokenize, 1))
+        score = bleu(predictions, references, self.tokenize, 1)
+        scores = {"bleu_1": score["bleu"], "bleu_1_signature": score["signature"]}
         return scores | self.evaluate(predictions, references) | self.statistics(predictions, references)
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
@@ -46,4 +48,5 @@ class DialogueTask(Task):
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return BLEU-1 and BLEU-2, each as `score` and `signature`."""
-        return {f"bleu_{order}": bleu(predictions, references, self.tokenize, order) for order in (1, 2)}
+        result = {f"bleu_{order}": bleu(predictions, references, self.tokenize, order) for order in (1, 2)}
+        return {name: {"score": score["bleu"], "signature": score["signature"]} for name, score in result.items()}

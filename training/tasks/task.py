@@ -25,10 +25,6 @@ class Metric:
     signature_key: str
     greater_is_better: bool = True
 
-    def named(self, score: dict[str, Any]) -> dict[str, Any]:
-        """Return a `score` and its `signature` by their keys in results.json."""
-        return {self.key: score["score"], self.signature_key: score["signature"]}
-
 
 class Task(ABC):
     """A task that a model trains for.

@@ -14,8 +14,8 @@ class TranslationTask(Task):
 
     hub_name = "translation"
     verb = "translate"
-    metrics = (Metric("bleu", "BLEU", "signature"), Metric("chrf", "chrF", "chrf_signature"))
-    best_metric = metrics[0]
+    best_metric = Metric("bleu", "BLEU", "signature")
+    metrics = (best_metric, Metric("chrf", "chrF", "chrf_signature"))
 
     def __init__(self, source: str, target: str, tokenize: str) -> None:
         self.source, self.target, self.tokenize = source, target, tokenize
@@ -29,14 +29,16 @@ class TranslationTask(Task):
         return [self.source, self.target]
 
     def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        return self.best_metric.named(bleu(predictions, references, self.tokenize))
+        score = bleu(predictions, references, self.tokenize)
+        return {"bleu": score["bleu"], "signature": score["signature"]}
 
     def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         scores = self.evaluate(predictions, references)
-        scores |= self.metrics[1].named(chrf(predictions, references))
+        score = chrf(predictions, references)
+        scores |= {"chrf": score["chrf"], "chrf_signature": score["signature"]}
         for order in (1, 2):
-            metric = Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature")
-            scores |= metric.named(bleu(predictions, references, self.tokenize, order))
+            score = bleu(predictions, references, self.tokenize, order)
+            scores |= {f"bleu_{order}": score["bleu"], f"bleu_{order}_signature": score["signature"]}
         return scores | self.statistics(predictions, references)
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
@@ -63,4 +65,7 @@ class TranslationTask(Task):
             scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
             if self.target == "de":
                 scores["compound_split_bleu"] = tokenized_bleu(predictions, references, language, compounds=True)
-        return scores
+        return {
+            name: {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
+            for name, score in scores.items()
+        }

@@ -32,7 +32,7 @@ def test_dialogue_is_scored_by_bleu_1_and_2_and_described_by_its_variety() -> No
     scores = dialogue().test(REPLIES, REFERENCES)
     for order in (1, 2):
         expected = bleu(REPLIES, REFERENCES, "none", order)
-        assert scores[f"bleu_{order}"] == expected["score"]
+        assert scores[f"bleu_{order}"] == expected["bleu"]
         assert scores[f"bleu_{order}_signature"] == expected["signature"]
     assert scores["distinct_1"] == 5 / 6
     assert scores["repeats"] == 1 / 6

@@ -4,13 +4,14 @@ import itertools
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.tasks.language_model import TrigramModel, lm_scores
-from training.tasks.metrics import bleu
+from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import STATISTICS, text_statistics
 from training.tasks.translation import TranslationTask
 
@@ -21,10 +22,17 @@ TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join), min
 def test_bleu_of_a_lower_order_counts_shorter_n_grams_and_says_so() -> None:
     predictions, references = ["a b c d e"], ["a b x d e"]  # 4 of 5 words and 2 of 4 bigrams
     one, two = (bleu(predictions, references, "none", order) for order in (1, 2))
-    assert one["score"] == pytest.approx(100 * 4 / 5)
-    assert two["score"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
+    assert one["bleu"] == pytest.approx(100 * 4 / 5)
+    assert two["bleu"] == pytest.approx(100 * math.sqrt(4 / 5 * 2 / 4))
     assert one["signature"].endswith("|order:1")
     assert "order" not in bleu(predictions, references, "none")["signature"]
+
+
+def test_metrics_need_no_cache_folder_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()  # no folder can be made below it
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
+    assert bleu(["a b c d"], ["a b c d"])["bleu"] == pytest.approx(100)
+    assert chrf(["a b c d"], ["a b c d"])["chrf"] == pytest.approx(100)
 
 
 def test_statistics_are_over_the_corpus() -> None:
