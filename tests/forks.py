@@ -113,6 +113,6 @@ class ForkedCommand:
 def run_forked(program: str, *arguments: str, folder: Path) -> str:
     """Run a module or a file in a folder, and return its output."""
     command = ForkedCommand(program, arguments, folder=folder)
-    output, errors = command.communicate(timeout=600)
-    assert command.returncode == 0, errors
+    output, errors = command.communicate(timeout=800)
+    assert command.returncode == 0, output[-2000:] + errors
     return output
