@@ -75,14 +75,6 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_work_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the work, and of loading the model."""
-    machine = parser.add_argument_group("machine")
-    add_batch_tokens(machine)
-    add_sort_lines(machine, "sources sorted by length, and of a part (2048)")
-    add_load_options(machine)
-
-
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     description = "Write a model's translations of a recipe's training sources, on which another model trains."
     parser = recipe_parser("distill", description, "for example --data.path=FOLDER")
@@ -95,7 +87,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         "--shard", type=shard_of, default=(1, 1), metavar="i/n", help="write the i-th of n shares (1/1)"
     )
     add_search_options(parser)
-    add_work_options(parser)
+    machine = parser.add_argument_group("machine")
+    add_batch_tokens(machine)
+    add_sort_lines(machine, "sources sorted by length, and of a part (2048)")
+    add_load_options(machine)
     return parse_with_recipe(parser, arguments)
 
 
@@ -243,13 +238,8 @@ class Progress:
         if not self.bar.disable or done == self.before:
             return
         rate = (done - self.before) / (now - self.start)
-        logger.info(
-            "%s of %s sentences, %.1f a second, %.1f minutes left.",
-            f"{done:,d}",
-            f"{self.total:,d}",
-            rate,
-            (self.total - done) / rate / 60,
-        )
+        speed = f"{rate:.1f} a second, {(self.total - done) / rate / 60:.1f} minutes left"
+        logger.info("%s of %s sentences, %s.", f"{done:,d}", f"{self.total:,d}", speed)
 
 
 def write_parts(

@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("repository", help="the repository, OWNER/NAME; made where it is not there")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one")
+    parser.add_argument("--private", action="store_true", default=None, help="make the repository a private one")
     parser.add_argument("--revision", help="the branch to publish on; made where it is not there (main)")
     parser.add_argument("--license", default="apache-2.0", help="the Hub's name for the weights' license (apache-2.0)")
     parser.add_argument("--space", action="store_true", help="also publish a Space of that name, where the model runs")
@@ -219,15 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     folder = options.dry_run or tempfile.gettempdir()
     interrupted = "; what the repository shows is complete"
     with exit_on_user_error(what_now=interrupted), write_errors(folder, "make room, or give another folder"):
-        address = publish(
-            options.run,
-            options.repository,
-            options.private or None,
-            options.revision,
-            options.license,
-            options.dry_run,
-            options.space,
-        )
+        address = publish(**vars(options))
         with flush_stdout(f"the files are at {address}"):
             print(f"{'Wrote' if options.dry_run else 'Published'} {options.repository}: {address}")
 

@@ -11,7 +11,7 @@ import math
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -22,7 +22,6 @@ from training.data.files import SPLITS
 from training.data.pairs import is_streamed, load_pairs
 from training.data.stream import PairStream
 from training.data.tokenizing import set_up_tokenizer
-from training.recipe.decoding import decoding_config
 from training.recipe.families import family_of
 from training.recipe.fields import Recipe, load_recipe
 from training.recipe.help import parse_with_recipe, recipe_parser
@@ -137,7 +136,9 @@ def translate_all(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the hypotheses and their speed; a model of another kind uses its own generation settings."""
     is_own = family_of(model.config) is recipe.family
-    settings: dict[str, Any] = {"generation_config": decoding_config(model, recipe, tokenizer)} if is_own else {}
+    settings: dict[str, Any] = {}
+    if is_own:
+        settings["generation_config"] = recipe.generation_config(cast(Any, model.config), tokenizer)
     make_engine = HistoryEngine if is_non_autoregressive(model) else TransformersEngine
     engine = make_engine(model, tokenizer.pad_token_id, **settings)
     constraint = make_task(recipe).constraint(model, tokenizer)

@@ -1,6 +1,5 @@
 """Training pairs as a stream: read again in every epoch, never all in memory, and recognized when a run resumes."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -10,6 +9,7 @@ from training.data.files import read_file
 from training.data.pairs import open_hub_split, read_rows
 from training.recipe.fields import DataRecipe
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import TextDigest
 
 
 def described(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class PairStream:
         self.distillation = distillation or (None if recipe.distilled is None else open_distilled(recipe))
         if recipe.kind == "hub" and self.distillation is None:
             self.rows = open_hub_split(recipe, "train").shuffle(seed=seed, buffer_size=recipe.buffer)
-        self.pairs, self.digest = 0, hashlib.sha256()
+        self.digest = TextDigest()
         self.complete: dict[str, Any] | None = None
         self.before: dict[str, Any] | None = None
         self.skipped = 0
@@ -57,15 +57,16 @@ class PairStream:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of pairs read in this epoch, and their SHA-256 as in `results.json`."""
-        return {"pairs": self.pairs, "sha256": self.digest.hexdigest()}
+        return {"pairs": self.digest.count // 2, "sha256": self.digest.hexdigest()}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        self.pairs, self.digest = 0, hashlib.sha256()
+        self.digest = TextDigest()
         pairs = map(self.count, self.read())
         if (before := self.before) is not None:
             self.before = None
             yield from islice(pairs, min(self.skipped, before["pairs"]))
-            ahead = list(islice(pairs, before["pairs"] - self.pairs))  # compared before a step learns from them
+            left = before["pairs"] - self.fingerprint()["pairs"]
+            ahead = list(islice(pairs, left))  # compared before a step learns from them
             self.check(before)
             yield from ahead
         yield from pairs
@@ -83,8 +84,8 @@ class PairStream:
 
     def count(self, pair: tuple[str, str]) -> tuple[str, str]:
         """Return a pair that has been read, and add it to the fingerprint."""
-        self.pairs += 1
-        self.digest.update(f"{pair[0]}\0{pair[1]}\0".encode())
+        for text in pair:
+            self.digest.add(text)
         return pair
 
     def check(self, before: Mapping[str, Any]) -> None:

@@ -68,11 +68,6 @@ def make_encode_fn(
     return encode
 
 
-def fingerprint(dataset: Dataset, change: Callable | str) -> str:
-    """Return the name under which `datasets` caches a changed data set; its own hashing would swallow Ctrl-C."""
-    return Hasher.hash((dataset._fingerprint, change))
-
-
 def tokenize(
     splits: datasets.DatasetDict, tokenizer: PreTrainedTokenizerBase, recipe: DataRecipe
 ) -> datasets.DatasetDict:
@@ -108,9 +103,8 @@ def drop_too_long(train: Dataset, recipe: DataRecipe) -> Dataset:
     """Return the training pairs that are not too long, with their `number` among all."""
     longest = np.maximum(lengths(train, "input_ids"), lengths(train, "labels"))
     kept = np.flatnonzero(longest <= recipe.max_length)
-    numbered = train.add_column(
-        NUMBER, np.arange(1, len(train) + 1, dtype=np.int32), new_fingerprint=fingerprint(train, NUMBER)
-    )
+    name = Hasher.hash((train._fingerprint, NUMBER))  # the hashing of `add_column` would swallow Ctrl-C
+    numbered = train.add_column(NUMBER, np.arange(1, len(train) + 1, dtype=np.int32), new_fingerprint=name)
     if len(kept) == len(train):
         return numbered
     everything = f"{'the first ' if recipe.streaming else ''}{len(train)} training pairs"

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
 
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
 from training.recipe.families import AUTOREGRESSIVE, FAMILIES, TOKENIZER_SETS, Family
 from training.recipe.machine import trains_slowly_in_bf16
 from training.recipe.reading import (
@@ -288,6 +290,20 @@ class Recipe:
         return self.search | {
             name: getattr(self.training, value) if isinstance(value, str) else value for name, value in faster
         }
+
+    def generation_config(
+        self, config: VaswaniTransformerConfig, tokenizer: PreTrainedTokenizerBase, in_training: bool = False
+    ) -> GenerationConfig:
+        """Return a new GenerationConfig with the search, or with the faster one of evaluations in training.
+
+        Editing a model's own in place would lose the paper's settings.
+        """
+        search = self.evaluation_search if in_training else self.search
+        if search.get("num_beams") == 1:  # greedy decoding weighs no lengths; this overrides the model's own setting
+            search["length_penalty"] = 1.0
+        if not self.family.is_autoregressive and tokenizer.unk_token_id is not None:  # a text would lack the word
+            search["suppress_tokens"] = [tokenizer.unk_token_id]
+        return config.make_generation_config(**search)
 
 
 SETTINGS = settings(Recipe)

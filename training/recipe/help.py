@@ -42,10 +42,6 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def choices(known: Setting) -> str:
-    return f" One of {', '.join(known.choices)}." if known.choices else ""
-
-
 def entry(name: str, default: object, text: str) -> str:
     return f"  --{name}={shown(default)}\n{textwrap.indent(textwrap.fill(text, WIDTH - 6), 6 * ' ')}"
 
@@ -59,9 +55,9 @@ def entries(cls: Any, prefix: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(hint):
             groups.append((field.name, hint))
         elif field.name != "model":
-            yield entry(
-                f"{prefix}{field.name}", field.default, texts[field.name] + choices(Setting(field.name, hint, field))
-            )
+            choices = ", ".join(Setting(field.name, hint, field).choices)
+            text = texts[field.name] + (f" One of {choices}." if choices else "")
+            yield entry(f"{prefix}{field.name}", field.default, text)
     for name, hint in groups:
         summary = textwrap.fill(inspect.cleandoc(hint.__doc__ or "").splitlines()[0], WIDTH)
         yield f"\n{name}: {summary}"

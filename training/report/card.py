@@ -60,16 +60,18 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
 
     For an unfinished run the `results` may lack `validation`, `test`, `data` and `time`.
     """
-    head, example = metadata(results, license), python_literal(example_sentence(results))
+    head, printed = metadata(results, license), results.get("test", {}).get("examples", [])
+    example = python_literal(printed[0]["source"] if printed else FALLBACK_EXAMPLE)
     results = as_markdown(results)
     recipe = recipe_of(results)
+    is_distilled = recipe.data.distilled is not None
     return ModelCard.from_template(
         head,
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
         **(translation_words(recipe) | make_task(recipe).card_words),
-        data=describe_data(recipe.data),
+        data=data_name(recipe.data) + ("; training targets replaced by a teacher's outputs" if is_distilled else ""),
         license=license,
         parameters=f"{results['parameters']:,}",
         model=describe_model(recipe),
@@ -159,12 +161,6 @@ def data_name(data: DataRecipe) -> str:
     if data.kind == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
     return " ".join(name for name in (data.path, data.subset) if name)
-
-
-def describe_data(data: DataRecipe) -> str:
-    """Return the data in text, with what replaced its training targets."""
-    distilled = "; training targets replaced by a teacher's outputs" if data.distilled else ""
-    return f"{data_name(data)}{distilled}"
 
 
 def describe_model(recipe: Recipe) -> str:
@@ -269,12 +265,6 @@ def describe_search(decoding: dict[str, Any]) -> str:
 
 def python_literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def example_sentence(results: dict[str, Any]) -> str:
-    """Return a sentence to translate: the first test sentence that the run printed."""
-    examples = results.get("test", {}).get("examples", [])
-    return examples[0]["source"] if examples else FALLBACK_EXAMPLE
 
 
 def format_figure(value: float | None, spec: str) -> str:

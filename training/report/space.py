@@ -14,20 +14,7 @@ from vaswani_transformer.demo import load_page
 
 load_page("{repository}", revision={revision!r}).launch(run_history=False)
 '''
-CARD = """---
-title: {name}
-sdk: gradio
-sdk_version: {gradio}
-python_version: "3.11"
-app_file: app.py
-license: {license}
-models:
-- {repository}
----
-
-Type a text to see how [{repository}](https://huggingface.co/{repository}) finds its output: the beams step by step or
-the passes, and the attention of every layer and head. `vaswani-demo {repository}` serves the same page on your machine.
-"""
+CARD = Path(__file__).parent / "space_template.md"
 
 
 def installed_version(package: str) -> str:
@@ -45,7 +32,8 @@ def write_space(folder: Path, repository: str, revision: str | None = None, lice
     """Write the three files of the Space of a model into `folder`, with the versions that are installed here."""
     pins = {"vaswani-transformer": __version__} | {name: installed_version(name) for name in ("torch", "transformers")}
     settings = {"name": repository.partition("/")[2], "repository": repository, "license": license}
-    card = RepoCard(CARD.format(gradio=installed_version("gradio"), **settings))  # it reads the header
+    text = CARD.read_text(encoding="utf-8").format(gradio=installed_version("gradio"), **settings)
+    card = RepoCard(text)  # it reads the header
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "app.py").write_text(APP.format(repository=repository, revision=revision), encoding="utf-8")
     (folder / "requirements.txt").write_text(

@@ -57,10 +57,6 @@ class RunFolder:
     changed: list[str]
 
 
-def is_link_to_file(path: Path) -> bool:
-    return path.is_symlink() and not path.is_dir()
-
-
 @contextlib.contextmanager
 def open_folder(recipe: Recipe) -> Generator[RunFolder]:
     """Lock and yield the run's folder: new, or with a run of the same recipe to resume or to extend."""
@@ -90,7 +86,8 @@ def writable_path(recipe: Recipe) -> Path:
     if recipe.output_dir is None:
         raise UserError("output_dir: the run needs a folder; give --output_dir=...")
     check_writable(path := Path(recipe.output_dir))
-    if path.is_dir() and (link := next(filter(is_link_to_file, path.iterdir()), None)):
+    links = (file for file in path.iterdir() if file.is_symlink() and not file.is_dir()) if path.is_dir() else ()
+    for link in links:
         raise UserError(f"{link}: is a link, through which a run would write another file; put the file there.")
     return path
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 from transformers import EarlyStoppingCallback
 
 from training.data.stream import described
-from training.recipe.decoding import decoding_config
 from training.report.results import RESULTS, to_json_values
 from training.run.checkpoints import last_checkpoint, run_write_errors
 from training.run.folder import read_fingerprints
@@ -31,7 +30,7 @@ def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
 def test_scores(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start, task, pairs = time.perf_counter(), trainer.task, prepared.pairs["test"]
-    trainer.search = decoding_config(trainer.model, trainer.recipe, trainer.processing_class)
+    trainer.search = trainer.recipe.generation_config(trainer.model.config, trainer.processing_class)
     output = trainer.predict(cast(Any, prepared.encoded["test"]))
     texts, sources, references = [str(text) for text in output.predictions], pairs["source"][:], pairs["target"][:]
     scores, shown = task.test(texts, references), trainer.recipe.score.examples

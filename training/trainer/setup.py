@@ -8,7 +8,6 @@ from accelerate import PartialState
 from transformers import EarlyStoppingCallback, Seq2SeqTrainingArguments, set_seed
 
 from training.data.stream import PairStream
-from training.recipe.decoding import decoding_config
 from training.recipe.fields import Recipe
 from training.recipe.machine import uses_cpu
 from training.run.checkpoints import CHECKPOINTS, run_write_errors
@@ -16,8 +15,7 @@ from training.run.checks import accumulation, attention, config_for_tokenizer, s
 from training.run.initial_weights import copy_weights
 from training.run.preparation import Prepared
 from training.tasks import selection_metric
-from training.trainer.energy import Energy
-from training.trainer.energy_trainer import EnergyTrainer
+from training.trainer.energy import Energy, EnergyTrainer
 from training.trainer.trainer import RecipeTrainer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ def make_trainer(recipe: Recipe, prepared: Prepared) -> RecipeTrainer:
     set_seed(recipe.seed)
     model = recipe.family.model_class(config_for_tokenizer(recipe, tokenizer))
     copy_weights(models, model)
-    model.generation_config = decoding_config(model, recipe, tokenizer)
+    model.generation_config = recipe.generation_config(model.config, tokenizer)
     set_attention(model, attention(recipe))
     if recipe.training.gradient_checkpointing:  # Transformers is renaming it
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()

@@ -40,7 +40,6 @@ from training.monitor.curves import CurvesCallback
 from training.monitor.monitor import TrainingMonitor
 from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
 from training.publish import upload, write_repository
-from training.recipe.decoding import decoding_config
 from training.recipe.families import RecipeModel
 from training.recipe.fields import Recipe
 from training.report.licenses import check_license
@@ -184,7 +183,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             eval_dataset=cast(Any, validation),
             processing_class=tokenizer,
         )
-        self.search = decoding_config(model, recipe, tokenizer, in_training=True)
+        self.search = recipe.generation_config(model.config, tokenizer, in_training=True)
         self.constraint = self.task.constraint(model, tokenizer)
         self.code = commit()
         # Checkpoints have a tied matrix once; the Trainer needs these names to load them.
@@ -312,10 +311,13 @@ class RecipeTrainer(Seq2SeqTrainer):
     # A step
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run."""
-        dataset = self.train_dataset
+        """Return this rank's batches by token budget; the epoch comes from the state, also in a resumed run.
+
+        A stream is read in this process, because its position must be exact at every step.
+        """
+        dataset, collator = self.train_dataset, PairCollator(self.processing_class, self.model)
         if isinstance(dataset, TokenBudgetBatches):
-            return self.stream_loader(dataset)
+            return self.make_loader(dataset, collator, batch_size=None)
         pairs = PairTokens(dataset)
         sampler = TokenBudgetBatchSampler(
             pairs.source_lengths,
@@ -330,23 +332,12 @@ class RecipeTrainer(Seq2SeqTrainer):
         steps = len(sampler) // self.args.gradient_accumulation_steps
         sampler.epoch = lambda: self.state.global_step // steps
         logger.info("%d pairs in %d steps an epoch, %.1f%% padding.", len(dataset), steps, 100 * sampler.padding_share)
-        return DataLoader(
-            pairs,
-            batch_sampler=sampler,
-            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
-            generator=torch.Generator(),  # as in `loader`
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        )
+        return self.make_loader(pairs, collator, batch_sampler=sampler)
 
-    def stream_loader(self, batches: TokenBudgetBatches) -> DataLoader:
-        """Return a loader in this process, because the position must be exact at every step."""
-        return DataLoader(
-            batches,
-            batch_size=None,
-            collate_fn=cast(Any, PairCollator(self.processing_class, self.model)),
-            generator=torch.Generator(),  # as in `loader`
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        )
+    def make_loader(self, dataset: Any, collator: Any, **batches: Any) -> DataLoader:
+        """Return a loader, which draws a seed when it starts: not from the generator of training's random numbers."""
+        is_pinned = self.args.dataloader_pin_memory and torch.accelerator.is_available()
+        return DataLoader(dataset, collate_fn=collator, generator=torch.Generator(), pin_memory=is_pinned, **batches)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Return the batches of a step, and its tokens to learn on all processes.
@@ -477,11 +468,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         return [*likelihoods, self.task.best_metric.key]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice.
-
-        A loader draws a seed when it starts. Its separate generator keeps training's random numbers independent of
-        evaluations.
-        """
+        """Return this rank's batches by length; all ranks have the same number, so one batch may occur twice."""
         self.evaluated = dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         sides = (lengths(dataset, name) for name in ("input_ids", "labels"))
         size = self.args.per_device_eval_batch_size
@@ -489,14 +476,9 @@ class RecipeTrainer(Seq2SeqTrainer):
         rounds = math.ceil(len(batches) / self.args.world_size)
         rank_batches = [self.args.process_index + turn * self.args.world_size for turn in range(rounds)]
         numbered = dataset.add_column("pair", list(range(len(dataset))))
-        return DataLoader(
-            numbered.remove_columns([name for name in dataset.column_names if name in TEXTS]),
-            batch_sampler=[batches[index % len(batches)] for index in rank_batches],
-            collate_fn=self.data_collator,
-            generator=torch.Generator(),
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        )
+        tokens = numbered.remove_columns([name for name in dataset.column_names if name in TEXTS])
+        sampler = [batches[index % len(batches)] for index in rank_batches]
+        return self.make_loader(tokens, self.data_collator, batch_sampler=sampler)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """Return the loader of an evaluation."""

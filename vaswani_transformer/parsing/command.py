@@ -3,18 +3,19 @@
 import argparse
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import BinaryIO
 
 from ..support.errors import UserError
 from ..support.files import write_errors
 from ..translation.command import LineFormat, run_command
 from ..translation.loading import TranslateTexts, make_translator
+from ..translation.options import add_file_options, line_parser, parse_with_checks
 from ..translation.readers import text_lines
 from ..translation.translator import Translation
 from .constraint import tree_constraint
 from .drawing import draw_tree_text
 from .linear import ParsedSentence
-from .options import parse_options
 from .parser import SourceTexts, check_parser
 from .words import split_plain, split_tokenized
 
@@ -78,6 +79,28 @@ class TreeFormat(LineFormat):
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
 
 
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options; options that exclude each other end it with status 2."""
+    description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
+    parser = line_parser("vaswani-parse", description)
+    group = add_file_options(parser, "sentences to parse", "trees")
+    group.add_argument(
+        "--tokenized",
+        action="store_true",
+        help="spaces separate the words, as in the model's treebank; otherwise lines are plain text, and punctuation "
+        "and contractions become words",
+    )
+    group.add_argument("--draw", action="store_true", help="draw each tree as text instead of writing its brackets")
+    group.add_argument("--svg", type=Path, metavar="FOLDER", help="also draw the tree of line N as FOLDER/N.svg")
+    parser.set_defaults(format="text", field=None, source=None, scores=False, nbest=None)
+    options = parse_with_checks(parser, arguments)
+    if options.draw and options.output:
+        parser.error("--draw writes many lines a tree, for readers; leave out --output.")
+    if options.svg and options.svg.exists() and not options.svg.is_dir():
+        parser.error(f"--svg={options.svg}: is a file; name a folder.")
+    return options
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's error ends it with one line and exit status 2."""
-    run_command(parse_options(arguments), TreeFormat)
+    run_command(parse_arguments(arguments), TreeFormat)

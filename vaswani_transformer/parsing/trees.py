@@ -106,13 +106,6 @@ def check_inner(stack: list[OpenNode], label: str, where: str) -> None:
         )
 
 
-def with_root(node: Tree | Leaf) -> Tree:
-    """Return a tree that was read, with the root `TOP`."""
-    if isinstance(node, Tree) and node.label in ROOTS:
-        return Tree(ROOT, node.children)
-    return Tree(ROOT, (node,))
-
-
 def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Tree]]:
     """Yield the trees of a bracketed file, each with the number of its first line.
 
@@ -144,7 +137,8 @@ def read_trees(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[in
                 if stack:
                     stack[-1].children.append(node)
                 else:
-                    yield last.line, with_root(node)
+                    has_root = isinstance(node, Tree) and node.label in ROOTS
+                    yield last.line, Tree(ROOT, node.children if has_root else (node,))
     if stack:
         raise UserError(f"{name}, line {stack[0].line}: the tree that starts here is not closed. Correct its brackets.")
 

@@ -14,7 +14,6 @@ from tests.helpers import load_tokenizer, random_tokens, tiny_model
 from tests.nar_models import NarModel, tiny_cmlm, tiny_nat
 from tests.training.runs import UNREAD
 from training.data.tokenizing import token_ids
-from training.recipe.decoding import decoding_config
 from training.recipe.families import FAMILIES, family_of
 from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
 from training.trainer.callbacks import TrainingRateCallback
@@ -279,7 +278,7 @@ def test_parallel_model_of_a_recipe_never_predicts_the_unknown_word(
     recipe = load_recipe(recipe_file, [kind])
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a mask"] * 9, 280, algorithm)
     for in_training in (False, True):
-        assert decoding_config(tiny_nat(), recipe, tokenizer, in_training).suppress_tokens == suppressed
+        assert recipe.generation_config(tiny_nat().config, tokenizer, in_training).suppress_tokens == suppressed
 
 
 def test_mask_token_in_a_text_stays_text_and_an_added_one_moves_no_id(tmp_path: Path) -> None:
