@@ -62,37 +62,97 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttentionMaps", "BracketScores", "CTranslate2Engine", "Hypothesis", "ImportResult", "Leaf", "MaskingCollator",
-    "PairCollator", "PairTokens", "ParsedSentence", "TokenBudgetBatchSampler", "TokenBudgetBatches", "Translation",
-    "Tree", "TreeTokens", "VaswaniCmlmConfig", "VaswaniCmlmForConditionalGeneration", "VaswaniCmlmModel",
-    "VaswaniFlowSeqConfig", "VaswaniFlowSeqForConditionalGeneration", "VaswaniFlowSeqModel",
-    "VaswaniIterativeVaeConfig", "VaswaniIterativeVaeForConditionalGeneration", "VaswaniIterativeVaeModel",
-    "VaswaniNatConfig", "VaswaniNatForConditionalGeneration", "VaswaniNatModel", "VaswaniTransformerConfig",
-    "VaswaniTransformerForConditionalGeneration", "VaswaniTransformerModel", "VaswaniTransformerPreTrainedModel",
-    "VaswaniTransformerTokenizer", "WellFormedTrees", "attention_maps", "attention_page", "delinearize",
-    "draw_attention", "draw_heat_maps", "draw_label_smoothing", "draw_layer_complexity", "draw_learning_rate",
-    "draw_loss", "draw_masks", "draw_positional_encoding", "draw_tree", "draw_tree_text", "evaluation_tree",
-    "from_fairseq", "from_fsmt", "from_marian", "learning_rate", "linearize", "paper_adam", "paper_schedule",
-    "parse", "prepare_for_inference", "read_trees", "score_trees", "to_ctranslate2", "to_onnx", "translate",
-]  # fmt: skip
+    "AttentionMaps",
+    "BracketScores",
+    "CTranslate2Engine",
+    "Hypothesis",
+    "ImportResult",
+    "Leaf",
+    "MaskingCollator",
+    "PairCollator",
+    "PairTokens",
+    "ParsedSentence",
+    "TokenBudgetBatchSampler",
+    "TokenBudgetBatches",
+    "Translation",
+    "Tree",
+    "TreeTokens",
+    "VaswaniCmlmConfig",
+    "VaswaniCmlmForConditionalGeneration",
+    "VaswaniCmlmModel",
+    "VaswaniFlowSeqConfig",
+    "VaswaniFlowSeqForConditionalGeneration",
+    "VaswaniFlowSeqModel",
+    "VaswaniIterativeVaeConfig",
+    "VaswaniIterativeVaeForConditionalGeneration",
+    "VaswaniIterativeVaeModel",
+    "VaswaniNatConfig",
+    "VaswaniNatForConditionalGeneration",
+    "VaswaniNatModel",
+    "VaswaniTransformerConfig",
+    "VaswaniTransformerForConditionalGeneration",
+    "VaswaniTransformerModel",
+    "VaswaniTransformerPreTrainedModel",
+    "VaswaniTransformerTokenizer",
+    "WellFormedTrees",
+    "attention_maps",
+    "attention_page",
+    "delinearize",
+    "draw_attention",
+    "draw_heat_maps",
+    "draw_label_smoothing",
+    "draw_layer_complexity",
+    "draw_learning_rate",
+    "draw_loss",
+    "draw_masks",
+    "draw_positional_encoding",
+    "draw_tree",
+    "draw_tree_text",
+    "evaluation_tree",
+    "from_fairseq",
+    "from_fsmt",
+    "from_marian",
+    "learning_rate",
+    "linearize",
+    "paper_adam",
+    "paper_schedule",
+    "parse",
+    "prepare_for_inference",
+    "read_trees",
+    "score_trees",
+    "to_ctranslate2",
+    "to_onnx",
+    "translate",
+]
 
-# Each room is imported when one of its names is first used, so that importing the package stays fast.
-LAZY_ROOMS = {
-    "translation.ctranslate2_engine": ("CTranslate2Engine",),
-    "convert": ("ImportResult", "from_fairseq", "from_fsmt", "from_marian", "to_ctranslate2", "to_onnx"),
-    "figures": (
-        "AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps", "draw_label_smoothing",
-        "draw_layer_complexity", "draw_learning_rate", "draw_loss", "draw_masks", "draw_positional_encoding",
-    ),
-    "parsing.figure": ("draw_tree",),
-}  # fmt: skip
+# Each is imported when one of its names is first used, so that importing the package stays fast.
+LAZY_NAMES = {
+    "CTranslate2Engine": "translation.ctranslate2_engine",
+    "ImportResult": "convert",
+    "from_fairseq": "convert",
+    "from_fsmt": "convert",
+    "from_marian": "convert",
+    "to_ctranslate2": "convert",
+    "to_onnx": "convert",
+    "AttentionMaps": "figures",
+    "attention_maps": "figures",
+    "attention_page": "figures",
+    "draw_attention": "figures",
+    "draw_heat_maps": "figures",
+    "draw_label_smoothing": "figures",
+    "draw_layer_complexity": "figures",
+    "draw_learning_rate": "figures",
+    "draw_loss": "figures",
+    "draw_masks": "figures",
+    "draw_positional_encoding": "figures",
+    "draw_tree": "parsing.figure",
+}
 
 
 def __getattr__(name: str) -> Any:
-    room = next((room for room, names in LAZY_ROOMS.items() if name in names), None)
-    if room is None:
+    if name not in LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{room}", __name__), name)
+    return getattr(import_module(f".{LAZY_NAMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

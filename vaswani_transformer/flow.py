@@ -315,8 +315,10 @@ class Flow(nn.Module):
         got = f"{int(values.isfinite().logical_not().sum())} such numbers, expected none"
         for name, layer in self.named_modules(prefix="flow"):
             if isinstance(layer, HeadLinear) and not (log_det := layer.log_det().detach()).isfinite():
-                got_det = f"got log|det| {float(log_det):g}, expected a finite number"
-                part, problem = name, f"its matrix is singular; {got_det}"
+                part, problem = (
+                    name,
+                    f"its matrix is singular; got log|det| {float(log_det):g}, expected a finite number",
+                )
                 break
         raise FlowError(f"{part}: {problem}; got {got}. Take an earlier checkpoint and a smaller learning rate.")
 

@@ -35,7 +35,11 @@ SUPPORTED = {
     *LIMITS,
     *STEP_OUTPUTS,
     *TOKEN_IDS,
-    *("num_return_sequences", "output_scores", "return_dict_in_generate", "suppress_tokens", "transformers_version"),
+    "num_return_sequences",
+    "output_scores",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "transformers_version",
     "use_cache",
 }
 

@@ -19,12 +19,24 @@ PRIVATE_NAMES: dict[type, tuple[str, ...]] = {
     GenerationConfig: ("_get_default_generation_params",),
     PreTrainedConfig: ("_attn_implementation", "_auto_class"),
     PreTrainedModel: (
-        "_apply", "_auto_class", "_can_compile_fullgraph", "_can_record_outputs", "_fsdp_plan", "_init_weights",
-        "_input_embed_layer", "_keep_in_fp32_modules_strict", "_no_split_modules", "_skip_keys_device_placement",
-        "_supports_attention_backend", "_supports_flash_attn", "_supports_flex_attn", "_supports_sdpa",
-        "_tied_weights_keys", "_tp_plan",
+        "_apply",
+        "_auto_class",
+        "_can_compile_fullgraph",
+        "_can_record_outputs",
+        "_fsdp_plan",
+        "_init_weights",
+        "_input_embed_layer",
+        "_keep_in_fp32_modules_strict",
+        "_no_split_modules",
+        "_skip_keys_device_placement",
+        "_supports_attention_backend",
+        "_supports_flash_attn",
+        "_supports_flex_attn",
+        "_supports_sdpa",
+        "_tied_weights_keys",
+        "_tp_plan",
     ),
-}  # fmt: skip
+}
 """The private names of Transformers that models set or read; `KNOWN_VERSIONS` have them."""
 _ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_forward.fc2": "rowwise"}

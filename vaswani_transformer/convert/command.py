@@ -67,8 +67,14 @@ def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     load_config(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
-    settings = {"positions": options.positions, "force": options.force}
-    to_ctranslate2(model, tokenizer, options.output, options.quantization, **settings)
+    to_ctranslate2(
+        model,
+        tokenizer,
+        options.output,
+        options.quantization,
+        positions=options.positions,
+        force=options.force,
+    )
     sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
 
 

@@ -175,9 +175,11 @@ def linear_factory(dtype: str) -> Callable[[nn.Linear], nn.Module] | None:
     make = LINEAR_FACTORIES[dtype]
     if not is_supported(make):
         return None
+    if dtype != "float32":
+        return make
+    return lambda linear: TransposedLinear(linear) if is_narrow(linear) else make(linear)
 
-    def make_fastest(linear: nn.Linear) -> nn.Module:
-        is_narrow = min(linear.weight.shape) <= NARROW_WIDTH and linear.weight.numel() <= NARROW_ENTRIES
-        return TransposedLinear(linear) if is_narrow else make(linear)
 
-    return make_fastest if dtype == "float32" else make
+def is_narrow(linear: nn.Linear) -> bool:
+    """Return whether a layer is faster as a `TransposedLinear`."""
+    return min(linear.weight.shape) <= NARROW_WIDTH and linear.weight.numel() <= NARROW_ENTRIES

@@ -12,7 +12,16 @@ from .page import attention_page, render_page
 from .weights import AttentionMaps, attention_maps
 
 __all__ = [
-    "AttentionMaps", "attention_maps", "attention_page", "draw_attention", "draw_heat_maps", "draw_label_smoothing",
-    "draw_layer_complexity", "draw_learning_rate", "draw_loss", "draw_masks", "draw_positional_encoding",
+    "AttentionMaps",
+    "attention_maps",
+    "attention_page",
+    "draw_attention",
+    "draw_heat_maps",
+    "draw_label_smoothing",
+    "draw_layer_complexity",
+    "draw_learning_rate",
+    "draw_loss",
+    "draw_masks",
+    "draw_positional_encoding",
     "render_page",
-]  # fmt: skip
+]
