@@ -1,7 +1,8 @@
 """A language in which two answers are equally right, which shows how ways of decoding differ.
 
-A source is 3 to 9 of 20 symbols. Its target is reversed, without symbol 0 and with symbol 1 doubled. A coin chooses one
-of two target vocabularies for the complete sentence. Positions that are predicted independently mix the two.
+A source is 3 to 9 of 20 symbols, or what LENGTHS and SYMBOLS say. Its target is reversed, without symbol 0 and with
+symbol 1 doubled. A coin chooses one of two target vocabularies for the complete sentence. Positions that are predicted
+independently mix the two.
 
 B batch, S source, T target.
 """
@@ -33,7 +34,8 @@ SIZES: dict[str, Any] = {
     "dropout": 0.0,
     "label_smoothing": 0.0,
 }
-STEPS, BATCH, HELD_OUT = 1200, 64, 512
+LENGTHS = (3, 9)
+STEPS, BATCH, LEARNING_RATE, HELD_OUT = 1200, 64, 1e-3, 512
 
 
 def target_in(dialect: int, source: list[int]) -> list[int]:
@@ -43,7 +45,7 @@ def target_in(dialect: int, source: list[int]) -> list[int]:
 
 
 def draw_sources(coins: random.Random, count: int) -> list[list[int]]:
-    return [[coins.randrange(SYMBOLS) for _ in range(coins.randint(3, 9))] for _ in range(count)]
+    return [[coins.randrange(SYMBOLS) for _ in range(coins.randint(*LENGTHS))] for _ in range(count)]
 
 
 def pad(rows: list[list[int]], value: int) -> Tensor:
@@ -65,12 +67,12 @@ def draw_batch(coins: random.Random) -> Batch:
 
 
 def train(model: Any, steps: int = STEPS, **schedules: Callable[[float], float]) -> Any:
-    """Return the model after `steps` of Adam at 1e-3, falling to 0 over the last third.
+    """Return the model after `steps` of Adam at LEARNING_RATE, falling to 0 over the last third.
 
     Each of `schedules` gives an attribute of the model by the progress from 0 to 1.
     """
     coins = random.Random(1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 100, 1, 3 * (steps - step) / steps)
     )
@@ -113,10 +115,10 @@ def share_right(model: Any, **settings: Any) -> float:
     return share_of_answers(sources, answers_of(model.generate(**encode(sources), **settings)))
 
 
-def train_iterative_vae(kl_scale: float) -> VaswaniIterativeVaeForConditionalGeneration:
+def train_iterative_vae(kl_scale: float, steps: int = STEPS) -> VaswaniIterativeVaeForConditionalGeneration:
     """Return an IterativeVAE of the language, trained with divergences that reach their full weight halfway."""
     model = VaswaniIterativeVaeForConditionalGeneration(VaswaniIterativeVaeConfig(**SIZES))
-    return train(model, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
+    return train(model, steps, kl_scale=lambda progress: kl_scale * min(1.0, 2 * progress))
 
 
 def train_flowseq(steps: int = STEPS, sizes: dict[str, Any] = SIZES) -> VaswaniFlowSeqForConditionalGeneration:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests import dialects
 from tests.dialects import SIZES, encode, train_flowseq
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
 from tests.nar_models import FAMILY, targets
@@ -77,9 +78,11 @@ def test_every_layer_and_the_whole_are_inverted() -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places() -> None:
+def test_trained_flow_of_width_128_is_inverted_in_float32_over_40_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialects, "BATCH", 8)
+    monkeypatch.setattr(dialects, "LEARNING_RATE", 2e-3)
     with torch.enable_grad():
-        model: Any = train_flowseq(60, sizes=SIZES | {"d_model": 128})
+        model: Any = train_flowseq(30, sizes=SIZES | {"d_model": 128})
     source = encode([[symbol % 20 for symbol in range(20)]] * 2)
     encoded = model.read_source(model.encode(**source).last_hidden_state, None)
     inputs = model.flow_inputs(encoded, canvas(torch.tensor([40, 40])))
