@@ -8,6 +8,17 @@ from .scores import BracketScores, score_trees
 from .trees import Leaf, Tree, evaluation_tree, read_trees
 
 __all__ = [
-    "BracketScores", "Leaf", "ParsedSentence", "Tree", "TreeTokens", "WellFormedTrees", "delinearize",
-    "draw_tree_text", "evaluation_tree", "linearize", "parse", "read_trees", "score_trees",
-]  # fmt: skip
+    "BracketScores",
+    "Leaf",
+    "ParsedSentence",
+    "Tree",
+    "TreeTokens",
+    "WellFormedTrees",
+    "delinearize",
+    "draw_tree_text",
+    "evaluation_tree",
+    "linearize",
+    "parse",
+    "read_trees",
+    "score_trees",
+]
