@@ -367,6 +367,17 @@ def test_streamed_pairs_have_the_tokens_of_pairs_in_memory(
     assert make_encode_fn(tokenizer, data)(list(PairStream(data, seed=0))) == at_once.to_list()
 
 
+def test_streamed_pair_of_exactly_the_limit_is_kept_and_a_longer_one_is_an_error(
+    folder: Path, tokenizer: VaswaniTransformerTokenizer
+) -> None:
+    pairs = list(PairStream(recipe(folder, streaming=True), seed=0))
+    longest = max(len(side) for sides in token_ids(tokenizer, *map(list, zip(*pairs, strict=True))) for side in sides)
+    exact, short = (recipe(folder, streaming=True, too_long="error", max_length=longest - less) for less in (0, 1))
+    assert len(make_encode_fn(tokenizer, exact)(pairs)) == len(pairs)
+    with pytest.raises(UserError, match=rf"a training pair \('.*'\.\.\.\) has {longest} tokens on a side, more than"):
+        make_encode_fn(tokenizer, short)(pairs)
+
+
 def test_datasets_hashes_no_function_and_so_swallows_no_interruption_of_it(
     folder: Path, tokenizer: VaswaniTransformerTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,13 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
             assert torch.equal(weight, taught[name] if is_taught else before[name]), name
 
 
+def test_teacher_with_sinusoids_may_have_another_size_of_the_unused_table(
+    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}", "--model.max_position_embeddings=64")
+    assert [*load_trained_models(recipe, tmp_path / "run")] == ["encoder_from"]
+
+
 def test_run_with_a_checkpoint_needs_no_teacher(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe, folder = make_recipe("--model.kind=nat", "--training.encoder_from=/nowhere/teacher"), tmp_path / "run"
     with pytest.raises(UserError, match=r"^/nowhere/teacher: there is no such folder"):
@@ -97,9 +104,10 @@ def test_run_with_a_checkpoint_needs_no_teacher(make_recipe: Callable[..., Recip
 def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
     make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
 ) -> None:
-    other, window = tmp_path / "nat", tmp_path / "window"
+    other, window, learned = tmp_path / "nat", tmp_path / "window", tmp_path / "learned"
     tiny_nat().save_pretrained(other)
     tiny_model(attention_window=3).save_pretrained(window)
+    tiny_model(position_embedding="learned", max_position_embeddings=32).save_pretrained(learned)
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
     for name, arguments, message in (
@@ -115,6 +123,11 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
             window,
             [],
             r"^training\.encoder_from: .* has attention_window 3, and the recipe None; set model\.att",
+        ),
+        (
+            learned,
+            ["--model.position_embedding=learned", "--model.max_position_embeddings=64"],
+            r"^training\.encoder_from: .* has max_position_embeddings 32, and the recipe 64; set",
         ),
         (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
         (break_model(teacher, tmp_path / "nan", "nan"), [], r"^.*nan: NaN or infinite numbers in model\.encoder"),
