@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}  # 0, 1, 2
@@ -22,10 +22,6 @@ ALL_WORDS_KEY = "holds_all_words"
 """In tokenizer_config.json: True where every word of the texts that a vocabulary was learned from is an entry of it."""
 UNKNOWN_TOKEN = {"unk_token": "<unk>"}  # 3, where the vocabulary cannot spell every text
 CONTROL_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token")
-
-
-def special_tokens(names: dict[str, str]) -> list[AddedToken]:
-    return [AddedToken(token, special=True, normalized=False) for token in names.values()]
 
 
 def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -42,7 +38,7 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,
-        special_tokens=special_tokens(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS.values()],
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -85,9 +81,7 @@ def train_word_piece(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     trained = word_piece_tokenizer({})
     trained.train_from_iterator(texts, trainer)
-    tokenizer = word_piece_tokenizer(trained.get_vocab(), all(letter == letter.lower() for letter in counts))
-    tokenizer.add_special_tokens(special_tokens(names))
-    return tokenizer
+    return word_piece_tokenizer(trained.get_vocab(), all(letter == letter.lower() for letter in counts))
 
 
 ALGORITHMS = {"bpe": train_byte_pair_encoding, "wordpiece": train_word_piece}
