@@ -147,11 +147,11 @@ def test_only_required_gradients_are_computed(needed: str) -> None:
     assert torch.equal(free.grad, both[0 if needed == "hidden" else 1])
 
 
-@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0)])
+@pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0), 1, torch.tensor(1)])
 def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
     hidden, weight, labels = random_case(20, 9)
     ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
-    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1, 37), hidden, weight)
+    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1, int(items)), hidden, weight)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
     logits = hidden @ weight.T
