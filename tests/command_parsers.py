@@ -123,7 +123,9 @@ PROGRAMS = {
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
-} | dict.fromkeys(("hf", "mkdocs", "pre-commit", "ruff", "tensorboard", "ty"), leave_unparsed)
+} | dict.fromkeys(("hf", "jupyter", "mkdocs", "pre-commit", "ruff", "tensorboard", "ty"), leave_unparsed)
+
+SHELL_PROGRAMS = (".", "export", "cd", "cp", "curl", "docker", "sed")
 
 
 def commands_of(block: str) -> list[list[str]]:
@@ -145,4 +147,4 @@ def commands_of(block: str) -> list[list[str]]:
                 del words[words.index(sign) : words.index(sign) + 2]
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]
-    return [words for words in commands if words and words[0] not in (".", "export", "cd", "cp", "curl", "docker")]
+    return [words for words in commands if words and words[0] not in SHELL_PROGRAMS]

@@ -165,6 +165,11 @@ def test_file_that_is_no_checkpoint_is_an_error(content: bytes, tmp_path: Path) 
         from_fairseq(tmp_path / "c.pt")
 
 
+def test_missing_checkpoint_is_an_error_that_asks_for_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.pt: there is no such file; give the \.pt file that fairseq saved\.$"):
+        from_fairseq(tmp_path / "none.pt")
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [

@@ -323,7 +323,7 @@ def test_batch_too_large_for_the_device_ends_the_command_with_the_way_out(
     ("name", "message"),
     [
         ("./nothing", "./nothing: there is no such folder; name one with a model, or a model on the Hub."),
-        ("nobody/nothing", "nobody/nothing: cannot be loaded: "),
+        ("nobody/nothing", "nobody/nothing: no folder here, so a name on the Hub: cannot be loaded: "),
     ],
 )
 def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, message: str) -> None:

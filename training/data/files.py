@@ -29,7 +29,10 @@ LocatedPair = tuple[str, str, str]
 def open_file(path: Path) -> BinaryIO:
     """Open a file, compressed or not, for reading bytes."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; set data.path to the folder that holds it, or name it.")
+        raise UserError(
+            f"{path}: there is no such file; set data.path to its folder, data.train, data.validation and data.test to "
+            "the names, and data.source and data.target to the languages in them."
+        )
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path))
     return path.open("rb")
@@ -113,14 +116,18 @@ def read_json_lines(recipe: DataRecipe, folder: Path, name: str) -> Iterator[Loc
     """Yield the pairs of a JSON Lines file, `{"translation": {"en": "...", "de": "..."}}` a line."""
     for number, line in numbered_lines(folder / name):
         where = f"{folder / name}, line {number}"
-        source, target = json_pair(recipe, where, parse_json_line(line, where))
+        row = parse_json_line(line, where, "correct the line, or set data.kind=text for plain text.")
+        source, target = json_pair(recipe, where, row)
         yield where, source.strip(), target.strip()
 
 
 def read_text(recipe: DataRecipe, folder: Path, name: str) -> Iterator[LocatedPair]:
     """Yield the pairs of two text files, line n of one with line n of the other; `name` holds `{language}`."""
     if "{language}" not in name:
-        raise UserError(f"{name}: the name of parallel text files needs {{language}} in it, as in train.{{language}}.")
+        raise UserError(
+            f"{name}: the name of parallel text files needs {{language}} in it; set data.train, data.validation and "
+            "data.test, as in --data.train='train.{language}'."
+        )
     source_path, target_path = (folder / name.replace("{language}", code) for code in (recipe.source, recipe.target))
     sources, targets = numbered_lines(source_path), numbered_lines(target_path)
     for number, source in sources:

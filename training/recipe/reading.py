@@ -147,8 +147,10 @@ def read_yaml(text: str) -> Any:
 def apply_override(cls: type, tree: dict[str, Any], argument: str) -> None:
     """Set the value of one `--any.field=value` in the `tree` of a dataclass; the value of a text field is no YAML."""
     name, equals, text = argument.removeprefix("--").partition("=")
-    if not argument.startswith("--") or not equals:
+    if not argument.startswith("--"):
         raise UserError(f"{argument}: not an argument; write --any.field=value, for example --training.steps=1000.")
+    if not equals:
+        raise UserError(f"{argument}: has no value; write {argument}=VALUE, with an equals sign.")
     *path, last = name.split(".")
     for key in path:
         if tree.get(key) is None:

@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def opening_line(recipe: Recipe) -> str:
-    """Return what a run is going to do, and what its recipe expects of it: score and time."""
+    """Return what a run is going to do, and what its recipe gives without changes: score and time."""
     training, subject, verb = recipe.training, recipe.name or "This recipe", make_task(recipe).verb
     limit = "" if training.minutes is None else f" in at most {training.minutes:g} minutes"
     split = "validation" if recipe.data.test is None else "test"
     plan = f"{subject} trains a model for {training.steps:,d} steps{limit}, then {verb}s the {split} set"
-    return f"{plan}. Expected: {recipe.expected}." if recipe.expected else f"{plan}."
+    return f"{plan}. The recipe as shipped: {recipe.expected}." if recipe.expected else f"{plan}."
 
 
 def targets_line(recipe: Recipe, distillation: Distillation | None) -> str:

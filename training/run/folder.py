@@ -142,9 +142,10 @@ def check_folder(folder: RunFolder, recipe: Recipe) -> None:
     checkpoint = intact_checkpoint(path) if changed else None
     is_longer = changed and checkpoint is not None and not has_ended(checkpoint, recipe.training)
     if (path / RESULTS).exists() and (fixed or not is_longer):
+        also = f" ({fixed[0]} differs too)" if fixed else ""
         raise UserError(
             f"{path}: holds a finished run; give another --output_dir, remove the folder, or raise training.steps or "
-            "training.minutes, whichever ended it, and nothing else, to extend it."
+            f"training.minutes, whichever ended it, and nothing else{also}, to extend it."
         )
     for name in changed:
         if name in fixed or (name == "data.path" and recipe.data.streaming):

@@ -38,8 +38,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file; give the .pt file that fairseq saved.") from error
     except Exception as error:  # broken bytes can fail anywhere in the unpickler
         if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise UserError(

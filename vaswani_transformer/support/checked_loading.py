@@ -107,7 +107,8 @@ def load_config(
     A `model_type` such as "vaswani_transformer" must be the model's, and `field` is the recipe's that names the model.
     """
     check_model_name(name)
-    with load_errors(name):
+    subject = name if Path(name).is_dir() else f"{name}: no folder here, so a name on the Hub"
+    with load_errors(subject):
         if (path := find_file(name, MODEL_MARKER, **settings)) is not None:
             read_json(path, FIX_OF_FILE)
         config = cast(PreTrainedConfig, load_pretrained(AutoConfig, name, **settings))

@@ -56,14 +56,14 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def parse_json_line(line: str, where: str) -> Any:
-    """Return the value of a line of JSON Lines; `where` names the line in an error."""
+def parse_json_line(line: str, where: str, fix: str = "correct the line.") -> Any:
+    """Return the value of a line of JSON Lines; `where` names the line in an error, which `fix` ends."""
     try:
         return parse_json(line)
     except ValueError as error:  # also of a number with thousands of digits
         is_syntax = isinstance(error, json.JSONDecodeError)
         problem = f"{error.msg} at column {error.colno}" if is_syntax else one_line(error)
-        raise UserError(f"{where}: not JSON ({problem}); correct the line.") from error
+        raise UserError(f"{where}: not JSON ({problem}); {fix}") from error
 
 
 def json_type(value: Any) -> str:

@@ -109,7 +109,7 @@ def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"train\.jsonl, line 2: not JSON \(.* at column 2\); correct the line"),
+        ("{", r"line 2: not JSON \(.* at column 2\); correct the line, or set data\.kind=text for plain text\.$"),
         ("", r"train\.jsonl, line 2: not JSON"),
         ("[1]", r"train\.jsonl, line 2: no column 'translation' \(found: a list\)"),
         ('{"translation": "x"}', r"train\.jsonl, line 2: 'translation' is a text, no group of languages; each line"),
@@ -146,7 +146,7 @@ LINE = json_line("x", "y").encode()
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("nothing.jsonl", None, r"nothing\.jsonl: there is no such file; set data\.path"),
+        ("nothing.jsonl", None, r"nothing\.jsonl: there is no such file; set data\.path .* data\.source"),
         ("train.jsonl.gz", gzip.compress(LINE)[:-10], r"train\.jsonl\.gz, after line .*not readable"),
         (
             "train.jsonl",
@@ -205,7 +205,8 @@ def test_text_files_of_different_lengths_are_an_error(tmp_path: Path, shorter: s
 
 
 def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.txt: .*needs \{language\}"):
+    message = r"train\.txt: .*needs \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"
+    with pytest.raises(UserError, match=message):
         load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
 
 

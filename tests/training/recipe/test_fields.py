@@ -217,7 +217,7 @@ def test_number_of_the_model_or_in_a_list_may_have_that_form_too(recipe_file: Ca
         ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
         ("a: [", [], r"own\.yaml: not YAML"),
         ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),
-        ("", ["--training.steps"], r"--training\.steps: not an argument"),
+        ("", ["--training.steps", "3"], r"--training\.steps: has no value; write --training\.steps=VALUE"),
         (
             "data: {kind: grammar}",
             ["--training.steps=1", "--training.steps=2"],

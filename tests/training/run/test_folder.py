@@ -120,6 +120,19 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arg
     assert prepare_folder(longer).changed == ["training.steps"]
 
 
+def test_another_recipe_does_not_extend_a_finished_run(tmp_path: Path, arguments: list[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recipe = recipe_in(arguments, folder)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    (folder / "results.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds a finished run; give another .* and nothing else, to extend it\.$"):
+        prepare_folder(recipe)
+    other = recipe_in(arguments, folder, "--training.steps=1000", "--training.warmup_steps=7")
+    with pytest.raises(UserError, match=r"nothing else \(training\.warmup_steps differs too\), to extend it\.$"):
+        prepare_folder(other)
+
+
 def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     """This happens after `kill -9` of a launcher, whose processes continue."""
     folder = tmp_path / "run"
