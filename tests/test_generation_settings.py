@@ -156,6 +156,10 @@ def test_target_beyond_the_learned_positions_is_an_error_before_the_first_step()
         model.generate(source(3), max_new_tokens=7)
     padded, mask = torch.tensor([[3, END, 1, 1, 1]]), torch.tensor([[1, 1, 0, 0, 0]])
     assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
+    model.generation_config.max_new_tokens = 7
+    assert model.generate(padded, attention_mask=mask, max_source_relative_length=4).shape[1] <= 7
+    with pytest.raises(ValueError, match=r"max_length \(8, .* max_new_tokens of at most 6"):
+        model.generate(source(3), max_source_relative_length=None)
 
 
 def test_papers_settings_are_saved_with_the_model(tmp_path: Path) -> None:
