@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
 from transformers.generation import GenerationMixin
 
 from tests.helpers import tiny_model
@@ -85,6 +86,15 @@ def small_model(seed: int, vocab_size: int = 6, **overrides: Any) -> VaswaniTran
 def source(*words: int) -> Tensor:
     """Return one source (1, S) of these words and the end token of `small_model`."""
     return torch.tensor([[*words, 2]])
+
+
+def tiny_marian(**overrides: Any) -> MarianMTModel:
+    """Return a Marian model of one layer with random weights, in evaluation mode."""
+    sides = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    ids = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    settings: dict[str, Any] = {**sides, **ids, **sizes, **overrides}
+    return MarianMTModel(MarianConfig(**settings)).eval()
 
 
 class PlainSearch(VaswaniTransformerPreTrainedModel, GenerationMixin):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.helpers import model_of_pairs
+from tests.helpers import model_of_pairs, save
 from tests.helpers import tiny_config as make_tiny_config
 from tests.helpers import tiny_model as make_tiny_model
 from tests.transformers_suite import fetch_once, marks
@@ -81,6 +81,5 @@ def tiny_model() -> VaswaniTransformerForConditionalGeneration:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save the model of pairs with its tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
-    for part in model_of_pairs():
-        part.save_pretrained(folder)
+    save(folder, *model_of_pairs())
     return folder

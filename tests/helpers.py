@@ -3,13 +3,14 @@
 B batch, S source, T target.
 """
 
+import contextlib
 import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.support.errors import UserError
 
 ModelAndTokenizer = tuple[VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer]
 Batch = dict[str, Any]  # tensors, for `model(**batch)`; Any, since `model` has parameters of other types too
@@ -74,6 +76,13 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder))
 
 
+def save(folder: Path, *parts: PreTrainedModel | PreTrainedTokenizerBase) -> Path:
+    """Save a model and its tokenizer into a folder, and return it."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
+
+
 def random_tokens(*shape: int, vocab_size: int = 99) -> Tensor:
     """Return ordinary tokens: no start, no padding, no end."""
     return torch.randint(4, vocab_size, shape)
@@ -114,6 +123,15 @@ def model_of_pairs() -> ModelAndTokenizer:
             model(**batch).loss.backward()
             optimizer.step()
     return model.eval().requires_grad_(False).float(), tokenizer
+
+
+def paper_model_of_pairs() -> ModelAndTokenizer:
+    """Return a copy of the model of pairs with the paper's search, and its tokenizer."""
+    trained, tokenizer = model_of_pairs()
+    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
+    model.load_state_dict(trained.state_dict())
+    model.use_paper_decoding()
+    return model, tokenizer
 
 
 BROKEN = {
@@ -169,6 +187,21 @@ def run_python(code: str, *arguments: str, folder: Path | None = None, **environ
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+@contextlib.contextmanager
+def user_error(pattern: str) -> Generator[None]:
+    """Expect an error of a user, in one line that has the pattern."""
+    with pytest.raises(UserError, match=pattern) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+
+
+def error_line(result: tuple[str, str, str | int | None]) -> str:
+    """Return the error of a command that ended with status 2 and one line, without output."""
+    output, errors, status = result
+    assert (output, status, errors.count("\n")) == ("", 2, 1), errors
+    return errors
 
 
 class LargestTensor(TorchDispatchMode):

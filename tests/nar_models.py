@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers import TINY, random_tokens
+from tests.helpers import PAIRS, TINY, random_tokens
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
@@ -16,6 +16,7 @@ from vaswani_transformer import (
     VaswaniIterativeVaeForConditionalGeneration,
     VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
+    VaswaniTransformerTokenizer,
 )
 
 NarModel = (
@@ -61,6 +62,13 @@ def tiny_flowseq(**overrides: Any) -> VaswaniFlowSeqForConditionalGeneration:
         return model
 
 
+CLASS_NAMES = {
+    "nat": "VaswaniNat",
+    "iterative_vae": "VaswaniIterativeVae",
+    "flowseq": "VaswaniFlowSeq",
+    "cmlm": "VaswaniCmlm",
+}
+
 # without the class of each, since the tests of all families use what their own class has
 FAMILY: dict[str, Callable[..., Any]] = {
     "nat": tiny_nat,
@@ -68,6 +76,14 @@ FAMILY: dict[str, Callable[..., Any]] = {
     "flowseq": tiny_flowseq,
     "cmlm": tiny_cmlm,
 }
+
+
+def family_of_pairs(family: str, **overrides: Any) -> tuple[Any, VaswaniTransformerTokenizer]:
+    """Return a tiny model of a family, and a tokenizer of the six sentence pairs that has `<mask>`."""
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
+    return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **overrides), tokenizer
 
 
 def targets(*lengths: int) -> Tensor:

@@ -9,24 +9,16 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 import vaswani_transformer
-from tests.helpers import PAIRS, random_tokens, tiny_model
-from tests.nar_models import FAMILY, tiny_cmlm, tiny_nat
+from tests.helpers import PAIRS, random_tokens, tiny_model, user_error
+from tests.nar_models import CLASS_NAMES, FAMILY, tiny_cmlm, tiny_nat
 from vaswani_transformer import MaskingCollator, VaswaniNatConfig, VaswaniNatForConditionalGeneration
 from vaswani_transformer.encoder import VaswaniTransformerEncoder
 from vaswani_transformer.pipeline import VaswaniTransformerTranslationPipeline
 from vaswani_transformer.support.checked_loading import check_tokenizer_fits
-from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.tokenizer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.translator import translate
 
 MODELS = {"transformer": tiny_model, **FAMILY}
-CLASS_NAMES = {
-    "transformer": "VaswaniTransformer",
-    "nat": "VaswaniNat",
-    "iterative_vae": "VaswaniIterativeVae",
-    "flowseq": "VaswaniFlowSeq",
-    "cmlm": "VaswaniCmlm",
-}
 OTHERS = [(family, other) for family in MODELS for other in MODELS if family != other]
 
 
@@ -44,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_checkpoint_of_another_family_ends_in_one_line(
     folders: dict[str, Path], family: str, other: str, part: str
 ) -> None:
-    model_class = getattr(vaswani_transformer, CLASS_NAMES[family] + part)
+    model_class = getattr(vaswani_transformer, {"transformer": "VaswaniTransformer", **CLASS_NAMES}[family] + part)
     auto_class = "AutoModel" if part == "Model" else "AutoModelForSeq2SeqLM"
     with pytest.raises(
         ValueError, match=f"got vaswani_{other}, expected vaswani_{family} for .* {auto_class}"
@@ -115,9 +107,7 @@ def test_tokenizer_without_the_models_mask_ends_in_one_line(tokens_before: int |
     if tokens_before == 0:
         check_tokenizer_fits(model, tokenizer, "m")
         return
-    with pytest.raises(
-        UserError, match=r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"
-    ):
+    with user_error(r"^m: its tokenizer does not fit the model's mask_token_id; got .* <mask>, exp"):
         check_tokenizer_fits(model, tokenizer, "m")
 
 

@@ -193,14 +193,6 @@ def test_num_return_sequences_returns_that_many_targets_best_first() -> None:
     assert len(sampled) == 6
 
 
-def test_returned_cache_has_a_row_for_each_target() -> None:
-    source, mask = padded_batch([5, 3])
-    generated = MODEL.generate(source, attention_mask=mask, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
-    cache = generated.past_key_values
-    assert cache.self_attention_cache.layers[0].keys.shape[0] == 6
-    assert cache.cross_attention_cache.layers[0].keys.shape[0] == 6
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_encoder_outputs_replace_the_source(way: str) -> None:
     source, mask = padded_batch([5, 3])
@@ -234,9 +226,3 @@ def test_pad_id_0_works_like_any_other(dtype: torch.dtype, way: str) -> None:
     assert swapped(generated).tolist() == expected.tolist()
     labels = torch.tensor([[5, 6, 2, -100]])
     assert other.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 2]]
-
-
-def test_model_without_saved_settings_decodes_greedily() -> None:
-    config = tiny_model().generation_config
-    assert config.num_beams in (None, 1)
-    assert not config.do_sample

@@ -12,9 +12,9 @@ from typing import Any, get_args
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import MarianConfig, MarianMTModel
 
-from tests.helpers import ROOT
+from tests.builders import tiny_marian
+from tests.helpers import ROOT, user_error
 from tests.nar_models import NarModel
 from tests.training.invented_results import results_of
 from tests.training.runs import make_arguments
@@ -145,16 +145,14 @@ def test_damaged_file_of_a_model_is_an_error_that_names_it(copy: Path, file: str
 
 def test_lost_search_is_an_error_for_a_model_that_is_saved_with_one(copy: Path) -> None:
     (copy / SEARCH).unlink()
-    with pytest.raises(UserError, match=r"model: has no generation_config\.json, the search that this package saves"):
+    with user_error(r"model: has no generation_config\.json, the search that this package saves"):
         load_model(str(copy))
 
 
 def test_model_of_others_without_a_search_decodes_greedily_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
-    MarianMTModel(MarianConfig(**sizes, pad_token_id=1, decoder_start_token_id=0)).save_pretrained(tmp_path)
+    tiny_marian(vocab_size=40).save_pretrained(tmp_path)
     (tmp_path / SEARCH).unlink()
     load_model(str(tmp_path))
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -196,7 +194,7 @@ def test_setting_of_another_type_or_outside_its_range_is_an_error_of_one_line(
 ) -> None:
     change(copy / SEARCH, **{setting: value})
     message = rf"^[^\n]*model: {setting} of its saved search is invalid; got .*, expected {expected}\. Restore"
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         load_model(str(copy))
 
 
@@ -220,13 +218,13 @@ def test_configuration_of_a_larger_model_than_its_weights_is_an_error_before_mem
         torch.save(load_model(str(copy)).state_dict(), copy / "pytorch_model.bin")
         (copy / "model.safetensors").unlink()
     change(copy / CONFIG, **fields)
-    with pytest.raises(UserError, match=rf"^[^\n]*model: its weights {message}"):
+    with user_error(rf"^[^\n]*model: its weights {message}"):
         load_model(str(copy))
 
 
 def test_model_of_this_package_that_is_said_to_be_no_encoder_decoder_is_an_error(copy: Path) -> None:
     change(copy / CONFIG, is_encoder_decoder=False)
-    with pytest.raises(UserError, match=r"^[^\n]*model: .*is_encoder_decoder: .* got False, expected True\. [^\n]*$"):
+    with user_error(r"^[^\n]*model: .*is_encoder_decoder: .* got False, expected True\. [^\n]*$"):
         load_model(str(copy))
 
 
@@ -236,13 +234,13 @@ def test_sharded_weights_are_counted_together(copy: Path) -> None:
     assert len(list(copy.glob("model-*.safetensors"))) > 1
     load_model(str(copy))
     change(copy / CONFIG, decoder_layers=1000)
-    with pytest.raises(UserError, match=r"do not fit decoder_layers; got \d+ weights for 1,000 layers"):
+    with user_error(r"do not fit decoder_layers; got \d+ weights for 1,000 layers"):
         load_model(str(copy))
 
 
 def test_setting_of_a_tokenizer_that_only_its_use_shows_is_an_error_of_loading(copy: Path) -> None:
     change(copy / TOKENIZER_CONFIG, model_max_length="x")
-    with pytest.raises(UserError, match=r"model: its tokenizer: cannot be loaded: '>' not supported"):
+    with user_error(r"model: its tokenizer: cannot be loaded: '>' not supported"):
         load_tokenizer(str(copy))
 
 
@@ -250,7 +248,7 @@ def test_token_beyond_the_models_embeddings_is_an_error(copy: Path) -> None:
     fields = json.loads((copy / TOKENIZER).read_text())
     fields["post_processor"]["special_tokens"]["</s>"]["ids"] = [1_000_000]
     change(copy / TOKENIZER, **fields)
-    with pytest.raises(UserError, match="its tokenizer has 1000001 entries and the model 300"):
+    with user_error("its tokenizer has 1000001 entries and the model 300"):
         check_tokenizer_fits(load_model(str(copy)), load_tokenizer(str(copy)), "m")
 
 
@@ -259,7 +257,7 @@ def test_index_that_leaves_its_folder_is_an_error(copy: Path, name: Any) -> None
     (copy / "model.safetensors").rename(copy.parent / "part.safetensors")
     index = copy / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"model.shared.weight": name}}))
-    with pytest.raises(UserError, match=rf"index\.json: names no file of its folder; got {name!r}, expected"):
+    with user_error(rf"index\.json: names no file of its folder; got {name!r}, expected"):
         load_model(str(copy))
 
 

@@ -166,8 +166,3 @@ def test_do_sample_turns_the_noise_on_and_a_seed_repeats_it() -> None:
     torch.manual_seed(3)
     assert torch.equal(model.generate(source, do_sample=True), sampled)
     assert not torch.equal(sampled, plain)
-
-
-def test_more_than_one_iteration_is_an_error_of_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^num_iterations: .* one pass; got 2\. Give 1"):
-        tiny_iterative_vae().generate(random_tokens(2, 5), num_iterations=2)

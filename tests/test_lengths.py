@@ -8,9 +8,7 @@ import torch
 
 from vaswani_transformer.lengths import (
     LengthDifference,
-    check_right_padded,
     choose_positions,
-    real_tokens,
     soft_copy,
 )
 
@@ -60,16 +58,6 @@ def test_length_pools_real_rows_only() -> None:
     changed = memory.clone()
     changed[0, 3:] = 1e6
     assert torch.equal(head(memory, is_real), head(changed, is_real))
-
-
-def test_left_padded_target_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"^labels: .* row 1 .* Pad targets on the right\.$"):
-        check_right_padded(torch.tensor([[1, 1, 0], [0, 1, 1]]).bool(), "labels")
-
-
-def test_lengths_need_a_mask_of_tokens() -> None:
-    with pytest.raises(ValueError, match=r"attention_mask: .* got shape \(2, 1, 5, 5\)"):
-        real_tokens(torch.ones(2, 1, 5, 5), torch.randn(2, 5, 8))
 
 
 def test_random_choice_has_its_size_and_stays_among_the_candidates() -> None:

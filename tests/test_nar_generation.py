@@ -15,7 +15,6 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from tests.helpers import padded_batch, random_tokens, tiny_model
 from tests.nar_models import END, FAMILY, MASK, targets, tiny_cmlm, tiny_nat
-from vaswani_transformer import VaswaniCmlmConfig, VaswaniCmlmForConditionalGeneration
 from vaswani_transformer.nar_generation import SUPPORTED, default_settings
 
 BANNED = {0, 1, END, MASK}
@@ -47,18 +46,12 @@ def mask_predict(model: Any, source: Tensor, length: int, rounds: int) -> tuple[
     return history, scores
 
 
-def assert_mask_predict_equals_the_definition(seed: int) -> None:
+@torch.no_grad()
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 300))])
+def test_mask_predict_equals_plain_python(seed: int) -> None:
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "vocab_size": 12,
-        "d_model": 8,
-        "num_heads": 2,
-        "d_ff": 8,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-    }
-    config = VaswaniCmlmConfig(**sizes, mask_token_id=MASK, max_target_length=9)
-    model = VaswaniCmlmForConditionalGeneration(config).double().eval()  # such weights amplify rounding
+    sizes: dict[str, Any] = {"vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 8, "max_target_length": 9}
+    model: Any = tiny_cmlm(**sizes, encoder_layers=1, decoder_layers=1).double()  # such weights amplify rounding
     for weight in model.parameters():
         weight.data.normal_()  # sharper than at the start of training, so that iterations change words
     tokens, mask = padded_batch([4, 2], "left")
@@ -84,19 +77,6 @@ def assert_mask_predict_equals_the_definition(seed: int) -> None:
         expected = torch.tensor(scores, dtype=torch.float64)
         torch.testing.assert_close(generated.token_scores[row, :m], expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(generated.sequences_scores[row], expected.mean(), rtol=1e-9, atol=1e-9)
-
-
-@torch.no_grad()
-def test_mask_predict_equals_plain_python() -> None:
-    for seed in range(15):
-        assert_mask_predict_equals_the_definition(seed)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_mask_predict_equals_plain_python_on_300_models() -> None:
-    for seed in range(300):
-        assert_mask_predict_equals_the_definition(seed)
 
 
 @torch.no_grad()
@@ -319,6 +299,7 @@ def test_every_setting_of_a_search_from_left_to_right_must_have_its_default() ->
         ),
         ("flowseq", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
         ("nat", {"num_iterations": 2}, "num_iterations: .* one pass; got 2"),
+        ("iterative_vae", {"num_iterations": 2}, r"num_iterations: .* one pass; got 2\. Give 1"),
         ("cmlm", {"num_iterations": 0}, "num_iterations: got 0, expected at least 1"),
         ("nat", {"length_beam_size": 42}, "length_beam_size: got 42, expected 1 to 41"),
         ("cmlm", {"length_beam_size": 21}, "length_beam_size: got 21, expected 1 to 20"),

@@ -41,6 +41,9 @@ from vaswani_transformer.lengths import canvas
         (VaswaniFlowSeqConfig, {"d_model": 36}, r"d_model \(36\) must be divisible by 8: .* and 4 heads"),
         (VaswaniFlowSeqConfig, {"flow_steps": 0}, "flow_steps"),
         (VaswaniFlowSeqConfig, {"word_dropout": 1.0}, "word_dropout"),
+        (VaswaniNatConfig, {"attention_window": 3}, "attention_window: vaswani_nat has no restricted .*; got 3"),
+        (VaswaniCmlmConfig, {"attention_window": 3}, "attention_window: vaswani_cmlm has no restricted .*; got 3"),
+        (VaswaniIterativeVaeConfig, {"attention_window": 3}, "attention_window: .*_vae has no restricted .*; got 3"),
     ],
     ids=str,
 )
@@ -178,7 +181,7 @@ def test_labels_without_a_token_have_no_loss(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILY)
 def test_left_padded_labels_are_an_error(family: str) -> None:
     labels = targets(5, 2).flip(1)
-    with pytest.raises(ValueError, match=r"^labels: .* row 1 "):
+    with pytest.raises(ValueError, match=r"^labels: .* row 1 .* Pad targets on the right\.$"):
         FAMILY[family]()(input_ids=random_tokens(2, 6), labels=labels)
 
 

@@ -16,29 +16,10 @@ from transformers import (
     pipeline,
 )
 
-from tests.helpers import PAIRS, load_tokenizer, random_tokens, run_python
-from tests.nar_models import FAMILY, targets, tiny_cmlm, tiny_nat
+from tests.helpers import PAIRS, load_tokenizer, random_tokens, run_python, save
+from tests.nar_models import CLASS_NAMES, FAMILY, family_of_pairs, targets
 from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
 from vaswani_transformer.pipeline import TASK
-
-CLASS_NAMES = {
-    "nat": "VaswaniNat",
-    "iterative_vae": "VaswaniIterativeVae",
-    "flowseq": "VaswaniFlowSeq",
-    "cmlm": "VaswaniCmlm",
-}
-
-
-def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    return tokenizer
-
-
-def model_for(tokenizer: VaswaniTransformerTokenizer, family: str, **settings: Any) -> Any:
-    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-    return FAMILY[family](vocab_size=len(tokenizer), **mask_field, **settings)
-
 
 LOAD_WITHOUT_THE_PACKAGE = """
 import json, sys
@@ -64,10 +45,10 @@ print(json.dumps(results))
 
 @pytest.mark.slow
 def test_published_folders_name_their_classes_and_load_without_the_package(tmp_path: Path) -> None:
-    elsewhere, text, tokenizer = tmp_path / "elsewhere", "hello world", tokenizer_with_mask()
+    elsewhere, text = tmp_path / "elsewhere", "hello world"
     elsewhere.mkdir()
-    models = {family: model_for(tokenizer, family) for family in FAMILY}
-    for family, model in models.items():
+    pairs = {family: family_of_pairs(family) for family in FAMILY}
+    for family, (model, tokenizer) in pairs.items():
         for part in (model, tokenizer):
             part.with_remote_code().save_pretrained(tmp_path / family)
         name = CLASS_NAMES[family]
@@ -78,16 +59,15 @@ def test_published_folders_name_their_classes_and_load_without_the_package(tmp_p
         }
     folders = [str(tmp_path / family) for family in FAMILY]
     loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, text, *folders, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
-    for model, (tokens, translation) in zip(models.values(), json.loads(loaded), strict=True):
+    for (model, tokenizer), (tokens, translation) in zip(pairs.values(), json.loads(loaded), strict=True):
+        batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
         translator = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
         assert tokens == model.generate(**batch, length_beam_size=3).tolist()
         assert translation == translator(text)[0]["translation_text"]
 
 
 def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
-    tokenizer = tokenizer_with_mask()
-    model = model_for(tokenizer, family, d_model=64, d_ff=128, dropout=0.0)
+    model, tokenizer = family_of_pairs(family, d_model=64, d_ff=128, dropout=0.0)
     data: Any = [dict(tokenizer(source, text_target=target)) for source, target in PAIRS.items()]
     collator: Any = DataCollatorForSeq2Seq(tokenizer, model)
     if collates_masks:
@@ -222,8 +202,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
 
 
 def test_tokenizer_of_a_family_is_the_packages(tmp_path: Path) -> None:
-    for model in (tiny_nat(), tiny_cmlm()):
-        model.save_pretrained(tmp_path)
-        tokenizer_with_mask().save_pretrained(tmp_path)
+    for family in FAMILY:
+        save(tmp_path, *family_of_pairs(family))
         assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
         assert load_tokenizer(tmp_path).mask_token == "<mask>"

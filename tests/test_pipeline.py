@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, run_python, tiny_model
+from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
@@ -21,12 +21,7 @@ SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 
 @pytest.fixture(scope="module")
 def components() -> ModelAndTokenizer:
-    """Return a model with the paper's decoding, and its tokenizer."""
-    trained, tokenizer = model_of_pairs()
-    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
-    model.load_state_dict(trained.state_dict())
-    model.use_paper_decoding()
-    return model, tokenizer
+    return paper_model_of_pairs()
 
 
 @pytest.fixture
@@ -207,8 +202,7 @@ def test_input_that_is_not_a_text_is_an_error(translator: VaswaniTransformerTran
 
 
 def test_pipeline_loads_a_saved_folder(components: ModelAndTokenizer, tmp_path: Path) -> None:
-    for component in components:
-        component.save_pretrained(tmp_path)
+    save(tmp_path, *components)
     assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
 
 
@@ -244,8 +238,7 @@ def test_published_folder_contains_the_pipeline(
     for component in (type(model.config), type(model), type(tokenizer)):
         monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
         component.register_for_auto_class()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", model, tokenizer)
     folders = [str(tmp_path / name) for name in ("pipeline", "model")]
     for folder in folders:
         assert json.loads(Path(folder, "config.json").read_text())["custom_pipelines"] == {

@@ -12,7 +12,16 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import PAIRS, ROOT, load_tokenizer, model_of_pairs, run_python, tiny_model
+from tests.helpers import (
+    PAIRS,
+    ROOT,
+    load_tokenizer,
+    model_of_pairs,
+    paper_model_of_pairs,
+    run_python,
+    save,
+    tiny_model,
+)
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.published import PUBLISHED_FILES
@@ -193,12 +202,7 @@ def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, l
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hub]:
     """Return a folder with a model and its tokenizer, and the Hub that they were pushed to."""
     folder, hub = tmp_path_factory.mktemp("made-on-this-machine"), Hub()
-    trained, tokenizer = model_of_pairs()
-    model = VaswaniTransformerForConditionalGeneration(trained.config)
-    model.load_state_dict(trained.state_dict())
-    model.use_paper_decoding()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, *paper_model_of_pairs())
     with serving(hub) as url:
         run_python(PUSH, str(folder), **client_environment(url, folder / "home"))
     return folder, hub

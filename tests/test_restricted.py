@@ -18,9 +18,6 @@ from tests.builders import needs, random_model
 from tests.flash_kernels import FlashKernels
 from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
 from vaswani_transformer import (
-    VaswaniCmlmConfig,
-    VaswaniIterativeVaeConfig,
-    VaswaniNatConfig,
     VaswaniTransformerForConditionalGeneration,
     prepare_for_inference,
 )
@@ -320,18 +317,6 @@ def test_attention_that_takes_no_window_is_an_error(monkeypatch: pytest.MonkeyPa
         ValueError, match="attention_window: no window can be applied; got the attention implementation"
     ):
         model(input_ids=random_tokens(1, 3), decoder_input_ids=random_tokens(1, 3))
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.5, True])
-def test_window_is_a_positive_number_of_positions(value: object) -> None:
-    with pytest.raises(Exception, match="attention_window"):
-        tiny_config(attention_window=value)
-
-
-@pytest.mark.parametrize("config_class", [VaswaniNatConfig, VaswaniCmlmConfig, VaswaniIterativeVaeConfig])
-def test_non_autoregressive_models_have_no_window(config_class: type) -> None:
-    with pytest.raises(Exception, match=r"attention_window: vaswani_\w+ has no restricted self-attention; got 3"):
-        config_class(attention_window=3)
 
 
 def test_window_is_saved_with_the_model(tmp_path: Path) -> None:

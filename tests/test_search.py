@@ -43,17 +43,24 @@ def best_of_all(
     return best
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed: int, alpha: float) -> None:
-    model = small_model(seed)
-    input_ids = source(3 + seed % 3)
-    score, target = best_of_all(model, input_ids, limit=4, alpha=alpha)
+@pytest.mark.parametrize(
+    ("vocab_size", "beams", "alpha", "limit"),
+    [*[(6, 125, alpha, 4) for alpha in (0.0, 0.6, 2.0, -1.0)], (5, 21, 0.3, 3)],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
+    seed: int, vocab_size: int, beams: int, alpha: float, limit: int
+) -> None:
+    """Before the last step 5^3 targets are open, or 4^2 with the beam of the parsing experiments (6.3)."""
+    model = small_model(seed, vocab_size=vocab_size)
+    input_ids = source(3 + seed % (vocab_size - 3))
+    score, target = best_of_all(model, input_ids, limit, alpha)
     generated = model.generate(
         input_ids,
-        num_beams=125,  # 5^3 open targets before the last step
+        num_beams=beams,
         length_penalty=alpha,
-        max_source_relative_length=2,
+        max_source_relative_length=limit - 2,
         return_dict_in_generate=True,
         output_scores=True,
     )
@@ -63,21 +70,6 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(seed: int, a
 
 PARSING: dict[str, Any] = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
 """The search of the parsing experiments (6.3), on a model that scores by lp(Y)."""
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_parsing_search_finds_the_best_of_all_targets_where_its_beam_holds_them(seed: int) -> None:
-    """Five words and three new tokens: 4^2 open targets before the last step, and a beam of 21."""
-    model = small_model(seed, vocab_size=5)
-    score, target = best_of_all(model, source(3), limit=3, alpha=0.3)
-    settings: dict[str, Any] = PARSING | {
-        "max_source_relative_length": 1,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    }
-    generated = model.generate(source(3), **settings)
-    assert generated.sequences[0].tolist()[: len(target)] == target
-    assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
 @pytest.mark.slow

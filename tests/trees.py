@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from vaswani_transformer.parsing import Leaf, Tree
+from vaswani_transformer.parsing import Leaf, Tree, read_trees
 from vaswani_transformer.parsing.trees import ROOT, ROOTS
 
 LABEL_CHARACTERS = st.characters(exclude_characters="() \t\r\n\f\v", exclude_categories=["Cs", "Cc"])
@@ -39,3 +39,8 @@ PREDICTED = """\
 (TOP (FRAG (: --) (. ...)))
 (TOP (S (NP (NN price) (HYPH -) (NN war)) (VP (VBZ goes) (PRT (RP on)))))
 """
+
+
+def read(text: str) -> list[Tree]:
+    """Return the trees of a text."""
+    return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]

@@ -307,18 +307,10 @@ def prepared() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (
-            lambda: tiny_model().model,
-            {},
-            "A VaswaniTransformerModel is not a VaswaniTransformerFor",
-        ),
+        (lambda: tiny_model().model, {}, "A VaswaniTransformerModel is not a VaswaniTransformerFor"),
         (prepared, {}, r"is a TransposedLinear that is wrapped, or whose weight is not loaded; merge adapters"),
         (lambda: tiny_model().to("meta"), {}, r"is a Linear that is wrapped, or whose weight is not loaded"),
-        (
-            lambda: tiny_model(activation_function="mish"),
-            {},
-            "CTranslate2 has no activation function 'mish'; it has",
-        ),
+        (lambda: tiny_model(activation_function="mish"), {}, "CTranslate2 has no activation function 'mish'; it has"),
         (lambda: tiny_model(attention_window=3), {}, "attention_window: CTranslate2 has no restricted self-attention"),
         (lambda: tiny_model(eos_token_id=[2, 4]), {}, r"one token as eos_token_id; got \[2, 4\]\. Set one"),
         (tiny_model, {"quantization": "int4"}, "quantization is 'int4'; choose one of float32"),

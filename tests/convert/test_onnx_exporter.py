@@ -11,11 +11,10 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.helpers import padded_batch, tiny_model
+from tests.helpers import padded_batch, tiny_model, user_error
 from tests.nar_models import END, FAMILY, MASK
 from vaswani_transformer import to_onnx
 from vaswani_transformer.convert import onnx_exporter
-from vaswani_transformer.support.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 
@@ -82,13 +81,13 @@ def test_onnx_runtime_decodes_as_generate_does(family: str, tmp_path: Path) -> N
 
 
 def test_autoregressive_model_is_an_error_that_names_the_exporter_of_transformers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"writes one token after the other; .* transformers\.exporters\.OnnxExporter"):
+    with user_error(r"writes one token after the other; .* transformers\.exporters\.OnnxExporter"):
         to_onnx(tiny_model(), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
 
 def test_model_with_a_flow_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^VaswaniFlowSeqFor\w+: inverts matrices of its flow, for which ONNX has no"):
+    with user_error(r"^VaswaniFlowSeqFor\w+: inverts matrices of its flow, for which ONNX has no"):
         to_onnx(FAMILY["flowseq"](), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
@@ -96,7 +95,7 @@ def test_model_with_a_flow_is_an_error_of_one_line(tmp_path: Path) -> None:
 def test_model_on_another_device_and_a_missing_package_are_errors_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"is on meta, expected cpu\. Move it by \.to\('cpu'\)\.$"):
+    with user_error(r"is on meta, expected cpu\. Move it by \.to\('cpu'\)\.$"):
         to_onnx(FAMILY["nat"]().to("meta"), tmp_path / "onnx")
     monkeypatch.setattr(onnx_exporter, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs onnx and onnxscript, .* pip install \"vaswani-transformer\[onnx\]"):

@@ -23,11 +23,11 @@ from transformers import (
 )
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
-from tests.helpers import FLOAT32, load_tokenizer
+from tests.helpers import FLOAT32, error_line, load_tokenizer, run_main
 from tests.nar_models import tiny_nat
 from vaswani_transformer.convert.command import main, save
 from vaswani_transformer.convert.transformers_models import from_fsmt, from_marian
-from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError
 from vaswani_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
 SHAPE: dict[str, Any] = {
@@ -129,10 +129,7 @@ def test_fsmt_model_computes_the_same(scale: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: marian(normalize_before=True),
-            "normalize_before is True, pre-norm, which the paper's model does not",
-        ),
+        (lambda: marian(normalize_before=True), "normalize_before is True, pre-norm, which the paper's model does not"),
         (lambda: marian(normalize_embedding=True), "normalize_embedding is True, a norm of the embeddings"),
         (lambda: marian(decoder_attention_heads=2), r"_attention_heads \(4\) and decoder_attention_heads \(2\) differ"),
         (lambda: marian(decoder_ffn_dim=12), r"encoder_ffn_dim \(24\) and decoder_ffn_dim \(12\) differ"),
@@ -229,29 +226,28 @@ def test_tokenizer_of_a_fsmt_model_is_imported_too(tmp_path: Path, capsys: pytes
     assert load_tokenizer(tmp_path / "out")("ab a").input_ids == [7, 6, 2]
 
 
-@pytest.mark.parametrize(("read", "expected"), [(from_marian, "marian"), (from_fsmt, "fsmt")])
-def test_model_of_another_type_is_an_error(read: Callable[..., Any], expected: str, tmp_path: Path) -> None:
-    tiny_nat().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f"is a model of another type; got 'vaswani_nat', expected '{expected}'"):
-        read(str(tmp_path))
-
-
-def test_command_ends_with_one_line_for_a_model_of_another_type(
-    marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fsmt", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'fsmt'"),
+        (["marian", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'marian'"),
+        (["ctranslate2", "{nat}", "{out}"], "is a model of another type; got 'vaswani_nat', expected 'vaswani_transf"),
+        (["ctranslate2", "{out}", "{out}"], "there is no such folder; name one with a model"),
+        (["fairseq", "{out}/c.pt", "{out}", "--codes=x"], "a tokenizer needs the vocabulary too; give --dict as well"),
+        (["marian", "{broken}", "{out}"], "broken: cannot be loaded: "),
+    ],
+    ids=str,
+)
+def test_model_that_cannot_be_converted_ends_the_command_with_one_line(
+    arguments: list[str], message: str, marian_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["fsmt", str(marian_folder), str(tmp_path / "out")])
-    assert "is a model of another type; got 'marian', expected 'fsmt'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["fairseq", str(tmp_path / "c.pt"), str(tmp_path / "out"), "--codes=x"])
-    assert "a tokenizer needs the vocabulary too; give --dict as well" in capsys.readouterr().err
-    broken = shutil.copytree(marian_folder, tmp_path / "broken")
-    (broken / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(SystemExit):
-        main(["marian", str(broken), str(tmp_path / "out")])
-    assert capsys.readouterr().err.startswith(f"{broken}: cannot be loaded: ")
-    shutil.rmtree(broken)
-    assert list(tmp_path.iterdir()) == []
+    folders = {name: tmp_path / name for name in ("nat", "broken", "out")}
+    tiny_nat().save_pretrained(folders["nat"])
+    shutil.copytree(marian_folder, folders["broken"])
+    (folders["broken"] / "model.safetensors").write_bytes(b"x")
+    capsys.readouterr()  # the bar of saving
+    assert message in error_line(run_main(main, [part.format(**folders) for part in arguments], capsys))
+    assert {path.name for path in tmp_path.iterdir()} == {"nat", "broken"}
 
 
 def test_import_that_the_disk_does_not_hold_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

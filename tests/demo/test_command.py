@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, error_line, run_main
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.command import main
 
@@ -41,27 +41,21 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line with which the command ends."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_missing_gradio_is_one_line_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page_module, "find_spec", lambda _: None)
     expected = 'The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".'
-    assert error_of(["/nowhere"], capsys) == expected
+    assert error_line(run_main(main, ["/nowhere"], capsys)) == f"{expected}\n"
 
 
 def test_missing_model_and_wrong_port_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gradio")
-    assert error_of([str(tmp_path)], capsys).startswith(f"{tmp_path}: has no config.json, so it holds no model")
-    assert error_of(["model", "--port=70000"], capsys).startswith("--port=70000: is no port; give one of 1 to 65535.")
+    for arguments, message in (
+        ([tmp_path], f"{tmp_path}: has no config.json, so it holds no model"),
+        (["model", "--port=70000"], "--port=70000: is no port; give one of 1 to 65535."),
+    ):
+        assert error_line(run_main(main, arguments, capsys)).startswith(message)
 
 
 @pytest.mark.slow

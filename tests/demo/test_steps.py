@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.builders import small_model, source
-from tests.helpers import FLOAT32, PAIRS, tiny_model
-from tests.nar_models import FAMILY
+from tests.helpers import FLOAT32, tiny_model
+from tests.nar_models import family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer, draw_tree_text, parse, prepare_for_inference
 from vaswani_transformer.demo.content import page_content
 from vaswani_transformer.demo.steps import RecordingEngine
@@ -77,19 +77,10 @@ def test_open_beams_are_those_of_a_plain_search(seed: int) -> None:
         assert values == approximately(expected)
 
 
-def tokenizer_with_mask() -> VaswaniTransformerTokenizer:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    return tokenizer
-
-
 @pytest.mark.parametrize(("family", "passes"), [("nat", 1), ("iterative_vae", 2), ("flowseq", 1), ("cmlm", 3)])
 def test_history_has_every_pass_and_ends_in_the_output(family: str, passes: int) -> None:
-    tokenizer = tokenizer_with_mask()
-    is_cmlm = family == "cmlm"
-    fields = {"mask_token_id": tokenizer.mask_token_id} if is_cmlm else {}
-    model = FAMILY[family](vocab_size=len(tokenizer), **fields)
-    settings = {"length_beam_size": 3} | ({"num_iterations": 3} if is_cmlm else {})
+    model, tokenizer = family_of_pairs(family)
+    settings = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
     batch = tokenizer(["hello world"], return_tensors="pt")
     expected = model.generate(**batch, **settings)[0, 1:].tolist()
     engine = RecordingEngine(model, 1, **settings)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +188,6 @@ def test_wavelengths_are_those_of_the_sinusoids() -> None:
         assert lengths[dimension] == pytest.approx(2 * np.pi * 10000 ** (dimension // 2 * 2 / 16))
 
 
-@pytest.mark.parametrize("sizes", [(0, 64), (10, 7), (10, 0)])
-def test_positional_encoding_without_positions_or_dimensions_is_an_error(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        draw_positional_encoding(*sizes)
-
-
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 9000)), min_size=1, max_size=4))
 def test_learning_rate_is_equation_3_with_its_peak(pairs: list[tuple[int, int]]) -> None:
@@ -205,12 +200,6 @@ def test_learning_rate_is_equation_3_with_its_peak(pairs: list[tuple[int, int]])
 
 def test_learning_rate_is_legible() -> None:
     assert_legible(draw_learning_rate())
-
-
-@pytest.mark.parametrize("choice", [{"settings": ()}, {"settings": ((512, 0),)}, {"steps": 0}])
-def test_learning_rate_without_steps_is_an_error(choice: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be positive; give at least one pair"):
-        draw_learning_rate(**choice)
 
 
 LOG = [
@@ -312,12 +301,6 @@ def test_points_of_label_smoothing_are_the_minima_of_their_curves() -> None:
     assert min(curves[0]) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [((), 100), ((1.0,), 100), ((0.1,), 1)])
-def test_label_smoothing_that_cannot_be_drawn_is_an_error(settings: tuple[tuple[float, ...], int]) -> None:
-    with pytest.raises(ValueError, match="must lie in"):
-        draw_label_smoothing(*settings)
-
-
 def test_masks_show_which_query_attends_to_which_key() -> None:
     causal, padding = torch.ones(3, 3).tril().bool(), np.array([[True, True, False, False]] * 3)
     target, source = ["<s>", "the", "cat"], ["el", "gato", "<pad>", "<pad>"]
@@ -328,7 +311,20 @@ def test_masks_show_which_query_attends_to_which_key() -> None:
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == source
 
 
-@pytest.mark.parametrize("masks", [{}, {"decoder": (np.eye(3), ["a"], ["a", "b", "c"])}])
-def test_masks_without_their_words_are_an_error(masks: dict[str, tuple[np.ndarray, list[str], list[str]]]) -> None:
-    with pytest.raises(ValueError, match=r"masks: there is nothing|decoder: got \(3, 3\), expected 1 queries"):
-        draw_masks(masks)
+@pytest.mark.parametrize(
+    ("draw", "arguments", "message"),
+    [
+        *[(draw_positional_encoding, sizes, "must be at least 1") for sizes in ((0, 64), (10, 7), (10, 0))],
+        (draw_learning_rate, ((),), "must be positive; give at least one pair"),
+        (draw_learning_rate, (((512, 0),),), "must be positive; give at least one pair"),
+        (draw_learning_rate, (((512, 4000),), 0), "must be positive; give at least one pair"),
+        *[(draw_label_smoothing, given, "must lie in") for given in (((), 100), ((1.0,), 100), ((0.1,), 1))],
+        (draw_masks, ({},), "masks: there is nothing"),
+        (draw_masks, ({"decoder": (np.eye(3), ["a"], ["a", "b", "c"])},), r"decoder: got \(3, 3\), expected 1 queries"),
+    ],
+)
+def test_figure_that_cannot_be_drawn_is_an_error(
+    draw: Callable[..., Figure], arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(*arguments)

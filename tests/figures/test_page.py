@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.builders import random_attention_maps
-from tests.helpers import model_of_pairs
+from tests.helpers import error_line, model_of_pairs, run_main
 from vaswani_transformer.figures import attention_page, render_page
 from vaswani_transformer.figures.__main__ import main
 from vaswani_transformer.figures.style import head_colors
@@ -100,23 +100,14 @@ def test_page_needs_no_other_file() -> None:
     assert policy.startswith("default-src 'none';")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with its tokenizer, saved."""
-    folder = tmp_path_factory.mktemp("model")
-    for part in model_of_pairs():
-        part.save_pretrained(folder)
-    return folder
-
-
 def test_command_writes_a_page_and_prints_its_path(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "page.html"
-    main([str(folder), "the cat is black", "--output", str(output)])
+    main([str(saved), "the cat is black", "--output", str(output)])
     assert capsys.readouterr().out == f"{output}\n"
     assert output.read_text(encoding="utf-8") == attention_page(*model_of_pairs(), "the cat is black")
-    main([str(folder), "the cat is black", "--target", "no", "--output", str(output), "--force"])
+    main([str(saved), "the cat is black", "--target", "no", "--output", str(output), "--force"])
     assert Page(output.read_text(encoding="utf-8")).all("bdi")[1]["text"] == "no"
 
 
@@ -133,13 +124,11 @@ def test_command_writes_a_page_and_prints_its_path(
     ],
 )
 def test_command_error_is_one_line(
-    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([argument.format(folder=folder) for argument in arguments])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message.format(folder=folder) in line
-    assert not (folder / "page.html").exists()
+    given = [argument.format(folder=saved) for argument in arguments]
+    assert message.format(folder=saved) in error_line(run_main(main, given, capsys))
+    assert not (saved / "page.html").exists()
 
 
 def opened(text: str, folder: Path, address: str = "", actions: str = "") -> Page:

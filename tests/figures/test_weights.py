@@ -9,10 +9,9 @@ import torch
 from transformers import AutoModel
 
 from tests.helpers import FLOAT32, PAIRS, model_of_pairs, tiny_model
-from tests.nar_models import FAMILY
+from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import (
     AttentionMaps,
-    VaswaniTransformerTokenizer,
     prepare_for_inference,
 )
 from vaswani_transformer.embeddings import sinusoids
@@ -121,20 +120,10 @@ def test_model_without_a_projection_is_an_error() -> None:
         attention_maps(AutoModel.from_config(model.config), tokenizer, "hello")
 
 
-def family_of_pairs(family: str) -> tuple[Any, VaswaniTransformerTokenizer]:
-    """Return an untrained model of a family with a tokenizer, in which a CMLM has a mask."""
-    tokenizer = model_of_pairs()[1]
-    if family != "cmlm":
-        return FAMILY[family](vocab_size=len(tokenizer), dropout=0.5), tokenizer
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    return FAMILY[family](vocab_size=len(tokenizer), mask_token_id=tokenizer.mask_token_id), tokenizer
-
-
 @pytest.mark.parametrize("prepares", [False, True])
 @pytest.mark.parametrize("family", FAMILY)
 def test_maps_of_all_words_at_once_are_those_of_the_last_pass(family: str, prepares: bool) -> None:
-    model, tokenizer = family_of_pairs(family)
+    model, tokenizer = family_of_pairs(family, dropout=0.5)
     model = prepare_for_inference(model) if prepares else model
     settings: dict[str, Any] = {"length_beam_size": 3} | ({"num_iterations": 3} if family == "cmlm" else {})
     batch = tokenizer(["this is a book"], return_tensors="pt")
@@ -156,14 +145,14 @@ def test_maps_of_all_words_at_once_are_those_of_the_last_pass(family: str, prepa
 
 
 def test_last_pass_of_a_cmlm_reads_masks_and_words() -> None:
-    model, tokenizer = family_of_pairs("cmlm")
+    model, tokenizer = family_of_pairs("cmlm", dropout=0.5)
     maps = attention_maps(model, tokenizer, "this is a book", num_iterations=2)
     assert maps.input_tokens.count("<mask>") == max(1, len(maps.output_tokens) // 2)
 
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(family: str) -> None:
-    model, tokenizer = family_of_pairs(family)
+    model, tokenizer = family_of_pairs(family, dropout=0.5)
     model.train().set_attn_implementation("sdpa")
     before = state_of(model)
     assert_same(attention_maps(model, tokenizer, "hello"), attention_maps(model, tokenizer, "hello"))
@@ -175,12 +164,6 @@ def test_model_of_all_words_at_once_is_unchanged_afterwards_and_takes_no_target(
 
 
 def test_latents_of_a_flowseq_are_drawn_once() -> None:
-    model, tokenizer = family_of_pairs("flowseq")
+    model, tokenizer = family_of_pairs("flowseq", dropout=0.5)
     maps = attention_maps(model, tokenizer, "hello", latent_temperature=0.5, num_latent_samples=4, length_beam_size=2)
     assert maps.decoder.shape[2:] == (len(maps.output_tokens), len(maps.input_tokens))
-
-
-def test_unknown_stack_is_an_error() -> None:
-    model, tokenizer = model_of_pairs()
-    with pytest.raises(ValueError, match="no such attention; got 'self', expected one of encoder, decoder"):
-        attention_maps(model, tokenizer, "hello", "hola").weights("self")

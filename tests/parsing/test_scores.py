@@ -1,18 +1,13 @@
 """Labeled brackets: EVALB's digits, and properties of any trees."""
 
-import pytest
 from hypothesis import given
 
-from tests.trees import GOLD, PREDICTED, TREES
-from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, read_trees, score_trees
+from tests.helpers import user_error
+from tests.trees import GOLD, PREDICTED, TREES, read
+from vaswani_transformer.parsing import Leaf, Tree, evaluation_tree, score_trees
 from vaswani_transformer.parsing.scores import BracketScores
-from vaswani_transformer.support.errors import UserError
 
 SCORES = ("recall", "precision", "f1", "exact_match", "tagging_accuracy")
-
-
-def read(text: str) -> list[Tree]:
-    return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]
 
 
 def printed(scores: BracketScores) -> list[str]:
@@ -67,7 +62,7 @@ def test_functional_tags_do_not_count() -> None:
 
 def test_trees_of_other_words_or_another_number_are_an_error() -> None:
     one, other = read("(TOP (NP (NN dog)))\n(TOP (NP (NN cat)))")
-    with pytest.raises(UserError, match="tree 1: its words"):
+    with user_error("tree 1: its words"):
         score_trees([one], [other])
-    with pytest.raises(UserError, match="got 1 trees, expected 2"):
+    with user_error("got 1 trees, expected 2"):
         score_trees([one, other], [one])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import BROKEN, break_model, tiny_model
+from tests.helpers import BROKEN, break_model, error_line, run_main, tiny_model, user_error
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.convert import command as convert
 from vaswani_transformer.figures.__main__ import main as draw_page
@@ -52,11 +52,8 @@ def test_broken_weights_end_every_command_with_one_line(
     pytest.importorskip("ctranslate2")
     folder, out = break_model(saved, tmp_path / "model", "nan"), tmp_path / "out"
     monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads the file later
-    with pytest.raises(SystemExit, match="2"):
-        main([argument.format(folder=folder, out=out) for argument in arguments])
-    output, errors = capsys.readouterr()
-    assert (output, errors.count("\n")) == ("", 1)
-    assert errors.startswith(f"{folder}: {BROKEN['nan']}")
+    given = [argument.format(folder=folder, out=out) for argument in arguments]
+    assert error_line(run_main(main, given, capsys)).startswith(f"{folder}: {BROKEN['nan']}")
     assert not out.exists()
 
 
@@ -84,18 +81,18 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: P
                 load(name)
             assert str(error.value) == f"{name}: {message}"
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="has no tokenizer; save the model's tokenizer there with save_pretrained"):
+    with user_error("has no tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))
 
 
 def test_any_failure_to_load_is_an_error_of_one_line() -> None:
-    with pytest.raises(UserError, match=r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
+    with user_error(r"^some/model: cannot be loaded: KeyError$"), load_errors("some/model"):
         raise KeyError
 
 
 def test_panic_of_a_library_in_rust_is_an_error_of_one_line() -> None:
     panic = type("PanicException", (BaseException,), {})
-    with pytest.raises(UserError, match=r"^m: cannot be loaded: no entry found for key$"), load_errors("m"):
+    with user_error(r"^m: cannot be loaded: no entry found for key$"), load_errors("m"):
         raise panic("no entry found for key")
     with pytest.raises(KeyboardInterrupt), load_errors("m"):
         raise KeyboardInterrupt

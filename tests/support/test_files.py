@@ -2,12 +2,11 @@
 
 import hashlib
 import shutil
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
+from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError, UserError
 from vaswani_transformer.support.files import (
     TextDigest,
@@ -26,10 +25,6 @@ from vaswani_transformer.support.files import (
 
 def write_model(folder: Path, text: str = "new") -> None:
     (folder / "config.json").write_text(text)
-
-
-def writing() -> AbstractContextManager[None]:
-    return write_errors("out", "make room", RuntimeError)
 
 
 def test_folder_appears_at_the_end_and_not_before(tmp_path: Path) -> None:
@@ -67,7 +62,7 @@ def test_file_that_cannot_move_into_its_folder_leaves_none_there(
 
 def test_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match=r"file/a/b: \S+file is not a writable folder; name a folder elsewhere"):
+    with user_error(r"file/a/b: \S+file is not a writable folder; name a folder elsewhere"):
         check_new_folder(tmp_path / "file" / "a" / "b", force=True)
 
 
@@ -111,46 +106,42 @@ def test_folder_without_a_model_is_never_replaced(tmp_path: Path) -> None:
         (tmp_path, True, r"the folder has no config\.json, so it holds no model to replace"),
         (tmp_path / "notes.txt", True, "is a file; name a folder"),
     ]:
-        with pytest.raises(UserError, match=message), atomic_folder(path, force):
+        with user_error(message), atomic_folder(path, force):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_failed_write_is_an_output_error() -> None:
-    with pytest.raises(OutputError, match=r"^out: cannot be written: No space left; make room\.$"), writing():
-        raise OSError(28, "No space left", "other")
-    with pytest.raises(OutputError, match=r"^out: cannot be written: torn; make room\.$"), writing():
-        raise RuntimeError("torn")
+FULL = "No space left on device (os error 28)"
 
 
-def hide(error: Exception, later: Exception) -> NoReturn:
-    try:
+def hiding(error: Exception, later: Exception) -> Exception:
+    """Return an error that was raised while another one was."""
+    later.__context__ = error
+    return later
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (OSError(28, "No space left", "other"), OutputError, r"^out: cannot be written: No space left; make room\.$"),
+        (RuntimeError("torn"), OutputError, r"^out: cannot be written: torn; make room\.$"),
+        (Exception(FULL), OutputError, r"^out: cannot be written: No space"),  # of a library
+        (hiding(OSError(28, "No space left"), ValueError("closed")), OutputError, "^out: cannot be written: No space"),
+        (hiding(FileNotFoundError(2, "No such file"), ValueError("no number")), ValueError, "^no number$"),
+        (UserError(f"in: cannot be read: {FULL}"), UserError, "^in: cannot be read"),
+        (KeyError("key"), KeyError, "^'key'$"),
+        (BrokenPipeError("closed"), BrokenPipeError, "^closed$"),
+    ],
+)
+def test_failed_write_is_an_output_error_and_another_failure_is_not(
+    error: Exception, expected: type[Exception], message: str
+) -> None:
+    with pytest.raises(expected, match=message), write_errors("out", "make room", RuntimeError):
         raise error
-    finally:
-        raise later
-
-
-def test_failed_write_of_a_library_is_an_output_error_and_another_failure_is_not() -> None:
-    full = "No space left on device (os error 28)"
-    with pytest.raises(OutputError, match=r"^out: cannot be written: No space"), write_errors("out", "make room"):
-        raise Exception(full)
-    with pytest.raises(KeyError), write_errors("out", "make room"):
-        raise KeyError("key")
-    with pytest.raises(OutputError, match=r"^out: cannot be written: No space left;"), write_errors("out", "make room"):
-        hide(OSError(28, "No space left"), ValueError("I/O operation on closed file"))
-    with pytest.raises(ValueError, match="no number"), write_errors("out", "make room"):
-        hide(FileNotFoundError(2, "No such file"), ValueError("no number"))
-    with pytest.raises(UserError, match=r"^in: cannot be read"), write_errors("out", "make room"):
-        raise UserError(f"in: cannot be read: {full}")
-
-
-def test_broken_pipe_is_no_output_error() -> None:
-    with pytest.raises(BrokenPipeError), writing():
-        raise BrokenPipeError
 
 
 def test_failed_read_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"^in: cannot be read: Is a directory; name a"), read_errors("in"):
+    with user_error(r"^in: cannot be read: Is a directory; name a"), read_errors("in"):
         raise IsADirectoryError(21, "Is a directory")
 
 
@@ -167,7 +158,7 @@ def test_lock_keeps_others_out_until_the_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with path.open("a") as first:
         lock(first, "taken")
-        with path.open("a") as second, pytest.raises(UserError, match=r"^taken$"):
+        with path.open("a") as second, user_error(r"^taken$"):
             lock(second, "taken")
     with path.open("a") as third:
         lock(third, "taken")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT
-from training.recipe.fields import Recipe, load_recipe
+from training.recipe.fields import Recipe, load_recipe, to_dict
 from training.run.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
 from training.run.folder import prepare_folder
 from training.run.preparation import Prepared, load_inputs, prepare
@@ -85,6 +85,14 @@ def prepare_run(recipe: Recipe) -> Prepared:
     """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
     folder = prepare_folder(recipe)
     return prepare(recipe, folder, load_inputs(recipe, folder.path))
+
+
+def begin_run(recipe: Recipe) -> Path:
+    """Make the folder of a run that was killed right after it wrote its recipe, and return it."""
+    folder = Path(str(recipe.output_dir))
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    return folder
 
 
 def launched_by(file: str, *options: str) -> tuple[str, ...]:

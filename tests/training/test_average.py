@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import tiny_model
+from tests.helpers import error_line, run_main, tiny_model, user_error
 from training import average as average_module
 from training.average import average, last_checkpoints, main, mean_weights
 from training.run.checkpoints import UNFINISHED, mark_complete, step_of
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_checkpoint_without_its_weights_is_not_averaged(
     run_folder: Path, tmp_path: Path, way: str, message: str
 ) -> None:
     spoil(run_folder, way)
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         average(run_folder, 2, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
     (run_folder / "checkpoints" / "checkpoint-9").rename(tmp_path / "moved")
@@ -105,9 +105,7 @@ def test_best_checkpoint_counts_unless_later_ones_were_deleted(
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     mark_complete(checkpoint)
     assert average(run_folder, len(steps), tmp_path / "mean") == steps
-    with pytest.raises(
-        UserError, match=rf"has {len(steps)} complete checkpoints at its end, expected {len(steps) + 1}"
-    ):
+    with user_error(rf"has {len(steps)} complete checkpoints at its end, expected {len(steps) + 1}"):
         average(run_folder, len(steps) + 1, tmp_path / "other")
     (run_folder / "checkpoints" / "checkpoint-2" / "model.safetensors").write_text("damaged")
     if steps == [9, 10]:
@@ -132,11 +130,8 @@ def test_command_that_cannot_average_ends_with_one_line(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     capsys.readouterr()  # the bars of saving
-    with pytest.raises(SystemExit, match="2"):
-        main([argument.format(tmp=tmp_path, run=run_folder) for argument in arguments])
-    errors = capsys.readouterr().err
-    assert message.format(tmp=tmp_path) in errors
-    assert errors.count("\n") == 1
+    given = [argument.format(tmp=tmp_path, run=run_folder) for argument in arguments]
+    assert message.format(tmp=tmp_path) in error_line(run_main(main, given, capsys))
     assert not (tmp_path / "mean").exists()
 
 

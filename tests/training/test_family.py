@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from tests.helpers import load_tokenizer, tiny_model
+from tests.helpers import load_tokenizer, save, tiny_model
 from tests.training import gradients
 from tests.training.runs import (
     LANGUAGE,
@@ -65,8 +65,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
     texts = [*LANGUAGE, *(text[::-1] for text in LANGUAGE)]
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 280)
-    for part in (tiny_model(vocab_size=len(tokenizer)), tokenizer):
-        part.save_pretrained(folder)
+    save(folder, tiny_model(vocab_size=len(tokenizer)), tokenizer)
     return folder
 
 

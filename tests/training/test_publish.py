@@ -13,9 +13,20 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, RepoCard
 from safetensors.torch import load_file, save_file
-from transformers import MarianConfig, MarianMTModel
 
-from tests.helpers import BROKEN, ROOT, break_model, model_of_pairs, run_python, tiny_config
+from tests.builders import tiny_marian
+from tests.helpers import (
+    BROKEN,
+    ROOT,
+    break_model,
+    error_line,
+    model_of_pairs,
+    run_main,
+    run_python,
+    save,
+    tiny_config,
+    user_error,
+)
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
 from tests.training.invented_results import REPOSITORY, results_of
@@ -34,7 +45,7 @@ RESULTS_PAGE = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("name", ["own", "a/b/c", "somebody/..", "-/own", "somebody/o wn"])
 def test_invalid_name_of_a_repository_is_an_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=rf"^{re.escape(name)}: [^\n]*$"):
+    with user_error(rf"^{re.escape(name)}: [^\n]*$"):
         publish(tmp_path, name)
 
 
@@ -49,32 +60,24 @@ def test_unfinished_run_is_an_error_of_one_line(tmp_path: Path) -> None:
     ):
         if name is not None:
             (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match=rf"^.*{message}$"):
+        with user_error(rf"^.*{message}$"):
             publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
-    with pytest.raises(UserError, match=r"^.*results\.json: has no results\.json.*$"):
+    with user_error(r"^.*results\.json: has no results\.json.*$"):
         publish(tmp_path / "results.json", REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 
 
 def test_model_of_another_package_is_not_published(tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
-    settings: dict[str, Any] = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    heads: dict[str, Any] = {
-        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")
-    }
-    MarianMTModel(MarianConfig(**settings, **heads, pad_token_id=1, decoder_start_token_id=0)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, tiny_marian(vocab_size=len(tokenizer)), tokenizer)
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(
-        UserError, match=r": is a model of another package; got MarianMTModel, expected one that a recip"
-    ):
+    with user_error(r": is a model of another package; got MarianMTModel, expected one that a recip"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path / "dry")
 
 
 def save_run(folder: Path) -> None:
     """Save the model of pairs as a run with invented results."""
-    for part in model_of_pairs():
-        part.save_pretrained(folder)
+    save(folder, *model_of_pairs())
     results = results_of()
     tiny_config().make_generation_config(**results["recipe"]["decoding"]).save_pretrained(folder)
     (folder / "results.json").write_text(json.dumps(results))
@@ -92,7 +95,7 @@ def save_run(folder: Path) -> None:
 def test_run_is_not_published_without_its_search(tmp_path: Path, search: str | None, message: str) -> None:
     save_run(run := tmp_path / "run")
     (run / "generation_config.json").unlink() if search is None else (run / "generation_config.json").write_text(search)
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         publish(run, REPOSITORY, dry_run=tmp_path / "dry")
     assert not (tmp_path / "dry").exists()
 
@@ -108,7 +111,7 @@ def test_broken_weights_are_not_published(saved: Path, tmp_path: Path) -> None:
 
 def test_dry_run_into_a_folder_that_is_not_empty_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results_of()))
-    with pytest.raises(UserError, match="is not empty; give another --dry_run"):
+    with user_error("is not empty; give another --dry_run"):
         publish(tmp_path, REPOSITORY, dry_run=tmp_path)
 
 
@@ -117,10 +120,9 @@ def test_folder_that_cannot_be_written_ends_the_command_with_one_line(
 ) -> None:
     save_run(tmp_path)
     capsys.readouterr()  # the progress bar of saving
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path), REPOSITORY, f"--dry_run={tmp_path / 'results.json' / 'dry'}"])
+    dry = tmp_path / "results.json" / "dry"
     message = "cannot be written: Not a directory; make room, or give another folder.\n"
-    assert capsys.readouterr().err == f"{tmp_path / 'results.json' / 'dry'}: {message}"
+    assert error_line(run_main(main, [tmp_path, REPOSITORY, f"--dry_run={dry}"], capsys)) == f"{dry}: {message}"
 
 
 def test_failed_dry_run_leaves_no_file_and_the_same_command_succeeds(
@@ -162,23 +164,18 @@ def test_space_without_gradio_is_an_error_of_one_line(tmp_path: Path, monkeypatc
 
     save_run(tmp_path / "run")
     monkeypatch.setattr(space_module, "version", missing)
-    with pytest.raises(UserError, match=r"^--space: [^\n]* of torch; got none\. Install it: pip [^\n]*$"):
+    with user_error(r"^--space: [^\n]* of torch; got none\. Install it: pip [^\n]*$"):
         publish(tmp_path / "run", REPOSITORY, dry_run=tmp_path / "dry", space=True)
-
-
-def without_token(command: list[str], home: Path) -> str:
-    """Return the errors of `training.publish` without a token; the client is offline, so any request would fail."""
-    code = f"from training.publish import main; main({command!r})"
-    with pytest.raises(AssertionError) as failure:
-        run_python(code, HF_HOME=str(home), HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="")
-    return str(failure.value).splitlines()[0]
 
 
 @pytest.mark.slow
 def test_without_a_token_one_line_says_so_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps(results_of()))  # and no model, which the command would load next
-    answer = without_token([str(tmp_path), REPOSITORY], tmp_path / "home")
-    assert answer == "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
+    """The client is offline, so any request would fail; there is no model, which the command would load next."""
+    (tmp_path / "results.json").write_text(json.dumps(results_of()))
+    code = f"from training.publish import main; main({[str(tmp_path), REPOSITORY]})"
+    line = "There is no token of the Hugging Face Hub; log in with `hf auth login`, or set HF_TOKEN."
+    with pytest.raises(AssertionError, match=f"^{re.escape(line)}\n"):
+        run_python(code, HF_HOME=str(tmp_path / "home"), HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="")
 
 
 @pytest.mark.slow

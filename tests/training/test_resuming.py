@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import load_tokenizer
+from tests.helpers import load_tokenizer, run_main, user_error
 from tests.training.runs import (
     TIRED,
     TWO_PROCESSES,
@@ -42,7 +42,6 @@ from training.train import run
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.prefetch import prefetch
-from vaswani_transformer.support.errors import UserError
 
 
 @pytest.mark.slow
@@ -120,12 +119,12 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
     assert first["steps"] < 12
     kept, model = (short / "results.json").read_text(), weights(short)
     for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
-        with pytest.raises(UserError, match=r"holds a finished run; give another --output_dir, remove the folder, or"):
+        with user_error(r"holds a finished run; give another --output_dir, remove the folder, or"):
             run(load_recipe(arguments[0], last_of_each(*settings, *more, f"--output_dir={short}")))
     assert (short / "results.json").read_text() == kept
     cut = rewound(short, first["steps"], tmp_path / "cut")
     less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
-    with pytest.raises(UserError, match=rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
+    with user_error(rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
         prepare_folder(less)
     remarks = ["--expected=better", "--published=as good"]
     again = run(load_recipe(arguments[0], [*settings, *remarks, f"--output_dir={short}"]))
@@ -141,19 +140,20 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
     assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(long / "checkpoints" / "checkpoint-12"))
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    ("split", "more"),
+    [("train", []), ("validation", []), ("test", []), ("train", ["--data.streaming=true", "--data.max_length=40"])],
+)
 @pytest.mark.parametrize("change", [lambda text: text.replace("tree", "crow"), lambda text: text.partition("\n")[2]])
 def test_data_that_changed_since_the_run_began_is_an_error(
-    arguments: list[str], tmp_path: Path, split: str, change: Callable[[str], str]
+    arguments: list[str], tmp_path: Path, split: str, more: list[str], change: Callable[[str], str]
 ) -> None:
-    recipe = recipe_in(arguments, tmp_path / "run")
+    recipe = recipe_in(arguments, tmp_path / "run", *more)
     prepare_run(recipe)
     path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
     path.write_text(change(good))
-    with pytest.raises(
-        UserError, match=rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"
-    ):
+    with user_error(rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"):
         prepare_run(recipe)
     path.write_text(good)
     prepare_run(recipe)
@@ -200,7 +200,7 @@ def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a
         torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
     assert "Resuming from step 3 of 9." in caplog.text
     assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    with pytest.raises(UserError, match=r"holds a finished run"):
+    with user_error(r"holds a finished run"):
         train_in(settings, other, "--training.device_tokens=30")
 
 
@@ -211,7 +211,7 @@ def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming
     prepare_run(recipe)
     before = (tmp_path / "run" / "recipe.yaml").read_text()
     other = recipe_in(arguments, tmp_path / "run", "--training.device_tokens=6")
-    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
+    with user_error(r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
         prepare_run(other)
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
@@ -269,7 +269,7 @@ def test_interruption_in_any_phase_ends_the_command_with_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"training.{phase}", interrupt)
-    with pytest.raises(SystemExit) as end:
-        train.main([*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"])
-    assert end.value.code == 130
-    assert capsys.readouterr().err.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")
+    given = [*arguments, "--training.steps=1", f"--output_dir={tmp_path / 'run'}"]
+    _, errors, status = run_main(train.main, given, capsys)
+    assert status == 130
+    assert errors.endswith("Interrupted; the same command resumes the run from its last checkpoint.\n")

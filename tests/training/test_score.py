@@ -14,10 +14,22 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.helpers import BROKEN, PAIRS, Run, break_model, model_of_pairs, run_main, tiny_model
-from tests.nar_models import FAMILY, NarModel
+from tests.builders import tiny_marian
+from tests.helpers import (
+    BROKEN,
+    PAIRS,
+    Run,
+    break_model,
+    error_line,
+    model_of_pairs,
+    run_main,
+    save,
+    tiny_model,
+    user_error,
+)
+from tests.nar_models import FAMILY, NarModel, family_of_pairs
 from training.data.tokenizing import set_up_tokenizer
 from training.recipe.fields import DataRecipe, Recipe, ScoreRecipe
 from training.report.results import commit, hardware, versions
@@ -30,7 +42,6 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
-from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.translation.loading import LoadOptions
 
 SOURCES = list(PAIRS)
@@ -120,14 +131,10 @@ def test_language_model_learns_from_the_recipes_training_targets(run: Run, recip
 
 
 def save_family(family: str, folder: Path, **settings: Any) -> tuple[NarModel, VaswaniTransformerTokenizer]:
-    """Save a model of the family with random weights and a tokenizer that has `<mask>`."""
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-    model = FAMILY[family](vocab_size=len(tokenizer), **mask_field)
+    """Save a model of the family with random weights, its search, and a tokenizer."""
+    model, tokenizer = family_of_pairs(family)
     model.generation_config = GenerationConfig(pad_token_id=1, eos_token_id=2, bos_token_id=0, **settings)
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
+    save(folder, model, tokenizer)
     return model, tokenizer
 
 
@@ -223,12 +230,7 @@ def test_scores_depend_on_the_language_and_the_tokenization() -> None:
 
 def test_model_of_another_kind_is_scored_by_its_own_search(run: Run, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
-    config = MarianConfig(
-        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=1, eos_token_id=2,
-        decoder_start_token_id=1, forced_eos_token_id=None,
-    )  # fmt: skip
-    model = MarianMTModel(config)
+    model = tiny_marian(vocab_size=len(tokenizer))
     model.generation_config = GenerationConfig(
         num_beams=2, max_new_tokens=3, pad_token_id=1, eos_token_id=2, decoder_start_token_id=1
     )
@@ -269,9 +271,7 @@ def test_existing_output_file_is_not_overwritten(run: Run, tmp_path: Path) -> No
     ],
 )
 def test_invalid_option_or_data_ends_the_command_with_one_line(run: Run, arguments: list[str], message: str) -> None:
-    output, errors, status = run(*arguments)
-    assert (output, status, errors.count("\n")) == ("", 2, 1)
-    assert message in errors
+    assert message in error_line(run(*arguments))
 
 
 def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> None:
@@ -282,13 +282,12 @@ def test_missing_model_or_recipe_ends_the_command_with_one_line(run: Run) -> Non
 
 def test_tokenizer_of_another_model_is_an_error(run: Run, tmp_path: Path) -> None:
     tokenizer = VaswaniTransformerTokenizer.train_from_iterator(["a"], vocab_size=259)
-    for part in (tiny_model(), tokenizer):
-        part.save_pretrained(tmp_path / "misfit")
-    _, errors, status = run(model=tmp_path / "misfit")
-    assert (status, errors.count("\n")) == (2, 1)
-    assert "its tokenizer has 259 entries and the model 99; give a model with its own" in errors
+    save(tmp_path / "misfit", tiny_model(), tokenizer)
+    assert "its tokenizer has 259 entries and the model 99; give a model with its own" in error_line(
+        run(model=tmp_path / "misfit")
+    )
     tokenizer.pad_token = None
-    with pytest.raises(UserError, match="m: its tokenizer has no pad token; set pad_token and save it again"):
+    with user_error("m: its tokenizer has no pad token; set pad_token and save it again"):
         set_up_tokenizer(tokenizer, "m", "pad", "eos")
 
 
@@ -317,9 +316,7 @@ def test_broken_weights_end_the_command_before_the_data_is_read(
 ) -> None:
     broken = break_model(saved, tmp_path / "model", "nan")
     monkeypatch.setattr("training.score.load_pairs", lambda _: pytest.fail("the data was read"))
-    output, errors, status = run(model=broken)
-    assert (output, errors.count("\n"), status) == ("", 1, 2)
-    assert errors.startswith(f"{broken}: {BROKEN['nan']}")
+    assert error_line(run(model=broken)).startswith(f"{broken}: {BROKEN['nan']}")
 
 
 def test_scores_that_cannot_be_written_are_still_printed(
@@ -364,8 +361,5 @@ def test_output_that_cannot_be_written_ends_the_command_before_its_work(
 def test_text_beyond_the_learned_positions_ends_the_command_with_one_line(run: Run, tmp_path: Path) -> None:
     _, tokenizer = model_of_pairs()
     model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=30)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    output, errors, status = run(model=tmp_path)
-    assert (output, status, errors.count("\n")) == ("", 2, 1)
-    assert "learned positions" in errors
+    save(tmp_path, model, tokenizer)
+    assert "learned positions" in error_line(run(model=tmp_path))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from tests.helpers import user_error
 from tests.training.runs import (
     LANGUAGE,
     TWO_PROCESSES,
@@ -17,8 +18,6 @@ from tests.training.runs import (
     kill_after,
     last_of_each,
     last_step,
-    prepare_run,
-    recipe_in,
     start,
     train_in,
 )
@@ -101,7 +100,7 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     lines = good.split("\n")
     path.write_text("\n".join([*lines[:60], "{", *lines[60:]]))
     more = ["--training.steps=20", "--tokenizer.sample=16", f"--output_dir={folder}"]
-    with pytest.raises(UserError, match=r"train\.jsonl, line 61: not JSON"):
+    with user_error(r"train\.jsonl, line 61: not JSON"):
         run(load_recipe(streamed[0], [*streamed[1:], *more]))
     assert last_step(folder) >= 3
     path.write_text(good)
@@ -110,7 +109,7 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     assert [split for split, entry in results["data"].items() if "first_of_stream" in entry] == ["train"]
     assert results["data"]["train"]["read"]["pairs"] == 81
     path.write_text("four ski".join(good.rsplit("four sea", 1)))
-    with pytest.raises(UserError, match=r"^data\.train: the pairs of .* have changed since the run read them"):
+    with user_error(r"^data\.train: the pairs of .* have changed since the run read them"):
         run(load_recipe(streamed[0], last_of_each(*streamed[1:], *more, "--training.steps=40")))
 
 
@@ -129,7 +128,7 @@ def test_stream_that_vanishes_ends_the_run_with_one_line_and_resumes_once_it_is_
 
     recipe = load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={folder}"])
     monkeypatch.setattr("training.trainer.trainer.rotate", hide)
-    with pytest.raises(UserError, match=r"train\.jsonl: there is no such file; set data"):
+    with user_error(r"train\.jsonl: there is no such file; set data"):
         run(recipe)
     monkeypatch.undo()
     assert 3 <= last_step(folder) < 20
@@ -145,18 +144,9 @@ def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it
         ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
         ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
     ):
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             train_in(streamed, tmp_path / "run", more)
         assert not (tmp_path / "run").exists()
-
-
-def test_first_pairs_of_a_stream_that_changed_are_an_error(streamed: list[str], tmp_path: Path) -> None:
-    recipe = recipe_in(streamed, tmp_path / "run")
-    prepare_run(recipe)
-    path = tmp_path / "data" / "train.jsonl"
-    path.write_text(path.read_text().replace("one tree", "one crow"))
-    with pytest.raises(UserError, match=r"^data\.train: these are not the pairs"):
-        prepare_run(recipe)
 
 
 PAIRS = [("one", "eno"), ("two", "owt"), ("three", "eerht"), ("four", "ruof"), ("five", "evif"), ("six", "xis")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers import user_error
 from tests.training.runs import assert_same_checkpoints, last_of_each, make_arguments, rewind, weights
 from training import table3
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe
@@ -15,7 +16,7 @@ from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_ma
 from training.table3 import main, make_run, parse_arguments, unfinished_runs
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.config import PAPER_SETTINGS
-from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError
 
 SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_layers=3", "--training.steps=4"]
 
@@ -94,9 +95,8 @@ def test_row_without_a_model_at_this_size_is_an_error_of_one_line(
     model: dict[str, Any], rows: list[str], message: str, tmp_path: Path
 ) -> None:
     recipe = Recipe(data=GRAMMAR, model=model)
-    with pytest.raises(UserError, match=message) as error:
+    with user_error(message):
         unfinished_runs(recipe, tmp_path, rows, [1])
-    assert "\n" not in str(error.value)
 
 
 def metrics_of(figures: dict[str, PaperFigures]) -> dict[str, dict[str, dict[str, float | None]]]:

@@ -6,22 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import Run, model_of_pairs, run_main
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from tests.helpers import Run, paper_model_of_pairs, run_main, save
 from vaswani_transformer.translation import command
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save the model of pairs with the paper's search."""
-    trained, tokenizer = model_of_pairs()
-    model = VaswaniTransformerForConditionalGeneration(trained.config)
-    model.load_state_dict(trained.state_dict())
-    model.use_paper_decoding()
-    saved = tmp_path_factory.mktemp("model")
-    model.save_pretrained(saved)
-    tokenizer.save_pretrained(saved)
-    return str(saved)
+    return str(save(tmp_path_factory.mktemp("model"), *paper_model_of_pairs()))
 
 
 @pytest.fixture

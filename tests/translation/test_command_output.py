@@ -60,6 +60,7 @@ def test_interrupted_output_resumes_to_the_bytes_of_an_uninterrupted_one(
     _, errors, status = run(*arguments, "--output", path)
     assert status == 0
     assert ("resumes after line" in errors) == (path.stat().st_size > 0 and stop_at > 1)
+    assert "other batches" not in errors
     assert path.read_bytes() == uninterrupted.read_bytes()
     assert run(*arguments, "--output", path) == ("", f"{path}: is finished already and stays unchanged.\n", 0)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.helpers import PAIRS, Run, model_of_pairs, run_main
-from tests.nar_models import FAMILY
+from tests.helpers import PAIRS, Run, error_line, model_of_pairs, run_main, save
+from tests.nar_models import FAMILY, family_of_pairs
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.cpu.model import Prepared
 from vaswani_transformer.translation import command, loading
@@ -23,18 +23,11 @@ SOURCES = list(PAIRS)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Save a NAT, a CMLM and an autoregressive model; return folders, the first two models, and their tokenizer."""
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator([*PAIRS, *PAIRS.values()], vocab_size=300)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    root, folders = tmp_path_factory.mktemp("models"), {}
-    for family, make in FAMILY.items():
-        mask_field = {"mask_token_id": tokenizer.mask_token_id} if family == "cmlm" else {}
-        folders[family] = make(vocab_size=len(tokenizer), **mask_field)
-        for part in (folders[family], tokenizer):
-            part.save_pretrained(root / family)
-    for part in model_of_pairs():
-        part.save_pretrained(root / "transformer")
-    return root, folders, tokenizer
+    """Save a model of each family and an autoregressive one; return their folder, the first ones, and a tokenizer."""
+    root, models = tmp_path_factory.mktemp("models"), {family: family_of_pairs(family) for family in FAMILY}
+    for name, parts in (*models.items(), ("transformer", model_of_pairs())):
+        save(root / name, *parts)
+    return root, {family: model for family, (model, _) in models.items()}, models["nat"][1]
 
 
 @pytest.fixture
@@ -116,16 +109,11 @@ def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pyt
 def test_option_of_another_family_ends_the_command_with_one_line(
     run: Run, models: Models, family: str, options: list[str], message: str
 ) -> None:
-    output, errors, status = run(family, *options)
-    assert (output, status, errors.count("\n")) == ("", 2, 1)
-    assert errors.startswith(message.format(models[0] / family))
+    assert error_line(run(family, *options)).startswith(message.format(models[0] / family))
 
 
 def test_saved_beams_of_a_family_end_the_command_with_one_line(run: Run, models: Models, tmp_path: Path) -> None:
     model = FAMILY["nat"](vocab_size=len(models[2]))
     model.generation_config = GenerationConfig(num_beams=4)
-    for part in (model, models[2]):
-        part.save_pretrained(tmp_path)
-    output, errors, status = run(str(tmp_path))
-    assert (output, status, errors.count("\n")) == ("", 2, 1)
-    assert errors.startswith("num_beams: ")
+    save(tmp_path, model, models[2])
+    assert error_line(run(str(tmp_path))).startswith("num_beams: ")

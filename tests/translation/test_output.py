@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.support.errors import OutputError, UserError
+from tests.helpers import user_error
+from vaswani_transformer.support.errors import OutputError
 from vaswani_transformer.translation.output import ResumableFile, is_finished
 from vaswani_transformer.translation.readers import DigestedInput
 
@@ -58,51 +59,26 @@ def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) ->
     write_all(path, texts, {}, stop_at=2)  # after the command read a window of three
     before = path.read_bytes()
     for other in (["x", *texts[1:]], [*texts[:2], "x", *texts[3:]], texts[:2], texts[:1]):
-        with pytest.raises(UserError, match="the input: is not the text of the unfinished output, whose first 3"):
+        with user_error("the input: is not the text of the unfinished output, whose first 3"):
             write_all(path, other, {})
         assert path.read_bytes() == before
     write_all(path, [*texts[:5], "x"], {})
     assert path.read_text().split() == [text for text in [*texts[:5], "x"] for _ in range(2)]
 
 
-def test_changed_settings_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    write_all(path, list("abc"), {"beams": 4, "model": "m"}, stop_at=1)
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"out: was made with --beams=4, not with --beams=5; it stays unchanged"):
-        ResumableFile(path, 2, {"beams": 5, "model": "m"}, [1, 1])
-    with pytest.raises(UserError, match=r"out: was made without --scores, not with --scores; it stays"):
-        ResumableFile(path, 2, {"beams": 4, "model": "m", "scores": True}, [1, 1])
-    assert path.read_bytes() == before
-
-
-def test_changed_batching_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    write_all(path, list("abc"), {}, stop_at=1)
-    for batches in ([1, 1], [2, 1]):
-        output = ResumableFile(path, 2, {}, batches)
-        output.close()
-        assert output.batching_changed == (batches != [1, 1])
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "",
-            "{",
-            "[]",
-            '{"settings": 3}',
-            "[" * 99999,
-            '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}',
-        ),
-        *('{"settings": {}, "batches": [], "output": [], "texts": 1e999, "sha256": "x"}',),
-        *('{"settings": {}, "batches": [], "texts": 3}', '{"settings": {}, "batches": [], "output": [1, "x"]}'),
+        *("", "{", "[]", '{"settings": 3}', "[" * 99999),
+        '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}',
+        '{"settings": {}, "batches": [], "output": [], "texts": 1e999, "sha256": "x"}',
+        '{"settings": {}, "batches": [], "texts": 3}',
+        '{"settings": {}, "batches": [], "output": [1, "x"]}',
     ],
 )
 def test_invalid_record_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.record").write_text(text)
-    with pytest.raises(UserError, match=r"out\.record: not the record of a file of results; remove it"):
+    with user_error(r"out\.record: not the record of a file of results; remove it"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.record").read_text() == text
@@ -124,11 +100,7 @@ def test_finished_file_is_known_by_its_record(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "texts", "message"),
     [
-        (
-            {"model": "n", "beams": 4},
-            "abcd",
-            "out: was made by another model; it stays unchanged: give the same",
-        ),
+        ({"model": "n", "beams": 4}, "abcd", "out: was made by another model; it stays unchanged: give the same"),
         ({"model": "m", "beams": None}, "abcd", "out: was made with --beams=4, not without --beams; it stays"),
         (FINISHED, "abxd", "the input: is another text than that of the finished .*out, which stays unchanged; give"),
         (FINISHED, "abc", "the input: is another text than that of the finished "),
@@ -138,7 +110,7 @@ def test_finished_file_is_known_by_its_record(finished: Path) -> None:
 def test_finished_file_of_other_texts_or_settings_is_an_error(
     finished: Path, settings: dict[str, Any], texts: str, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         is_finished(finished, settings, list(texts), "the input")
 
 
@@ -147,13 +119,13 @@ def test_finished_file_of_other_texts_or_settings_is_an_error(
 )
 def test_finished_file_that_was_changed_is_an_error(finished: Path, change: Callable[..., Any]) -> None:
     finished.write_text(change(finished.read_text()))
-    with pytest.raises(UserError, match=r"out: was changed after it was finished; it stays unchanged: give another"):
+    with user_error(r"out: was changed after it was finished; it stays unchanged: give another"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
 def test_file_without_a_record_is_an_error(finished: Path) -> None:
     (finished.parent / "out.record").unlink()
-    with pytest.raises(UserError, match=r"out: exists already, without its record out\.record; it stays"):
+    with user_error(r"out: exists already, without its record out\.record; it stays"):
         is_finished(finished, FINISHED, list("abcd"), "the input")
 
 
@@ -169,7 +141,7 @@ def test_record_of_an_emptied_file_protects_nothing(finished: Path, leave: Calla
 
 def test_file_that_another_command_finished_meanwhile_is_unchanged(finished: Path) -> None:
     before = finished.read_bytes()
-    with pytest.raises(UserError, match="out: another command has finished it meanwhile; it stays unchanged"):
+    with user_error("out: another command has finished it meanwhile; it stays unchanged"):
         ResumableFile(finished, 2, FINISHED, [1, 1])
     assert finished.read_bytes() == before
 
@@ -186,7 +158,7 @@ def test_more_results_than_texts_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "out"
     write_all(path, list("abc"), {}, stop_at=1)
     path.write_text("a\n" * 20)
-    with pytest.raises(UserError, match=r"out: has 10 results, more than the 3 in out\.record"):
+    with user_error(r"out: has 10 results, more than the 3 in out\.record"):
         ResumableFile(path, 2, {}, [1, 1])
 
 
@@ -210,7 +182,7 @@ def test_full_disk_is_an_error_and_the_output_resumes(tmp_path: Path) -> None:
 def test_two_commands_do_not_write_the_same_file(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = ResumableFile(tmp_path / "out", 1, {}, [1, 1])
-    with pytest.raises(UserError, match=r"out: another command is writing it; wait for that one, or give another"):
+    with user_error(r"out: another command is writing it; wait for that one, or give another"):
         ResumableFile(tmp_path / "out", 1, {}, [1, 1])
     first.close()
     ResumableFile(tmp_path / "out", 1, {}, [1, 1]).close()

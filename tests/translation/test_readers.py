@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from vaswani_transformer.support.errors import UserError
+from tests.helpers import user_error
 from vaswani_transformer.translation.readers import json_texts, text_lines
 
 
@@ -21,7 +21,7 @@ def test_carriage_returns_end_lines_in_a_text_without_line_feeds() -> None:
 def test_line_that_is_not_utf8_is_an_error_that_names_it() -> None:
     lines = text_lines(io.BytesIO(b"one\ntw\xff\n"), "some.txt")
     assert next(lines) == "one"
-    with pytest.raises(UserError, match=r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); correct"):
+    with user_error(r"some\.txt, line 2: not UTF-8 \(byte 0xff at byte 3 of the line\); correct"):
         next(lines)
 
 
@@ -56,5 +56,5 @@ def test_line_without_a_text_is_an_error_that_names_it(line: str, language: str 
         io.BytesIO(b'{"text": "a", "translation": {"en": "a"}}\n' + line.encode()), "f", "text", language
     )
     assert next(texts) == "a"
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         next(texts)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers import GenerationConfig
 
-from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, tiny_model
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
+from tests.builders import tiny_marian
+from tests.helpers import FLOAT32, PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
+from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.engine import ScoredTokens, TransformersEngine, log_probabilities
 from vaswani_transformer.translation.translator import (
     Hypothesis,
@@ -27,12 +28,7 @@ TEXTS = [*SOURCES, "", "cat", "the cat is what", " "]
 
 @pytest.fixture(scope="module")
 def model_and_tokenizer() -> ModelAndTokenizer:
-    """Return a model with the paper's search, and its tokenizer."""
-    trained, tokenizer = model_of_pairs()
-    model = VaswaniTransformerForConditionalGeneration(trained.config).eval()
-    model.load_state_dict(trained.state_dict())
-    model.use_paper_decoding()
-    return model, tokenizer
+    return paper_model_of_pairs()
 
 
 def generate_single(model_and_tokenizer: ModelAndTokenizer, text: str, **settings: Any) -> list[str]:
@@ -254,12 +250,7 @@ def test_log_probabilities_are_those_of_each_pair_by_itself(model_and_tokenizer:
 
 def test_model_of_another_architecture_translates_too() -> None:
     _, tokenizer = model_of_pairs()
-    config = MarianConfig(
-        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
-        pad_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
-    )  # fmt: skip
-    model = MarianMTModel(config).eval()
+    model: Any = tiny_marian(vocab_size=len(tokenizer), max_position_embeddings=40)
     settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6}
     translations = list(translate(model, tokenizer, TEXTS, **settings, scores=True))
     assert [translation.text for translation in translations] == [

@@ -12,12 +12,11 @@ import datasets
 import datasets.config
 import pytest
 
-from tests.helpers import model_of_pairs
+from tests.helpers import model_of_pairs, user_error
 from training.data import cache, pairs, tokenizing
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
 from training.recipe.fields import DataRecipe
-from vaswani_transformer.support.errors import UserError
 
 TOKENIZER = model_of_pairs()[1]
 
@@ -120,7 +119,7 @@ def test_full_disk_is_one_line_before_anything_is_tokenized(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage(7))
-    with pytest.raises(UserError, match=r"disk is too full for the pairs; got 0\.00 GB free, .* HF_DATASETS_CACHE\.$"):
+    with user_error(r"disk is too full for the pairs; got 0\.00 GB free, .* HF_DATASETS_CACHE\.$"):
         encoded(recipe)
 
     def full(*_: Any) -> None:
@@ -129,7 +128,7 @@ def test_full_disk_is_one_line_before_anything_is_tokenized(
     monkeypatch.undo()
     monkeypatch.setattr(cache, "CACHED_BYTES", 1)
     monkeypatch.setattr(cache, "write_pairs", full)
-    with pytest.raises(UserError, match=r"cannot be written: No space left on device; free some space"):
+    with user_error(r"cannot be written: No space left on device; free some space"):
         encoded(recipe)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerControl, TrainerState
 
-from tests.helpers import load_tokenizer, random_tokens, tiny_model
-from tests.nar_models import NarModel, tiny_cmlm, tiny_nat
+from tests.helpers import Batch, load_tokenizer, random_tokens, tiny_model, user_error
+from tests.nar_models import FAMILY, NarModel, tiny_cmlm, tiny_nat
 from tests.training.runs import UNREAD
 from training.data.tokenizing import token_ids
 from training.recipe.families import FAMILIES, family_of
@@ -19,13 +19,10 @@ from training.recipe.fields import TrainingRecipe, load_recipe, to_dict
 from training.trainer.callbacks import TrainingRateCallback
 from training.trainer.draws import add_glancing_draws, add_masks, pair_draws
 from training.trainer.optimizers import make_optimizer, make_schedule
-from vaswani_transformer import (
-    VaswaniTransformerForConditionalGeneration,
-    VaswaniTransformerTokenizer,
-)
-from vaswani_transformer.support.errors import UserError
+from vaswani_transformer import VaswaniTransformerTokenizer, latent
 
 NAT, CMLM = "--model.kind=nat", "--model.kind=cmlm"
+VAE, FLOWSEQ = "--model.kind=iterative_vae", "--model.kind=flowseq"
 
 
 @pytest.fixture
@@ -40,10 +37,7 @@ def recipe_file(tmp_path: Path) -> Path:
     [
         (["--model.kind=rnn"], r"^model\.kind: 'rnn' is not one of autoregressive, nat, cmlm"),
         (["--model.kind=cml"], r"^model\.kind: 'cml' is not one of .*\. Did you mean cmlm\?$"),
-        (
-            [NAT, "--decoding.num_iterations=4"],
-            r"^decoding\.num_iterations: a model of kind nat has no such field",
-        ),
+        ([NAT, "--decoding.num_iterations=4"], r"^decoding\.num_iterations: a model of kind nat has no such field"),
         (
             [NAT, "--decoding.num_beams=4", "--decoding.length_penalty=1.0"],
             r"^decoding\.num_beams, decoding\.length_penalty: a model of kind nat has no such field, .* leave them "
@@ -56,10 +50,7 @@ def recipe_file(tmp_path: Path) -> Path:
         ([CMLM, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind cmlm has no such field"),
         (["--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind autoregressive has no such field"),
         ([NAT, "--training.evaluation_beams=2"], r"^training\.evaluation_beams: a model of kind nat has no such"),
-        (
-            [NAT, "--training.glancing=[0.5, 1.1]"],
-            r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5",
-        ),
+        ([NAT, "--training.glancing=[0.5, 1.1]"], r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5"),
         ([NAT, "--training.glancing=[-0.1, 0]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
         ([NAT, "--training.glancing=[0.5]"], r"^training\.glancing: expected two shares from 0 to 1, got \[0\.5\]"),
         ([NAT, "--training.glancing=[a, true]"], r"^training\.glancing: expected two shares from 0 to 1, got"),
@@ -88,32 +79,62 @@ def recipe_file(tmp_path: Path) -> Path:
             [CMLM, "--training.energy_inputs=softmax"],
             r"^training\.energy_inputs: .* out \(--training\.energy_inputs=null\), or set training\.energy_from\.",
         ),
+        (["--training.energy_from=x"], r"^training\.energy_from: a model of kind autoregressive has no such field"),
+        (
+            ["--training.start_from=a", "--training.encoder_from=b"],
+            r"^training\.start_from: the model has an encoder; leave training\.encoder_from",
+        ),
+        ([CMLM, "--training.energy_inputs=hard"], r"^training\.energy_inputs: 'hard' is not one of softmax, straight"),
+        ([VAE, "--training.kl_scale=-1"], r"^training\.kl_scale: -1 is negative; give 0 or more"),
+        ([VAE, "--training.kl_warmup_steps=0"], r"^training\.kl_warmup_steps: 0 is not positive"),
+        ([VAE, "--training.glancing=[0.5, 0.3]"], r"^training\.glancing: a model of kind iterative_vae has no such"),
+        ([VAE, "--model.kl_weights=[1.0]"], r"^model: .*kl_weights .* must be 5 finite numbers"),
+        (
+            ["--training.kl_scale=1"],
+            r"^training\.kl_scale: a model of kind autoregressive has no such field, kind iter",
+        ),
+        ([FLOWSEQ, "--training.decoder_steps=-1"], r"^training\.decoder_steps: -1 is negative; give 0 or more"),
+        (
+            [FLOWSEQ, "--training.steps=100"],
+            r"^training\.decoder_steps: no step is left for the prior; got 30000 of 100",
+        ),
+        ([FLOWSEQ, "--training.kl_scale=0"], r"^training\.kl_scale: at 0 the prior learns nothing; got 0, expected m"),
+        ([FLOWSEQ, "--decoding.num_latent_samples=4"], r"^decoding\.num_latent_samples: at temperature 0 all latents"),
+        (
+            [FLOWSEQ, "--decoding.latent_temperature=-1"],
+            r"^decoding\.latent_temperature: -1 is negative; give 0 or more",
+        ),
+        ([FLOWSEQ, "--model.relative_attention_clip=4"], r"^model\.relative_attention_clip: no such key; a model has"),
+        (["--training.decoder_steps=1"], r"^training\.decoder_steps: a model of kind autoregressive has no such field"),
+        ([NAT, "--decoding.num_latent_samples=2"], r"^decoding\.num_latent_samples: a model of kind nat"),
     ],
 )
 def test_field_that_a_kind_lacks_is_an_error_of_one_line(recipe_file: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as refusal:
+    with user_error(message):
         load_recipe(recipe_file, arguments)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_saved_recipe_has_the_fields_of_its_kind_only_and_loads_as_the_same(recipe_file: Path, kind: str) -> None:
     glancing = ["--training.glancing=[0.5, 0.3]", "--training.steps=7"] if kind == "nat" else []
-    recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing])
+    kl_scale = ["--training.kl_scale=0.1"] if kind in ("iterative_vae", "flowseq") else []
+    recipe = load_recipe(recipe_file, [f"--model.kind={kind}", *glancing, *kl_scale])
     tree = to_dict(recipe)
     assert tree["decoding"] == recipe.search
     assert tree["model"].get("kind", "autoregressive") == kind
     assert tree["training"].get("glancing_steps") == (7 if glancing else None)
+    assert tree["training"].items() >= FAMILIES[kind].defaults.items()
+    assert tree["training"].get("kl_scale") == (0.1 if kl_scale else None)
     recipe_file.write_text(yaml.safe_dump(tree))
     assert to_dict(load_recipe(recipe_file, [])) == tree
 
 
-def test_every_kind_is_found_by_its_models_configuration() -> None:
-    for model in (tiny_model(), tiny_nat(), tiny_cmlm()):
-        kind = family_of(model.config)
-        assert kind is not None
-        assert kind.model_class is type(model)
-        assert kind.is_autoregressive == (kind.model_class is VaswaniTransformerForConditionalGeneration)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_kind_is_found_by_its_models_configuration(kind: str) -> None:
+    model = FAMILY[kind]() if kind in FAMILY else tiny_model()
+    assert family_of(model.config) is FAMILIES[kind]
+    assert FAMILIES[kind].model_class is type(model)
+    assert FAMILIES[kind].is_autoregressive == (kind == "autoregressive")
 
 
 def eager(model: NarModel) -> NarModel:
@@ -121,20 +142,43 @@ def eager(model: NarModel) -> NarModel:
     return model.train()
 
 
-@pytest.mark.parametrize("overrides", [{}, {"d_k": 16, "d_v": 5, "relative_attention_clip": None}])
-def test_flops_of_nat_are_those_that_torch_counts_but_for_the_positions(overrides: dict[str, Any]) -> None:
-    """There is no padding. Positional queries and keys are computed once a batch: forward, and weights backward."""
-    model = eager(tiny_nat(**overrides))
-    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
-    positions = 4 * model.config.decoder_layers * 2 * model.config.num_heads * model.config.head_dim * 32 * 5
+def unpadded_batch() -> Batch:
+    return {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("nat", {}),
+        ("nat", {"d_k": 16, "d_v": 5, "relative_attention_clip": None}),
+        ("iterative_vae", {"decoder_layers": 3}),
+        ("flowseq", {}),
+        ("flowseq", {"d_k": 16, "d_v": 5}),
+    ],
+    ids=str,
+)
+def test_flops_are_those_that_torch_counts_but_for_the_positions(
+    kind: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no recomputation. Positional queries and keys are computed once a batch: forward, and weights backward.
+
+    FlowSeq has readers, whose queries are positional, of width 32 in the decoder and 16 in the flow.
+    """
+    monkeypatch.setattr(latent, "checkpoint", lambda run, *inputs, use_reentrant: run(*inputs))
+    model, batch = eager(FAMILY[kind](**overrides)), unpadded_batch()
+    config = model.config
+    if kind == "flowseq":
+        positions = 4 * config.num_heads * 5 * (32 * config.head_dim + 16 * (overrides.get("d_k") or 4))
+    else:
+        positions = 4 * config.decoder_layers * 2 * config.num_heads * config.head_dim * 32 * 5
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
-    assert FAMILIES["nat"].flops(model, batch) == counter.get_total_flops() - positions
+    assert FAMILIES[kind].flops(model, batch) == counter.get_total_flops() - positions
 
 
 def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
     model: Any = eager(tiny_nat())
-    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": random_tokens(3, 5)}
+    batch = unpadded_batch()
     plain, positions = FAMILIES["nat"].flops(model, batch), 2 * 2 * 2 * 32 * 32 * 5
     model.glancing_ratio = 0.5
     states = model.read_source(model.encode(batch["input_ids"]).last_hidden_state, None)
@@ -145,9 +189,7 @@ def test_flops_of_glancing_are_one_more_pass_of_the_decoder() -> None:
 
 def test_flops_of_cmlm_are_those_that_torch_counts() -> None:
     model = eager(tiny_cmlm())
-    labels = random_tokens(3, 5)
-    batch = {"input_ids": random_tokens(3, 7), "attention_mask": torch.ones(3, 7), "labels": labels}
-    batch = add_masks(batch, torch.full((3, 6), 0.999), 3, 1)  # every token, because torch projects all
+    batch = add_masks(unpadded_batch(), torch.full((3, 6), 0.999), 3, 1)  # every token, because torch projects all
     with FlopCounterMode(display=False) as counter:
         model(**batch, skip_logits=False).loss.backward()
     assert FAMILIES["cmlm"].flops(model, batch) == counter.get_total_flops()
@@ -239,14 +281,29 @@ def test_draws_of_a_batch_reach_glancing() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_share_that_glancing_shows_falls_linearly_by_the_step() -> None:
-    model, state = tiny_nat(), TrainerState()
-    callback = TrainingRateCallback(model, "glancing_ratio", 0.5, 0.3, 10)
-    shown = []
-    for state.global_step in (0, 5, 10, 15):  # at any step from which a run resumes
+@pytest.mark.parametrize(
+    ("kind", "rate", "values", "begin", "steps", "expected"),
+    [
+        ("nat", "glancing_ratio", (0.5, 0.3, 10), 0, (0, 5, 10, 15), [0.5, 0.4, 0.3, 0.3]),
+        ("iterative_vae", "kl_scale", (0.0, 0.4, 10), 0, (0, 5, 10, 15, 2), [0.0, 0.2, 0.4, 0.4, 0.08]),
+        ("flowseq", "kl_scale", (0.0, 1.0, 4), 2, (0, 2, 3, 5, 6, 9), [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]),
+    ],
+)
+def test_rate_of_training_changes_linearly_by_the_step(
+    kind: str,
+    rate: str,
+    values: tuple[float, float, int],
+    begin: int,
+    steps: tuple[int, ...],
+    expected: list[float],
+) -> None:
+    """This holds at any step from which a run resumes: values are the first, the last, and the steps between them."""
+    model, state, rates = FAMILY[kind](), TrainerState(), []
+    callback = TrainingRateCallback(model, rate, *values, begin=begin)
+    for state.global_step in steps:
         callback.on_step_begin(UNREAD, state, TrainerControl())
-        shown.append(model.glancing_ratio)
-    assert shown == pytest.approx([0.5, 0.4, 0.3, 0.3])
+        rates.append(getattr(model, rate))
+    assert rates == pytest.approx(expected)
 
 
 def test_radam_moves_weights_as_torchs_does_and_decays_rate_and_weights() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
+from tests.helpers import user_error
 from tests.training.runs import (
     TWO_PROCESSES,
     FinishedRun,
@@ -131,7 +132,7 @@ def test_run_without_an_intact_checkpoint_is_an_error_that_changes_nothing(tmp_p
     for step in (3, 6):
         spoil(make_checkpoint(tmp_path, step) / name)
     for _ in range(2):
-        with pytest.raises(UserError, match=rf"no checkpoint is as .*; in checkpoint-6 the first such file is {name}"):
+        with user_error(rf"no checkpoint is as .*; in checkpoint-6 the first such file is {name}"):
             settle(tmp_path)
     assert steps_of(all_checkpoints(tmp_path)) == [3, 6]
 
@@ -150,7 +151,7 @@ def test_advice_for_a_damaged_best_checkpoint_leads_out(tmp_path: Path, first: i
         make_checkpoint(tmp_path, step, best=min(step, 9))
     flip_a_bit(tmp_path / "checkpoints" / "checkpoint-9" / "model.safetensors")
     advice = f"move checkpoint-9 and all later ones elsewhere, and the same command trains from {resumed}"
-    with pytest.raises(UserError, match=rf"checkpoint-9/model.safetensors: is not as training wrote it; .*{advice}\."):
+    with user_error(rf"checkpoint-9/model.safetensors: is not as training wrote it; .*{advice}\."):
         settle(tmp_path)
     settle(tmp_path, needs_best=False)  # for the mean of the last ones
     assert steps_of(all_checkpoints(tmp_path)) == list(range(first, 16, 3))
@@ -241,7 +242,7 @@ def test_checkpoint_with_another_sharding_is_an_error(tmp_path: Path, was_sharde
     if was_sharded:
         (checkpoint / "pytorch_model_fsdp.bin").write_text("")
     check_same_sharding(checkpoint, was_sharded)
-    with pytest.raises(UserError, match=f"{words}.*; launch it as before"):
+    with user_error(f"{words}.*; launch it as before"):
         check_same_sharding(checkpoint, not was_sharded)
 
 
@@ -282,7 +283,7 @@ def test_damaged_file_of_a_run_is_one_line(finished_run: FinishedRun, tmp_path: 
         (folder / "results.json").unlink()
     content, message = DAMAGED_FILES[name]
     (folder / name).write_text(content)
-    with pytest.raises(UserError, match=rf"^{folder / name}: {message}[^\n]*$"):
+    with user_error(rf"^{folder / name}: {message}[^\n]*$"):
         train_in(finished_run.arguments, folder, *more)
 
 
@@ -332,7 +333,7 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
     results = (folder / "results.json").rename(tmp_path / "results.json")
     save_file(not_finite, folder / "model.safetensors", {"format": "pt"})
     message = rf"{name} \(float32\); remove {folder / 'trainer_state.json'}, and the run takes the"
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         train_in(arguments, folder)
     results.rename(folder / "results.json")
     rewind(folder, 6)
@@ -346,7 +347,7 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
     ):
         (checkpoint / "model.safetensors").write_bytes(content)
         mark_complete(checkpoint)
-        with pytest.raises(UserError, match=rf"checkpoint-6.*{message}"):
+        with user_error(rf"checkpoint-6.*{message}"):
             train_in(arguments, folder)
     remove(checkpoint)
     assert train_in(arguments, folder)["steps"] == 9

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
+from tests.helpers import user_error
 from training.recipe.families import FAMILIES
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.run.checks import check_predictable_lengths, check_same_steps, warn_of_long_texts
-from vaswani_transformer.support.errors import UserError
 
 
 def pairs_of(*lengths: tuple[int, int]) -> Dataset:
@@ -44,9 +44,7 @@ def test_targets_of_lengths_that_a_model_never_predicts_are_counted(
     assert not caplog.records
     check_predictable_lengths(recipe, config, pairs_of(*fitting, other))
     assert f"1 of the {len(fitting) + 1} training targets" in caplog.text
-    with pytest.raises(
-        UserError, match=rf"2 of the 2 training .*{message}" if message[0] != "m" else f"^{message}2 of"
-    ):
+    with user_error(rf"2 of the 2 training .*{message}" if message[0] != "m" else f"^{message}2 of"):
         check_predictable_lengths(recipe, config, pairs_of(other, other))
 
 
@@ -54,7 +52,7 @@ def test_steps_of_a_stream_do_not_depend_on_micro_batches() -> None:
     pairs = pairs_of(*(3 * [(9, 9)] + 3 * [(1, 1)]))
     training = TrainingRecipe(source_tokens=30, target_tokens=30, device_tokens=30)
     before, recipe = (Recipe(training=each) for each in (training, dataclasses.replace(training, device_tokens=6)))
-    with pytest.raises(UserError, match=r"^training\.device_tokens: 6 splits the pairs into other steps"):
+    with user_error(r"^training\.device_tokens: 6 splits the pairs into other steps"):
         check_same_steps(before, recipe, pairs)
     check_same_steps(before, dataclasses.replace(recipe, data=DataRecipe(streaming=True)), pairs)
 

@@ -16,7 +16,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from tests.helpers import ROOT, tiny_model
+from tests.helpers import ROOT, tiny_model, user_error
 from tests.training.runs import FinishedRun, assert_same_checkpoints, prepare_run, recipe_in, rewound, train_in
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
@@ -31,7 +31,6 @@ from training.run.distributed import (
 )
 from training.train import make_trainer
 from training.trainer.trainer import RecipeTrainer
-from vaswani_transformer.support.errors import UserError
 
 FILES = {
     "one-gpu": (1, 1),
@@ -127,7 +126,7 @@ def test_training_uses_the_cpu_only_without_a_usable_accelerator(
 )
 def test_sharding_that_would_not_happen_is_an_error(version: str, message: str) -> None:
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION=version)
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         init_distributed()
 
 
@@ -224,10 +223,7 @@ BIAS = "model.encoder.layers.0.feed_forward.fc1.bias"
     ("change", "message"),
     [
         ({BIAS: None}, f"weights do not fit the recipe's model; missing: {BIAS}. Remove it."),
-        (
-            {"lm_head.weight": torch.ones(1)},
-            "do not fit the recipe's model; unexpected: lm_head.weight. Remove",
-        ),
+        ({"lm_head.weight": torch.ones(1)}, "do not fit the recipe's model; unexpected: lm_head.weight. Remove"),
         ({BIAS: torch.ones(2)}, rf"of another shape: {BIAS} \(2,\), expected \(64,\). Remove it."),
         ({BIAS: torch.full((64,), torch.inf)}, rf"NaN or infinite numbers in {BIAS} \(float32\); remove it."),
     ],
@@ -249,7 +245,7 @@ def test_disk_that_machines_do_not_share_is_an_error(
     """The test simulates the second of two machines, on which the first process's files do not appear."""
     recipe = recipe_in(arguments, tmp_path / "run")
     monkeypatch.setattr(PartialState, "is_main_process", False)
-    with pytest.raises(UserError, match=r"this machine does not see what the first process wrote there; name a fold"):
+    with user_error(r"this machine does not see what the first process wrote there; name a fold"):
         prepare_run(recipe)
 
 

@@ -5,24 +5,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import yaml
 from transformers import ByT5Tokenizer
 
-from tests.helpers import load_tokenizer
-from tests.training.runs import prepare_run, recipe_in, train_in
+from tests.helpers import load_tokenizer, user_error
+from tests.training.runs import begin_run, prepare_run, recipe_in, train_in
 from training import train
-from training.recipe.fields import load_recipe, to_dict
+from training.recipe.fields import load_recipe
 from training.run import checkpoints, preparation
 from training.run import folder as run_folder
 from training.run.checkpoints import run_lock
 from training.run.folder import diff_trees, prepare_folder
 from training.train import run
-from vaswani_transformer.support.errors import OutputError, UserError
+from vaswani_transformer.support.errors import OutputError
 
 
 def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
+    with user_error(r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
         train_in(arguments, folder, "--training.source_tokens=5")
     assert not folder.exists()
 
@@ -42,7 +41,7 @@ def test_rejected_run_removes_its_files_alone_and_no_folder_that_was_there(
 
     monkeypatch.setattr(preparation, "check_pairs", check_and_annotate)
     arguments = [*arguments, f"--output_dir={tmp_path / name if name == 'link' else name}"]
-    with pytest.raises(UserError, match=r"training\.source_tokens: a pair has \d+ tokens"):
+    with user_error(r"training\.source_tokens: a pair has \d+ tokens"):
         run(load_recipe(arguments[0], [*arguments[1:], "--training.source_tokens=5"]))
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     assert (tmp_path / "link").is_symlink()
@@ -59,7 +58,7 @@ def test_second_command_changes_nothing_in_any_phase_before_training(
         phase = getattr(module, name)
 
         def begin_another(*parts: Any) -> Any:
-            with pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
+            with user_error(r"run: another run is using it; end its processes"):
                 run(other)
             phases.append(name)
             if name == "make_trainer":
@@ -92,54 +91,46 @@ def test_tokenizer_without_a_tokenizer_json_begins_a_run_and_resumes_it(argument
 def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
-    for name in ("file", "link"):
-        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
-            prepare_folder(recipe_in(arguments, tmp_path / name / "run"))
-        with pytest.raises(UserError, match=rf"{name} is not a writable folder"):
+    for name in ("file/run", "file", "link/run", "link"):
+        with user_error(rf"{name[:4]} is not a writable folder"):
             prepare_folder(recipe_in(arguments, tmp_path / name))
 
 
 def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
-    with pytest.raises(UserError, match=r"output_dir: the run needs a folder;"):
+    with user_error(r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"holds files that are not a run; give another --output_dir"):
+    with user_error(r"holds files that are not a run; give another --output_dir"):
         prepare_folder(recipe_in(arguments, tmp_path))
 
 
 def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arguments: list[str]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    recipe = recipe_in(arguments, folder)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    recipe = recipe_in(arguments, tmp_path / "run")
+    folder = begin_run(recipe)
     assert prepare_folder(recipe).path == folder
     other = recipe_in(arguments, folder, "--training.warmup_steps=7")
-    with pytest.raises(UserError, match=r"unfinished run of another recipe, training\.warmup_steps differs"):
+    with user_error(r"unfinished run of another recipe, training\.warmup_steps differs"):
         prepare_folder(other)
     longer = recipe_in(arguments, folder, "--training.steps=1000")
     assert prepare_folder(longer).changed == ["training.steps"]
 
 
 def test_another_recipe_does_not_extend_a_finished_run(tmp_path: Path, arguments: list[str]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    recipe = recipe_in(arguments, folder)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
+    recipe = recipe_in(arguments, tmp_path / "run")
+    folder = begin_run(recipe)
     (folder / "results.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds a finished run; give another .* and nothing else, to extend it\.$"):
+    with user_error(r"holds a finished run; give another .* and nothing else, to extend it\.$"):
         prepare_folder(recipe)
     other = recipe_in(arguments, folder, "--training.steps=1000", "--training.warmup_steps=7")
-    with pytest.raises(UserError, match=r"nothing else \(training\.warmup_steps differs too\), to extend it\.$"):
+    with user_error(r"nothing else \(training\.warmup_steps differs too\), to extend it\.$"):
         prepare_folder(other)
 
 
 def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     """This happens after `kill -9` of a launcher, whose processes continue."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    recipe = recipe_in(arguments, folder)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(recipe)))
-    with run_lock(folder), pytest.raises(UserError, match=r"run: another run is using it; end its processes"):
+    recipe = recipe_in(arguments, tmp_path / "run")
+    folder = begin_run(recipe)
+    with run_lock(folder), user_error(r"run: another run is using it; end its processes"):
         prepare_folder(recipe)
     assert prepare_folder(recipe).path == folder
 
@@ -148,7 +139,7 @@ def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Pa
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     recipe = recipe_in(arguments, tmp_path / "run")
     for use in (prepare_folder, run):
-        with pytest.raises(UserError, match=r"\.lock: is a folder, where a file that locks .*; remove or rename it\.$"):
+        with user_error(r"\.lock: is a folder, where a file that locks .*; remove or rename it\.$"):
             use(recipe)
 
 
@@ -156,7 +147,7 @@ def test_lock_that_another_command_has_just_removed_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "lock", lambda file, _: Path(file.name).unlink())
-    with pytest.raises(UserError, match=r"run: another run is using it"), run_lock(tmp_path / "run"):
+    with user_error(r"run: another run is using it"), run_lock(tmp_path / "run"):
         pass
 
 
@@ -181,17 +172,13 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
     (folder / ".lock").touch()
     recipe = recipe_in(arguments, folder)
     prepare_run(recipe)
-    assert {path.name for path in folder.iterdir()} == {
-        "data.json",
-        "recipe.yaml",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    names = {"data.json", "recipe.yaml", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == names
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
 def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
-    with pytest.raises(UserError, match=r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
+    with user_error(r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
         train_in(arguments, Path(folder), "--data.path=/nowhere")
 
 
@@ -202,7 +189,7 @@ def test_differing_fields_are_named() -> None:
 def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: list[str]) -> None:
     folder = tmp_path / "run"
     Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
-    with pytest.raises(UserError, match=r"test\.jsonl, line 1: not JSON"):
+    with user_error(r"test\.jsonl, line 1: not JSON"):
         train_in(arguments, folder)
     assert not folder.exists()
 
@@ -213,12 +200,12 @@ def test_link_to_a_file_in_a_runs_folder_is_an_error(arguments: list[str], tmp_p
     folder.mkdir()
     other.write_text("mine")
     (folder / name).symlink_to(other)
-    with pytest.raises(UserError, match=rf"{name}: is a link, through which a run would write another file; put the"):
+    with user_error(rf"{name}: is a link, through which a run would write another file; put the"):
         prepare_folder(recipe_in(arguments, folder))
     assert other.read_text() == "mine"
 
 
 def test_model_larger_than_memory_is_an_error_before_it_is_made(arguments: list[str], tmp_path: Path) -> None:
     sizes = ["--model.d_model=1000000000", "--model.encoder_layers=900"]
-    with pytest.raises(UserError, match=r"^model: its weights do not fit into memory; got [\d,]+ GiB, expected more"):
+    with user_error(r"^model: its weights do not fit into memory; got [\d,]+ GiB, expected more"):
         train_in(arguments, tmp_path / "run", *sizes)

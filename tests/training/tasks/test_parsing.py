@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import load_tokenizer
+from tests.helpers import load_tokenizer, user_error
 from tests.training.runs import TINY
-from tests.trees import GOLD, PREDICTED
+from tests.trees import GOLD, PREDICTED, read
 from training.data.files import read_file
 from training.data.pairs import load_pairs
 from training.data.tokenizing import token_ids
@@ -19,12 +19,6 @@ from training.train import run
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.parsing import linearize, read_trees, score_trees
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.support.errors import UserError
-
-
-def read(text: str) -> list:
-    return [tree for _, tree in read_trees(enumerate(text.splitlines(), start=1), "text")]
-
 
 GOLD_TREES = read(GOLD)
 WORDS = [" ".join(tree.words) for tree in GOLD_TREES]
@@ -55,12 +49,12 @@ def test_bracketed_files_become_sentences_and_linear_trees(recipe: Recipe) -> No
 
 
 def test_pattern_without_a_file_and_broken_tree_are_named(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no file matches '24/\*.mrg'"):
+    with user_error(r"no file matches '24/\*.mrg'"):
         list(read_file(recipe.data, "02/*.mrg 24/*.mrg"))
-    with pytest.raises(UserError, match=r"02: is a folder; name its files by a pattern such as '02/\*.mrg'"):
+    with user_error(r"02: is a folder; name its files by a pattern such as '02/\*.mrg'"):
         list(read_file(recipe.data, "02"))
     (tmp_path / "03" / "wsj_1.mrg").write_text("( (S (NN dog)))\n( (S (NN dog))\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"wsj_1.mrg, line 2: the tree that starts here is not closed"):
+    with user_error(r"wsj_1.mrg, line 2: the tree that starts here is not closed"):
         load_pairs(recipe.data)
 
 
@@ -78,7 +72,7 @@ def test_every_label_is_one_token_and_no_word_is_a_label(recipe: Recipe) -> None
 
 def test_vocabulary_counts_the_labels(recipe: Recipe) -> None:
     small = Recipe(data=recipe.data, tokenizer=TokenizerRecipe(vocab_size=280))
-    with pytest.raises(UserError, match=r"tokenizer.vocab_size: \d+ of 280 entries are the targets' labels"):
+    with user_error(r"tokenizer.vocab_size: \d+ of 280 entries are the targets' labels"):
         make_tokenizer(small, load_pairs(recipe.data))
 
 
@@ -90,7 +84,7 @@ def test_loaded_tokenizer_must_have_the_labels(recipe: Recipe, tmp_path: Path) -
     assert loaded.get_vocab() == tokenizer.get_vocab()
     plain = VaswaniTransformerTokenizer.train_from_iterator(WORDS, 300)
     plain.save_pretrained(tmp_path / "plain")
-    with pytest.raises(UserError, match=r"tokenizer.path: .*plain lacks \d+ labels of the trees"):
+    with user_error(r"tokenizer.path: .*plain lacks \d+ labels of the trees"):
         make_tokenizer(Recipe(data=recipe.data, tokenizer=TokenizerRecipe(path=str(tmp_path / "plain"))), pairs)
 
 
