@@ -123,7 +123,7 @@ PROGRAMS = {
     "vaswani-demo": lambda arguments: parse_with_argparse("vaswani_transformer.demo.command", arguments),
     "vaswani-parse": lambda arguments: parse_with_argparse("vaswani_transformer.parsing.command", arguments),
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
-} | dict.fromkeys(("hf", "jupyter", "mkdocs", "pre-commit", "ruff", "tensorboard", "ty"), leave_unparsed)
+} | dict.fromkeys(("hf", "jupyter", "mkdocs", "pre-commit", "ruff", "sacrebleu", "tensorboard", "ty"), leave_unparsed)
 
 SHELL_PROGRAMS = (".", "export", "cd", "cp", "curl", "docker", "sed")
 
