@@ -137,9 +137,9 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
 
 
 def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
-    """Yield every score of `results` with its signature."""
+    """Yield every score of `results` with its signature, those of the test set first."""
     data, task = recipe.data, make_task(recipe)
-    for split in ("validation", "test"):
+    for split in ("test", "validation"):
         scores = results.get(split, {})
         for metric in task.metrics:
             if metric.key in scores:
