@@ -17,7 +17,6 @@ from tests.helpers import (
     assert_matrix_shared,
     load_tokenizer,
     random_batch,
-    run_python,
     save,
     tiny_config,
     tiny_model,
@@ -189,32 +188,3 @@ def test_auto_classes_know_the_package_after_repeated_registration(tmp_path: Pat
     small_tokenizer().save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
-
-
-IMPORT_WITHOUT_A_NETWORK = """
-import random, socket, sys, threading
-
-def fail(*arguments, **keywords):
-    raise AssertionError("the network was asked")
-
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = fail
-
-import torch, transformers  # their own connections do not count
-
-state, threads, before = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
-import vaswani_transformer
-assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
-assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32
-assert threading.active_count() == 1
-
-config = transformers.AutoConfig.for_model("vaswani_transformer", vocab_size=9, d_model=8, num_heads=2, d_ff=8)
-assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_transformer.model"
-assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
-"""
-
-
-@pytest.mark.slow
-def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> None:
-    home: dict[str, Any] = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

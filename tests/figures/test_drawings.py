@@ -19,7 +19,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from tests.builders import random_attention_maps
-from tests.helpers import model_of_pairs, run_python
+from tests.helpers import model_of_pairs
 from vaswani_transformer.batching.schedule import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import (
@@ -252,18 +252,6 @@ def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch: py
     for draw in [*draws, lambda: draw_heat_maps(random_attention_maps())]:
         with pytest.raises(ImportError, match=r'run pip install "vaswani-transformer\[figures\]"'):
             draw()
-
-
-@pytest.mark.slow
-def test_matplotlib_is_imported_only_when_something_is_drawn_and_opens_no_window() -> None:
-    code = """
-import sys
-import vaswani_transformer.figures as figures
-assert "matplotlib" not in sys.modules
-figures.draw_learning_rate()
-assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
-"""
-    assert run_python(code) == ""
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
