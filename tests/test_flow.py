@@ -16,7 +16,7 @@ from torch import Tensor
 from tests import dialects
 from tests.dialects import SIZES, encode, train_flowseq
 from tests.helpers import FLOAT32, TINY, padded_batch, random_tokens
-from tests.nar_models import FAMILY, targets
+from tests.nar_models import targets, tiny_flowseq
 from vaswani_transformer import (
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
@@ -24,9 +24,6 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.flow import ActNorm, Coupling, Flow, FlowError, FlowInputs, HeadLinear
 from vaswani_transformer.lengths import canvas
-
-tiny_flowseq = FAMILY["flowseq"]
-
 
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
