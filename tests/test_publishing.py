@@ -1,4 +1,4 @@
-"""Push and pull with huggingface_hub's client over HTTP, against the small Hub of `hub_server`."""
+"""Published folders, and push and pull with huggingface_hub's client, against the small Hub of `hub_server`."""
 
 import getpass
 import json
