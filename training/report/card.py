@@ -230,7 +230,8 @@ def describe_time(results: dict[str, Any]) -> str:
 
 def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
     """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
-    first, *other_metrics = make_task(recipe).metrics
+    task = make_task(recipe)
+    first, *other_metrics = task.metrics
     if (scores := results.get("test")) is not None:
         how = describe_search(recipe.search)
         yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, first)}"
@@ -240,7 +241,7 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
             yield f"published on the same test set: {recipe.published}"
     if (scores := results.get("validation")) is not None:
         how = describe_search(recipe.evaluation_search)
-        yield f"validation set, {how}: {scored(scores, first)}"
+        yield f"validation set, {how}: {scored(scores, task.best_metric)}"
     if recipe.note:
         yield recipe.note
 
