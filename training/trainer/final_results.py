@@ -9,9 +9,8 @@ from transformers import EarlyStoppingCallback
 from training.data.stream import described
 from training.report.results import RESULTS, to_json_values
 from training.run.checkpoints import last_checkpoint, run_write_errors
-from training.run.folder import read_fingerprints
 from training.run.initial_weights import recorded_models
-from training.run.preparation import Prepared
+from training.run.preparation import Prepared, read_fingerprints
 from training.trainer.trainer import RecipeTrainer, read_stream
 from vaswani_transformer.support.files import write_atomically
 

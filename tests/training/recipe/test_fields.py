@@ -26,8 +26,8 @@ from training.recipe.fields import (
 from training.recipe.help import field_descriptions, recipe_help
 from training.recipe.machine import trains_slowly_in_bf16
 from training.run import preparation
-from training.run.folder import prepare_folder, write_recipe
-from training.run.preparation import load_inputs
+from training.run.folder import prepare_folder
+from training.run.preparation import load_inputs, write_recipe
 
 RECIPES = sorted((Path(__file__).parents[3] / "training" / "recipes").glob("*.yaml"))
 
