@@ -135,7 +135,6 @@ class RecipeLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text."""
     try:
         return yaml.load(text, RecipeLoader)
     except yaml.YAMLError as error:
