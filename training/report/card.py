@@ -70,7 +70,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
-        **(translation_words(recipe) | make_task(recipe).card_words),
+        **make_task(recipe).card_words,
         data=data_name(recipe.data) + ("; training targets replaced by a teacher's outputs" if is_distilled else ""),
         license=license,
         parameters=f"{results['parameters']:,}",
@@ -91,19 +91,6 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         code=describe_code(results),
         command=training_command(recipe, repository),
     )
-
-
-def translation_words(recipe: Recipe) -> dict[str, str]:
-    """Return the words of a card that another task replaces by its `card_words`."""
-    source, target = recipe.data.source, recipe.data.target
-    return {
-        "purpose": f"translate `{source}` into `{target}`",
-        "languages": f"from `{source}` to `{target}`",
-        "use": '`pipeline("vaswani-translation", model=repository, trust_remote_code=True)` takes lists of texts.',
-        "limits": "It translates single sentences in one direction.",
-        "errors": "It may drop, repeat or invent words in fluent sentences.",
-        "measure": "BLEU compares words with one reference and does not measure meaning.",
-    }
 
 
 def variant(recipe: Recipe) -> str:

@@ -73,9 +73,9 @@ class Task(ABC):
         return []
 
     @property
+    @abstractmethod
     def card_words(self) -> dict[str, str]:
-        """The words of a model card that are not translation's, by their names in its template."""
-        return {}
+        """The task's words in a model card, by their names in its template."""
 
     @abstractmethod
     def measure(

@@ -54,6 +54,17 @@ class TranslationTask(TextTask):
     def languages(self) -> list[str]:
         return [self.source, self.target]
 
+    @property
+    def card_words(self) -> dict[str, str]:
+        return {
+            "purpose": f"translate `{self.source}` into `{self.target}`",
+            "languages": f"from `{self.source}` to `{self.target}`",
+            "use": '`pipeline("vaswani-translation", model=repository, trust_remote_code=True)` takes lists of texts.',
+            "limits": "It translates single sentences in one direction.",
+            "errors": "It may drop, repeat or invent words in fluent sentences.",
+            "measure": "BLEU compares words with one reference and does not measure meaning.",
+        }
+
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every score in use for the texts, by name, each as `score` and `signature`.
 
