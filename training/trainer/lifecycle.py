@@ -170,15 +170,6 @@ def save_trained(trainer: RecipeTrainer) -> None:
     PartialState().wait_for_everyone()
 
 
-def validation_scores(trainer: RecipeTrainer) -> dict[str, Any]:
-    """Return loss, perplexity and best metric on the validation set, by the search of evaluations in training.
-
-    A model that predicts all words at once has no perplexity.
-    """
-    trainer.remove_callback(EarlyStoppingCallback)  # it would expect metrics of another name
-    return trainer.scores_of(trainer.evaluate(metric_key_prefix="eval_final"), "eval_final")
-
-
 def test_scores(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     """Return the task's metrics on the test set by the recipe's search, with a few example sentences."""
     start, task, pairs = time.perf_counter(), trainer.task, prepared.pairs["test"]
@@ -215,7 +206,9 @@ def write_results(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     if models := recorded_models(folder):
         results["models"] = models
     results |= trainer.results()
-    results["validation"] = validation_scores(trainer)
+    trainer.remove_callback(EarlyStoppingCallback)  # it would expect metrics of another name
+    validation = trainer.evaluate(metric_key_prefix="eval_final")  # by the search of evaluations in training
+    results["validation"] = trainer.scores_of(validation, "eval_final")
     if "test" in prepared.encoded:
         results["test"] = test_scores(trainer, prepared)
     results["time"] = trainer.monitor.time()
