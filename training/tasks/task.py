@@ -34,7 +34,6 @@ class Task(ABC):
         best_metric: the metric that chooses the best checkpoint.
         metrics: every metric of the test set, in the order of the card.
         more_metrics: those of the test set that only results.json has.
-        title: the task and its data in a few words.
         verb: what a model of the task does to a text.
         command: the command that does it.
         roles: what readers call a source, what the model makes of it, and a reference.
