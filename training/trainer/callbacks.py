@@ -34,11 +34,10 @@ def broadcast_from_main(seconds: float) -> float:
 
 
 class RecipeFlowCallback(TrainerCallback):
-    """Log, save and stop at a recipe's steps and minutes; the Trainer does so at evaluations and the last step.
+    """Log, save and stop at a recipe's steps and minutes, in addition to the evaluations and the end of the Trainer.
 
-    The Trainer would also log at steps of its own, but at those of the checkpoint that it resumes. A checkpoint follows
-    the one before, of whatever reason, after `checkpoint_minutes`. The run ends at the first step after `minutes` of
-    training, counted over all its interruptions.
+    The Trainer would log at the steps of the checkpoint that it resumes. `checkpoint_minutes` count from the latest
+    checkpoint, and `minutes` are those of training, over all interruptions of the run.
     """
 
     def __init__(self, training: TrainingRecipe, monitor: TrainingMonitor) -> None:
@@ -158,6 +157,11 @@ class TrainingRateCallback(TrainerCallback):
         setattr(self.model, self.name, self.first + (self.last - self.first) * done)
 
 
+def read_stream(checkpoint: Path) -> dict[str, Any]:
+    """Return a checkpoint's `position` in the stream, and the fingerprints of the `pairs` up to it."""
+    return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
+
+
 class StreamCallback(TrainerCallback):
     """Log the epoch of a stream, which the Trainer cannot compute without its length, and keep its position.
 
@@ -181,11 +185,6 @@ class StreamCallback(TrainerCallback):
         state = read_stream(checkpoint)
         self.batches.load_state_dict(state["position"])
         cast(PairStream, self.batches.source).load_state_dict(state["pairs"], skipped=state["position"]["items"])
-
-
-def read_stream(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's `position` in the stream, and the fingerprints of the `pairs` up to it."""
-    return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
 
 
 def recipe_callbacks(recipe: Recipe, model: RecipeModel, monitor: TrainingMonitor) -> Iterator[TrainerCallback]:
