@@ -56,15 +56,15 @@ class LineFormat:
         """Return what translates texts with the command's model."""
         return make_translator(self.options)
 
-    def read(self, source: BinaryIO, name: str, skip: int = 0) -> Iterable[str]:
-        """Return the texts in the input's lines, of which the first `skip` have results."""
-        if self.options.format == "text":
-            return text_lines(source, name)
-        return json_texts(source, name, self.options.field or "text", self.options.source)
+    def source_text(self, line: str) -> str:
+        """Return the text to translate of a line of text."""
+        return line
 
-    def read_line(self, line: str) -> Iterable[str]:
-        """Return the text of a typed line."""
-        return [line]
+    def read(self, source: BinaryIO, name: str) -> Iterable[str]:
+        """Return the texts in the input's lines."""
+        if self.options.format == "text":
+            return map(self.source_text, text_lines(source, name))
+        return json_texts(source, name, self.options.field or "text", self.options.source)
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output lines of a line's translations."""
@@ -192,8 +192,7 @@ def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
             if output.batching_changed:
                 log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
-            texts = form.read(source, name, output.done)
-            texts = DigestedInput(texts, name, output.done, output.known, output.digest)
+            texts = DigestedInput(form.read(source, name), name, output.done, output.known, output.digest)
             translate_lines(translations, texts, output, form)
             output.finish(texts)
 
@@ -222,7 +221,7 @@ def run_interactive(options: argparse.Namespace, form: LineFormat) -> None:
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(prompt_lines(), start=1):
         try:
-            (translation,) = translations(form.read_line(line))
+            (translation,) = translations([form.source_text(line)])
         except TooLongError as error:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
