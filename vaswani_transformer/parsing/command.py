@@ -8,7 +8,7 @@ from ..support.errors import UserError
 from ..support.files import write_errors
 from ..translation.command import LineFormat, run_command
 from ..translation.loading import TranslateTexts, make_translator
-from ..translation.options import add_file_options, line_parser, parse_with_checks
+from ..translation.options import line_parser, parse_with_checks
 from ..translation.translator import Translation
 from .constraint import tree_constraint
 from .drawing import draw_tree_text
@@ -68,8 +68,7 @@ class TreeFormat(LineFormat):
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options; options that exclude each other end it with status 2."""
     description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
-    parser = line_parser("vaswani-parse", description)
-    group = add_file_options(parser, "sentences to parse", "trees")
+    parser, group = line_parser("vaswani-parse", description, "sentences to parse", "trees")
     group.add_argument(
         "--tokenized",
         action="store_true",
