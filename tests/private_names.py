@@ -55,7 +55,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
         "_input_embed_layer": "body pretrained",
         "_keep_in_fp32_modules_strict": "flowseq pretrained",
         "_keys_to_ignore_on_save": "training/trainer/trainer",
-        "_no_split_modules": "cmlm flowseq iterative_vae nat pretrained",
+        "_no_split_modules": "decoder flowseq iterative_vae nar_decoder nat_decoder pretrained",
         "_skip_keys_device_placement": "pretrained",
         "_supports_attention_backend": "pretrained",
         "_supports_flash_attn": "flowseq iterative_vae nat nat_decoder pretrained",

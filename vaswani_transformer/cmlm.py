@@ -71,7 +71,6 @@ class VaswaniCmlmModel(EncoderDecoder):
 
     config_class = VaswaniCmlmConfig
     decoder_class = NarDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
 
 
 class VaswaniCmlmForConditionalGeneration(NarGeneration):
@@ -91,7 +90,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
     config_class = VaswaniCmlmConfig
     body_class = VaswaniCmlmModel
     refines = True
-    _no_split_modules = VaswaniCmlmModel._no_split_modules
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)

@@ -91,7 +91,6 @@ class VaswaniFlowSeqModel(EncoderDecoder):
 
     config_class = VaswaniFlowSeqConfig
     decoder_class = FlowSeqDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -150,7 +149,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     draws = ("word_draws", "latent_noise")
     has_latents = True
     kl_scale = TrainingRate(1.0, None, "weighs a loss")
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer", "Posterior", "Flow"]
+    _no_split_modules = ["Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]
 
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:

@@ -76,6 +76,8 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
 class LatentDecoder(PositionalDecoder):
     """NAT's decoder with a latent step before each layer but the first."""
 
+    _no_split_modules = ["PositionalDecoderLayer", "LatentStep"]
+
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
         settings = (config, config.gumbel_temperature, config.latent_dropout)
@@ -106,7 +108,6 @@ class VaswaniIterativeVaeModel(EncoderDecoder):
 
     config_class = VaswaniIterativeVaeConfig
     decoder_class = LatentDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "PositionalDecoderLayer", "LatentStep"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -146,7 +147,6 @@ class VaswaniIterativeVaeForConditionalGeneration(LengthDifferenceHead):
     output_class = IterativeVaeLMOutput
     samples = True
     kl_scale = TrainingRate(1.0, None, "weighs a loss")
-    _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
         """Return the target of `forward`, with what its latent steps get."""

@@ -42,6 +42,7 @@ class NarDecoder(VaswaniTransformerDecoder):
     """The paper's decoder without a causal mask."""
 
     layer_class = NarDecoderLayer
+    _no_split_modules = ["NarDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": NarDecoderLayer,
         "attentions": OutputRecorder(SelfAttention, index=1),

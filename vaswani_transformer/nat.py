@@ -66,7 +66,6 @@ class VaswaniNatModel(EncoderDecoder):
 
     config_class = VaswaniNatConfig
     decoder_class = PositionalDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "PositionalDecoderLayer"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -75,7 +74,6 @@ class LengthDifferenceHead(NarGeneration):
     """A head whose length is a difference from the source's, and whose decoder begins with a copy of the source."""
 
     config_class = LengthDifferenceConfig
-    _no_split_modules = VaswaniNatModel._no_split_modules
     _supports_flash_attn = False
     _supports_flex_attn = False
 

@@ -138,6 +138,7 @@ class PositionalDecoder(NarDecoder):
     """A non-autoregressive decoder with positional attention, in whose self-attention no position attends to itself."""
 
     layer_class = PositionalDecoderLayer
+    _no_split_modules = ["PositionalDecoderLayer"]
     _tp_plan = tensor_parallel_plan("self_attn", "positional_attn", "cross_attn")
     _supports_flash_attn = False
     _supports_flex_attn = False

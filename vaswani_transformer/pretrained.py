@@ -123,7 +123,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     _own_auto_class = "AutoModel"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "VaswaniTransformerDecoderLayer"]
+    _no_split_modules = ["VaswaniTransformerEncoderLayer"]  # Transformers adds those of the stacks
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
     _supports_sdpa = True
