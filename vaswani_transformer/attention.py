@@ -110,7 +110,6 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def is_flash(self) -> bool:
-        """Return whether the configuration selects one of the flash attentions."""
         return "flash" in (self.config._attn_implementation or "")
 
     def split_heads(self, projected: Tensor, width: int) -> Tensor:

@@ -113,7 +113,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
 
     @property
     def num_length_classes(self) -> int:
-        """Return C, the lengths that a length beam can try."""
         return self.config.max_target_length
 
     def get_encoder(self, modality: str | None = None) -> Any:
@@ -193,7 +192,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         return lengths.clamp(1, self.config.max_target_length)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
         return source.best_classes(count)
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:

@@ -46,14 +46,12 @@ def unit_rate(value: float | int) -> None:
 
 @as_validated_field
 def positive_float(value: float | int) -> None:
-    """Check a positive and finite number."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{value} is not positive and finite; give a number above 0, for example 1e-6.")
 
 
 @as_validated_field
 def activation_name(value: str) -> None:
-    """Check the name of one of Transformers' activation functions."""
     if value not in ACT2FN:
         raise ValueError(
             f"{value!r} is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
@@ -62,7 +60,6 @@ def activation_name(value: str) -> None:
 
 @as_validated_field
 def position_embedding_type(value: str) -> None:
-    """Check the type of position embedding."""
     if value not in ("sinusoidal", "learned"):
         raise ValueError(f"{value!r} is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).")
 
@@ -227,7 +224,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_token_ids(self) -> None:
-        """Check that every special token lies inside the vocabulary."""
         for name in TOKEN_IDS:
             for token_id in as_token_ids(getattr(self, name)):
                 if not 0 <= token_id < self.vocab_size:

@@ -216,7 +216,6 @@ class NarGeneration(NarHead, GenerationMixin):
         return self.best_targets(targets, lengths, settings)
 
     def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: NarSettings) -> Tensor:
-        """Return `lengths` (B, l) where they are within the limits of a call, else the limit."""
         if settings.max_tokens is not None:
             lengths = lengths.clamp(max=settings.max_tokens)
         if settings.max_source_relative_length is not None:
@@ -324,7 +323,6 @@ class NarGeneration(NarHead, GenerationMixin):
         return min(bounds, default=None)
 
     def max_relative_length(self, values: dict[str, Any]) -> int | None:
-        """Return the largest m - n; None: no bound."""
         name = "max_source_relative_length"
         return whole_number(name, values[name], "Give one such as 50, or None.", 0) if name in values else None
 

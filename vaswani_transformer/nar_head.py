@@ -288,7 +288,6 @@ class NarHead(ProjectedModel):
         return self.run_encoder(**inputs, **settings)
 
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
-        """Return the encoder's output for its inputs."""
         return self.model.encoder(**inputs)
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:

@@ -93,7 +93,6 @@ class LengthDifferenceHead(NarGeneration):
 
     @property
     def num_length_classes(self) -> int:
-        """Return C, the lengths that a length beam can try."""
         return self.config.max_length_difference - self.config.min_length_difference + 1
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
@@ -107,11 +106,9 @@ class LengthDifferenceHead(NarGeneration):
         return self.length_difference.classes(per_row, lengths)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
         return self.length_difference.lengths(source.best_classes(count), source.lengths)
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
-        """Return the target of `forward`."""
         labels, num_items, inputs_embeds = given.labels, given.num_items_in_batch, given.decoder_inputs_embeds
         lengths, width = self.target_shape(source, labels, given.decoder_attention_mask, inputs_embeds)
         if labels is not None and num_items is None:

@@ -43,7 +43,6 @@ _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_for
 
 
 def check_private_names() -> None:
-    """Check that Transformers has every private name that the models of this package set or read."""
     owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
     if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
         raise RuntimeError(

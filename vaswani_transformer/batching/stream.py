@@ -57,12 +57,10 @@ class ReadPairs(NamedTuple):
     items: NDArray[np.int64]
 
     def select(self, pairs: NDArray[np.integer] | slice) -> "ReadPairs":
-        """Return some of the pairs."""
         sources, targets = (side.rows().take(pairs) for side in self.sides)
         return ReadPairs((sources, targets), self.items[pairs])
 
     def __add__(self, other: Any) -> "ReadPairs":
-        """Return these pairs and those that follow them."""
         sources, targets = (Ragged.join(sides) for sides in zip(self.sides, other.sides, strict=True))
         return ReadPairs((sources, targets), np.concatenate([self.items, other.items]))
 
@@ -227,7 +225,6 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
             self._stops.discard(stop)
 
     def _buffers(self, exchange: Exchange) -> Iterator[Buffer]:
-        """Yield the buffers from the start, epoch after epoch."""
         start = self._start
         while True:
             yield from self._buffers_of_epoch(start, exchange)

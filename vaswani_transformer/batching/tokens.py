@@ -29,18 +29,15 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-        """Return rows of token ids."""
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
     @classmethod
     def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
-        """Return the rows of all parts."""
         tokens, lengths = zip(*parts, strict=True)
         return cls(np.concatenate(tokens), np.concatenate(lengths))
 
     def rows(self) -> "Rows":
-        """Return the same rows, to take some of them."""
         return Rows(self.tokens, np.cumsum(self.lengths, dtype=np.int64) - self.lengths, self.lengths)
 
 
@@ -56,7 +53,6 @@ class Rows:
         self.values, self.starts, self.lengths = values, starts, lengths
 
     def take(self, rows: Sequence[int] | NDArray[np.integer] | slice) -> Ragged:
-        """Return some rows."""
         starts, lengths = self.starts[rows], self.lengths[rows]
         before = np.cumsum(lengths) - lengths
         return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)

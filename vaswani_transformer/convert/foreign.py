@@ -75,7 +75,6 @@ class ForeignModel:
 
 
 def check_supported(settings: dict[str, Any], name: str) -> None:
-    """Check that a model has no part that this package lacks."""
     for key, meaning in UNSUPPORTED_SETTINGS.items():
         if settings.get(key):
             raise UserError(f"{name}: {key} is {settings[key]!r}, {meaning}, which the paper's model does not have.")
@@ -104,7 +103,6 @@ def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Te
 
 
 def activation_name(function: str, name: str) -> str:
-    """Return the name of an activation function in Transformers."""
     if function not in ACT2FN:
         raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")
     return "silu" if function == "swish" else function
@@ -124,7 +122,6 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def map_weight_name(key: str, name: str) -> str:
-    """Return this package's name of a layer's weight."""
     match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
     if match is None or match[2] not in LAYER_NAMES:
         raise UserError(f"{name}: has a weight {key}, which the paper's model does not have.")
@@ -161,7 +158,6 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
 
 
 def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
-    """Load weights that have exactly the names and shapes of the model's."""
     expected = model.state_dict()
     if missing := sorted(expected.keys() - weights.keys()):
         raise UserError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
@@ -177,7 +173,6 @@ def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dic
 
 
 def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
-    """Return the configuration with these settings and learned positions."""
     try:
         return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
     except StrictDataclassError as error:

@@ -21,7 +21,6 @@ MAX_CHARACTERS = 10_000
 
 
 def check_gradio() -> None:
-    """Check that Gradio is installed."""
     if find_spec("gradio") is None:
         raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
 

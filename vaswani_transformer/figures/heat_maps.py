@@ -26,7 +26,6 @@ def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
 
 
 def add_color_bar(figure: "Figure", image: Any, grid: np.ndarray) -> None:
-    """Add the scale of the weights at the right edge."""
     shrink = min(0.9, 2.4 / figure.get_figheight())
     bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=22, pad=0.02, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)

@@ -37,7 +37,6 @@ class TreeFormat(LineFormat):
             raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
 
     def load(self) -> TranslateTexts:
-        """Return what parses texts with the command's model."""
         return make_translator(self.options, check_parser, tree_constraint)
 
     def source_text(self, line: str) -> str:
@@ -59,7 +58,6 @@ class TreeFormat(LineFormat):
         return [draw_tree_text(tree) if self.options.draw else str(tree)]
 
     def summary(self, count: int) -> str:
-        """Return how many trees were repaired."""
         if not self.repaired:
             return ""
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
@@ -87,5 +85,4 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
     run_command(parse_arguments(arguments), TreeFormat)

@@ -36,12 +36,10 @@ FLAGS = {
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
-    """Return whether a value is a whole number in a range."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, most: float) -> bool:
-    """Return whether a value is a finite number of at most this size."""
     return (
         isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value) and abs(value) <= most
     )

@@ -126,7 +126,6 @@ class UnknownWords:
         self.lines, self.first = 0, ""
 
     def count(self, translation: Translation, number: int) -> None:
-        """Count a line's translation."""
         if not translation.unknown_words:
             return
         words = ", ".join(map(repr, translation.unknown_words[:NAMED_WORDS]))
@@ -163,7 +162,6 @@ def translate_lines(
 
 
 def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
-    """Translate the input's lines."""
     name = "standard input" if options.input is None else str(options.input)
     with read_errors(name):
         source = sys.stdin.buffer if options.input is None else options.input.open("rb")
@@ -257,5 +255,4 @@ def run_command(options: argparse.Namespace, form: Callable[[argparse.Namespace]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
     run_command(parse_arguments(arguments), LineFormat)

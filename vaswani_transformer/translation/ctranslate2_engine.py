@@ -34,7 +34,6 @@ UNSUPPORTED_SETTINGS = (
 
 
 def import_ctranslate2() -> Any:
-    """Return the module `ctranslate2`."""
     try:
         import ctranslate2
     except ImportError as error:
@@ -63,7 +62,6 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
 
 
 def first_given(*values: Any) -> Any:
-    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -135,7 +133,6 @@ class CTranslate2Engine:
         self.translator = self.make_translator(folder, device, compute_type, threads)
 
     def check_settings(self) -> None:
-        """Check the settings."""
         if self.penalty_type not in LENGTH_PENALTY_TYPES:
             raise UserError(f"length_penalty_type is {self.penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         for name, value in (("length_penalty", self.alpha), ("patience", self.patience)):
@@ -155,7 +152,6 @@ class CTranslate2Engine:
     def make_translator(
         self, folder: str | os.PathLike[str], device: str, compute_type: str, threads: int | None
     ) -> Any:
-        """Return CTranslate2's own Translator."""
         package = import_ctranslate2()
         threads = torch.get_num_threads() if threads is None else threads
         try:

@@ -62,7 +62,6 @@ def line_parser(prog: str, description: str, texts: str, results: str) -> tuple[
 
 
 def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the command if options exclude each other."""
     if options.interactive and (options.input or options.output or options.format != "text"):
         parser.error("--interactive reads and writes lines of text; leave out --input, --output and --format.")
     if options.interactive and options.strict:
@@ -85,7 +84,6 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
 
 
 def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the command if the input cannot be read or the output cannot be a file."""
     if options.input and options.input.is_dir():
         parser.error(f"--input={options.input}: is a folder; name a file.")
     if options.input and not options.input.exists():

@@ -55,7 +55,6 @@ def check_settings(path: Path, before: dict[str, Any], settings: dict[str, Any])
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of a file of results."""
     return path.with_name(f"{path.name}.record")
 
 
