@@ -11,9 +11,9 @@ from ..translation.loading import TranslateTexts, make_translator
 from ..translation.options import line_parser, parse_with_checks
 from ..translation.translator import Translation
 from .constraint import tree_constraint
-from .drawing import draw_tree_text
 from .linear import delinearize
 from .parser import check_parser
+from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..support.errors import UserError
 from ..translation.translator import translate
 from .constraint import tree_constraint
-from .linear import ParsedSentence, delinearize, has_places
+from .linear import LINEAR_TOKEN, PLACE, ParsedSentence, delinearize
 from .words import escape_brackets, split_plain, split_tokenized
 
 
@@ -25,9 +25,13 @@ def source_text(sentence: str | Sequence[str]) -> str:
     return " ".join(map(escape_brackets, sentence))
 
 
+def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a model writes trees, by its vocabulary, which then has places of words."""
+    return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
+
+
 def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a model writes trees, which its vocabulary shows."""
-    if not has_places(tokenizer.get_vocab()):
+    if not is_parser(tokenizer):
         raise UserError(
             f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
             "(data.kind: trees), or translate by vaswani-translate."
