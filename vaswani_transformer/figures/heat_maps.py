@@ -25,11 +25,13 @@ def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
     return image
 
 
-def add_color_bar(figure: "Figure", image: Any, grid: np.ndarray) -> None:
+def add_title_and_scale(figure: "Figure", image: Any, grid: np.ndarray, title: str) -> "Figure":
     shrink = min(0.9, 2.4 / figure.get_figheight())
     bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=22, pad=0.02, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=9, labelcolor=MUTED)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return figure
 
 
 def draw_one_layer(
@@ -52,9 +54,7 @@ def draw_one_layer(
         axes.tick_params(length=0, labelbottom=is_lowest, labelleft=index % columns == 0)
         axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
         axes.set_yticks(range(len(queries)), queries, **style)
-    add_color_bar(figure, image, grid)
-    figure.suptitle(title, fontsize=11, color=INK)
-    return figure
+    return add_title_and_scale(figure, image, grid, title)
 
 
 def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "Figure":
@@ -70,9 +70,7 @@ def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "F
             axes.set_xticks([])
             axes.set_yticks([])
         grid[layer, 0].set_ylabel(f"layer {layer + 1}", fontsize=9, color=MUTED)
-    add_color_bar(figure, image, grid)
-    figure.suptitle(title, fontsize=11, color=INK)
-    return figure
+    return add_title_and_scale(figure, image, grid, title)
 
 
 def draw_heat_maps(

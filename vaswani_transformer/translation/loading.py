@@ -86,16 +86,13 @@ def should_prepare(options: LoadOptions, model_type: str, device: torch.device) 
     return is_own_type and is_on_cpu and options.dtype != "float16"
 
 
-def check_not_converted(model: str) -> None:
-    """Check that a folder is not one of CTranslate2."""
-    if all((Path(model) / name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
-        raise UserError(f"{model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
-
-
 def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made."""
     check_model_name(options.model)
-    check_not_converted(options.model)
+    if all(Path(options.model, name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
+        raise UserError(
+            f"{options.model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2."
+        )
     device = resolve_device(options.device)
     shared = options.hub_settings
     is_prepared = should_prepare(options, load_config(options.model, **shared).model_type, device)
