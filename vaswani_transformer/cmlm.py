@@ -129,11 +129,7 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         *args: Any,
         **inputs: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's output for a source, or `encoder_outputs` where they are given.
-
-        Raises:
-            ValueError: neither a mask nor their class shows that `encoder_outputs` begin with the length token.
-        """
+        """Return the encoder's output for a source, or `encoder_outputs` that begin with the length token."""
         if encoder_outputs is None or attention_mask is not None or isinstance(encoder_outputs, CmlmEncoderOutput):
             return super().encode(input_ids, attention_mask, encoder_outputs, *args, **inputs)
         raise ValueError(

@@ -286,9 +286,6 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             tokens: (k B, T), y; padding has any token.
             lengths: (k B,), m.
             samples: the number of z_i, which are drawn from the posterior by torch's generator.
-
-        Raises:
-            FlowError: as `embed_target`.
         """
         mask = canvas(lengths, tokens.shape[1])
         posterior, weights = self.encode_target(source, mask, tokens), []

@@ -79,9 +79,7 @@ class LengthDifferenceHead(NarGeneration):
 
     def __init__(self, config: LengthDifferenceConfig) -> None:
         super().__init__(config)
-        self.length_difference = LengthDifference(
-            config.d_model, config.min_length_difference, config.max_length_difference
-        )
+        self.length_difference = LengthDifference(config.d_model, self.num_length_classes)
         self.post_init()
 
     @property
@@ -101,12 +99,14 @@ class LengthDifferenceHead(NarGeneration):
         return EncodedSource(states, attention_mask, is_real, self.length_difference(states, is_real))
 
     def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the class (k B,) of m - n for `lengths` (k B,)."""
+        """Return the class (k B,) of m - n for `lengths` (k B,); beyond the classes the nearest."""
         per_row = source.lengths.repeat_interleave(len(lengths) // len(source.lengths))
-        return self.length_difference.classes(per_row, lengths)
+        smallest, largest = self.config.min_length_difference, self.config.max_length_difference
+        return (lengths - per_row).clamp(smallest, largest) - smallest
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        return self.length_difference.lengths(source.best_classes(count), source.lengths)
+        differences = source.best_classes(count) + self.config.min_length_difference
+        return (source.lengths[:, None] + differences).clamp(min=1)
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
         labels, num_items, inputs_embeds = given.labels, given.num_items_in_batch, given.decoder_inputs_embeds

@@ -60,11 +60,7 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 def embed_text(
     embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
 ) -> Tensor:
-    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given.
-
-    Raises:
-        ValueError: neither is given, or both; there is no text, or none with a token.
-    """
+    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given."""
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither was" if input_ids is None else "both were"
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")

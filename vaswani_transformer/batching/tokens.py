@@ -169,11 +169,8 @@ class PairCollator:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, model: nn.Module | None = None, label_pad_token_id: int = -100
     ) -> None:
-        self.padding, self.side, self.label_pad_token_id = (
-            tokenizer.pad_token_id,
-            tokenizer.padding_side,
-            label_pad_token_id,
-        )
+        self.padding, self.side = tokenizer.pad_token_id, tokenizer.padding_side
+        self.label_pad_token_id = label_pad_token_id
         self.prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Tensor]:
