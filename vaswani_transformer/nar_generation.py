@@ -211,16 +211,13 @@ class NarGeneration(NarHead, GenerationMixin):
         settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
         source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
         lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
-        lengths = self.limit_lengths(lengths, source, settings).repeat_interleave(settings.num_latent_samples, dim=1)
-        targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.best_targets(targets, lengths, settings)
-
-    def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: NarSettings) -> Tensor:
         if settings.max_tokens is not None:
             lengths = lengths.clamp(max=settings.max_tokens)
         if settings.max_source_relative_length is not None:
             lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
-        return lengths
+        lengths = lengths.repeat_interleave(settings.num_latent_samples, dim=1)
+        targets = self.decode_targets(source, lengths.flatten(), settings)
+        return self.best_targets(targets, lengths, settings)
 
     def check_arguments(self, given: dict[str, Any]) -> None:
         """Raise ValueError for an argument that needs a search from left to right."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from huggingface_hub.dataclasses import as_validated_field, strict
+from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
@@ -20,18 +20,11 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .body import ProjectedModel, as_encoder_output
-from .config import VaswaniTransformerConfig
+from .config import VaswaniTransformerConfig, loss_weight
 from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
 from .loss import accumulation_dtype, chunk_size, reduce_loss
 from .pretrained import check_labels_are_ids
-
-
-@as_validated_field
-def loss_weight(value: float | int) -> None:
-    """Check the weight of a loss: at least 0 and finite."""
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{value} is negative or not finite; give a number of at least 0, for example 1.0.")
 
 
 @strict
