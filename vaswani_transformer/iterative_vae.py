@@ -14,14 +14,13 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .body import EncoderDecoder
 from .config import positive_float, unit_rate
 from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas
 from .nar_generation import NarSettings, NarTargets
 from .nar_head import EncodedSource, NarLMOutput, Target, TargetInputs, TrainingRate
-from .nat import LengthDifferenceHead, VaswaniNatConfig
+from .nat import LengthDifferenceHead, VaswaniNatConfig, VaswaniNatModel
 from .nat_decoder import PositionalDecoder
 
 
@@ -103,13 +102,11 @@ class LatentDecoder(PositionalDecoder):
         return hidden_states
 
 
-class VaswaniIterativeVaeModel(EncoderDecoder):
+class VaswaniIterativeVaeModel(VaswaniNatModel):
     """Encoder and latent decoder over one embedding matrix, which is also the projection of its latent steps."""
 
     config_class = VaswaniIterativeVaeConfig
     decoder_class = LatentDecoder
-    _supports_flash_attn = False
-    _supports_flex_attn = False
 
 
 @dataclass
