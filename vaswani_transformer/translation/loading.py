@@ -134,7 +134,6 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
 
 
 def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
-    """Return the arguments of `generate()`."""
     check_search(options, model)
     option, field = ("length_beam", "length_beam_size") if is_non_autoregressive(model) else ("beams", "num_beams")
     beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
