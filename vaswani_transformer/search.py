@@ -324,6 +324,7 @@ def beam_search(decoder: Decoder, prompt: Tensor, settings: SearchSettings) -> H
 
 
 def best_hypotheses(state: SearchState, prompt_length: int, settings: SearchSettings) -> Hypotheses:
+    """Return the n best hypotheses of every source."""
     best = state.hypotheses[:, :, : settings.num_returned].flatten(1, 2)  # (2, n B, T)
     longest = int((best[0] >= 0).sum(1).max())
     tokens, beam_indices = best[:, :, :longest]
