@@ -52,10 +52,7 @@ def scaled_dot_product_attention(
 
 
 def padding_mask(
-    config: VaswaniTransformerConfig,
-    queries: Tensor,
-    attention_mask: Tensor | None,
-    memory: Tensor | None = None,
+    config: VaswaniTransformerConfig, queries: Tensor, attention_mask: Tensor | None, memory: Tensor | None = None
 ) -> Tensor | BlockMask | None:
     """Return the mask of attention to all tokens of a text, in the form that the attention implementation takes.
 

@@ -48,12 +48,10 @@ positive_float = checked_field(
     lambda value: 0 < value < float("inf"), "is not positive and finite; give a number above 0, for example 1e-6."
 )
 loss_weight = checked_field(
-    lambda value: 0 <= value < float("inf"),
-    "is negative or not finite; give a number of at least 0, for example 1.0.",
+    lambda value: 0 <= value < float("inf"), "is negative or not finite; give a number of at least 0, for example 1.0."
 )
 activation_name = checked_field(
-    lambda value: value in ACT2FN,
-    f"is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}.",
+    lambda value: value in ACT2FN, f"is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
 )
 position_embedding_type = checked_field(
     lambda value: value in ("sinusoidal", "learned"),

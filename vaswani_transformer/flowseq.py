@@ -41,11 +41,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
     """
 
     model_type = "vaswani_flowseq"
-    keys_to_ignore_at_inference = [
-        *LengthDifferenceConfig.keys_to_ignore_at_inference,
-        "kl_loss",
-        "log_determinant",
-    ]
+    keys_to_ignore_at_inference = [*LengthDifferenceConfig.keys_to_ignore_at_inference, "kl_loss", "log_determinant"]
 
     flow_steps: int = layer_count(default=4)
     word_dropout: float | int = unit_rate(default=0.2)

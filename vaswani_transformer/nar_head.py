@@ -12,11 +12,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from .body import ProjectedModel, as_encoder_output
@@ -242,15 +238,8 @@ class NarHead(ProjectedModel):
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        given = TargetInputs(
-            labels,
-            num_items_in_batch,
-            decoder_input_ids,
-            decoder_attention_mask,
-            decoder_inputs_embeds,
-            target_lengths,
-            draws,
-        )
+        words = (decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
+        given = TargetInputs(labels, num_items_in_batch, *words, target_lengths, draws)
         target = self.make_target(source, given)
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
         token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
@@ -321,11 +310,7 @@ class NarHead(ProjectedModel):
         return lengths, int(lengths.max())
 
     def run_decoder(
-        self,
-        source: EncodedSource,
-        target_mask: Tensor,
-        cache: Cache | None = None,
-        **inputs: Any,
+        self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1.
 

@@ -152,11 +152,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
 
     @torch.no_grad()
     def glance(
-        self,
-        source: EncodedSource,
-        inputs_embeds: Tensor,
-        labels: Tensor,
-        glancing_draws: Tensor | None = None,
+        self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, glancing_draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
 

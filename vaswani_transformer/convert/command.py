@@ -65,12 +65,7 @@ def convert_to_ctranslate2(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(
-        model,
-        tokenizer,
-        options.output,
-        options.quantization,
-        positions=options.positions,
-        force=options.force,
+        model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
     )
     sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
 
