@@ -14,7 +14,6 @@ from tests.trees import GOLD, read
 from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse
 from vaswani_transformer.parsing import command, linearize
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.parsing.parser import SourceTexts
 
 TREES = read(GOLD)[:4]
 SENTENCES = [" ".join(tree.words) for tree in TREES]
@@ -151,10 +150,8 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
             next(parse(*parser, [["The", word]]))
 
 
-def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
-    texts = SourceTexts([["a"], ["b"], ["c", "d"]], skip=2)
-    assert list(texts) == ["a", "b", "c d"]
-    assert list(texts.words) == [["c", "d"]]
+def test_tree_after_skipped_sentences_has_its_own_words(parser: ModelAndTokenizer) -> None:
+    assert list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2, skip=1)) == [(TREES[1], False)]
 
 
 def test_drawing_has_a_line_a_node() -> None:

@@ -1,5 +1,6 @@
 """The command writes a line per line, in order, with the search of the model or of its options, and checks these."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -16,7 +17,7 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.translator import Hypothesis, translate
+from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
 def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run: Run) -> None:
@@ -256,8 +257,10 @@ def test_progress_bar_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> No
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
-def test_join_lines_replaces_every_line_break() -> None:
-    assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
+def test_translation_is_written_on_one_line() -> None:
+    form = command.LineFormat(argparse.Namespace(format="text", scores=False, nbest=None))
+    translation = Translation([Hypothesis("a\nb\r\nc\rd", 1, None)], 1, False, 1)
+    assert form.write(translation, 1) == ["a b  c d"]
 
 
 def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
