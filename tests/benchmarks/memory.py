@@ -5,7 +5,6 @@ the first fifth, for a thousand steps: of training, batches that are translated,
 processes the one whose memory grows most counts.
 """
 
-import argparse
 import json
 import random
 import subprocess
@@ -24,6 +23,7 @@ import psutil
 import yaml
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs
+from tests.measuring import make_parser, report
 from tests.training.runs import TINY, TWO_PROCESSES, last_of_each, make_arguments, start
 from training.report.results import commit, cpu_name
 
@@ -134,7 +134,7 @@ def measure(job: Job, output: Path) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure the jobs, print the figures as JSON, and return 1 if a slope is above the bound."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.memory", description=__doc__)
+    parser = make_parser("tests.benchmarks.memory", __doc__)
     parser.add_argument("--steps", type=int, default=5000, help="of each job (5000)")
     parser.add_argument("--only", default="", metavar="JOB", help="the jobs whose name begins so")
     options = parser.parse_args(arguments)
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
             (folder / name).mkdir()
         jobs = training_jobs(folder / "runs", options.steps) | text_jobs(folder / "texts", options.steps)
         figures = {name: measure(job, folder / name) for name, job in jobs.items() if name.startswith(options.only)}
-    print(json.dumps({"commit": commit(), "cpu": cpu_name(), "jobs": figures}, indent=1))
+    report({"commit": commit(), "cpu": cpu_name(), "jobs": figures})
     return int(any(each["MiB_per_1000_steps"] > BOUND for each in figures.values()))
 
 

@@ -1,15 +1,13 @@
 """The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
 
-import io
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.helpers import ModelAndTokenizer, Run, error_line, model_of_pairs, run_main, save, tiny_model
+from tests.helpers import ModelAndTokenizer, Run, error_line, model_of_pairs, save, tiny_model
+from tests.translation.commands import lines, run_on
 from tests.trees import GOLD, read
 from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse
 from vaswani_transformer.parsing import command, linearize
@@ -43,18 +41,15 @@ def parser() -> ModelAndTokenizer:
 @pytest.fixture(scope="module")
 def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save the model and its tokenizer."""
-    saved = tmp_path_factory.mktemp("parser")
-    save(saved, *parser)
-    return str(saved)
+    return str(save(tmp_path_factory.mktemp("parser"), *parser))
 
 
 @pytest.fixture
-def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
     def run(*arguments: object, stdin: str = "", model: object = folder) -> tuple[str, str, str | int | None]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-        return run_main(command.main, [model, *arguments], capsysbinary)
+        return run_on(stdin.encode(), command.main, [model, *arguments], capsysbinary)
 
     return run
 
@@ -66,10 +61,6 @@ def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:
         )
     with pytest.raises(ValueError, match="is no parser"):
         list(parse(*model_of_pairs(), ["I know"]))
-
-
-def lines(texts: Iterable[str | Tree]) -> str:
-    return "".join(f"{text}\n" for text in texts)
 
 
 def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run: Run) -> None:
