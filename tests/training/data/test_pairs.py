@@ -124,7 +124,7 @@ ONE, TWO = b"one\n", b"eins\nzwei\n"
         ("x.{language}", {"x.de": ONE, "x.en": TWO}, r"x\.de: ends before line 2 of .*x\.en"),
         ("x.txt", {}, r"x\.txt: .* \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"),
     ],
-    ids=str,
+    ids=["missing", "torn", "latin-1", "empty", "short source", "short target", "no language"],
 )
 def test_unreadable_file_is_an_error_that_names_it(
     folder: Path, name: str, files: dict[str, bytes], message: str
