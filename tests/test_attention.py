@@ -1,7 +1,7 @@
 """Attention equals a loop over equation (1) in every implementation, and masks decide which positions it attends to."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tests.helpers import (
     tiny_model,
 )
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.attention import CrossAttention, SelfAttention, scaled_dot_product_attention
+from vaswani_transformer.attention import CrossAttention, SelfAttention, padding_mask, scaled_dot_product_attention
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
 MODELS = {name: tiny_model(attn_implementation=name).requires_grad_(False) for name in IMPLEMENTATIONS}
@@ -283,6 +283,21 @@ def test_source_of_only_padding_gives_finite_numbers(implementation: str) -> Non
     model = MODELS[implementation]
     source, mask = random_tokens(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
     assert model(input_ids=source, attention_mask=mask, decoder_input_ids=random_tokens(2, 3)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_mask_has_the_same_form_on_an_accelerator(implementation: str) -> None:
+    """The device "meta" stands for one: it is no CPU."""
+    (_, mask), config = padded_batch([4, 2]), tiny_config(attn_implementation=implementation)
+    masks = (
+        padding_mask(
+            config, torch.zeros(2, 3, 32, device=device), mask.to(device), torch.zeros(2, 4, 32, device=device)
+        )
+        for device in ("cpu", "meta")
+    )
+    on_cpu, on_accelerator = (cast(Tensor, each) for each in masks)
+    assert on_accelerator.dtype == on_cpu.dtype
+    assert on_accelerator.shape == on_cpu.expand(2, 1, 3, 4).shape
 
 
 def test_attention_of_two_queries_and_two_keys_computed_by_hand() -> None:

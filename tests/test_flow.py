@@ -152,6 +152,22 @@ def test_start_gives_every_actnorms_output_mean_0_and_variance_1_over_tokens() -
             torch.testing.assert_close(variance, torch.ones(8, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
+@torch.no_grad()
+def test_flow_and_posterior_start_as_their_initialization_says() -> None:
+    """Couplings scale by sigmoid(2) and shift by nothing, matrices rotate, and the posterior's weights are small."""
+    model, latents = tiny_flowseq(), torch.randn(2, 5, 32)
+    inputs = flow_inputs(model, 5, 3)
+    for layer in model.flow.layers:
+        if isinstance(layer, Coupling):
+            conditions, values = layer.split(latents)
+            expected = layer.join(conditions, values / (1 + math.exp(-2)))
+            torch.testing.assert_close(layer(latents, inputs)[0], expected)
+        elif isinstance(layer, HeadLinear):
+            torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(len(layer.weight)), **FLOAT32)
+    for linear in (model.posterior.mean, model.posterior.log_variance):
+        assert 0 < linear.weight.abs().max() <= 0.1 * math.sqrt(6 / 64)  # a tenth of Glorot's bound
+
+
 def test_actnorm_without_a_start_is_the_identity() -> None:
     latents = torch.randn(2, 3, 8, dtype=torch.float64)
     found, log_det = ActNorm(8)(latents, flow_inputs(uneven_flow(), 3, 1))

@@ -71,6 +71,9 @@ def test_posterior_does_not_see_the_words_that_are_dropped() -> None:
 
     assert torch.equal(divergence(labels, 0.1), divergence(other, 0.1))
     assert not torch.equal(divergence(labels, 0.3), divergence(other, 0.3))
+    encoded = model.eval().read_source(model.encode(source).last_hidden_state, None)
+    mask, draws = torch.ones(1, 4, dtype=torch.long), torch.zeros(1, 4)
+    assert torch.equal(*(model.encode_target(encoded, mask, labels, given)[0] for given in (None, draws)))
 
 
 @pytest.mark.slow

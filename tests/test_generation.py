@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
 
 from tests.helpers import PAIRS, model_of_pairs, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -103,6 +104,25 @@ def test_greedy_search_takes_the_most_probable_token_at_each_step() -> None:
         tokens = torch.cat([tokens, best], dim=1)
     assert not (tokens == 2).any()  # no target has ended, so none needs padding
     assert torch.equal(MODEL.generate(source, max_new_tokens=8), tokens)
+
+
+class Recorder(BaseStreamer):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def put(self, value: Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.tokens.append(-1)
+
+
+def test_streamer_gets_every_token_and_the_end() -> None:
+    streamer = Recorder()
+    tokens = MODEL.generate(random_tokens(1, 5), max_new_tokens=6, streamer=streamer)
+    assert streamer.tokens == [*tokens[0].tolist(), -1]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

@@ -204,6 +204,17 @@ def test_source_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> Non
                 decoding.generate(**source, attention_mask=torch.ones(shape), max_new_tokens=3)
         with pytest.raises(ValueError, match=message):
             model(**batch | source, attention_mask=torch.ones(shape))
+    with pytest.raises(ValueError, match=message):
+        model.get_encoder()(batch["input_ids"], attention_mask=torch.ones(shape))
+
+
+def test_source_mask_of_four_dimensions_may_have_a_row_for_each_query_of_a_source() -> None:
+    model, (source, mask), target = MODELS["sinusoidal"], padded_batch([5, 2]), random_tokens(4, 3)
+    encoded = model.get_encoder()(source, attention_mask=mask)
+    inputs: dict[str, Any] = {"encoder_outputs": encoded, "decoder_input_ids": target}
+    by_query = mask.bool()[:, None, None].expand(2, 1, 6, 5)
+    expected = model(**inputs, attention_mask=mask).logits
+    torch.testing.assert_close(model(**inputs, attention_mask=by_query).logits, expected, **FLOAT32)
 
 
 @pytest.mark.parametrize("cached", [0, 2])

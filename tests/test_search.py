@@ -207,7 +207,21 @@ def test_search_under_power_equals_transformers_own(
     assert torch.equal(model.generate(**options, length_penalty_type="power"), theirs.sequences)
     ours = model.generate(**options, **outputs, length_penalty_type="power")
     assert torch.equal(ours.sequences, theirs.sequences)
+    assert torch.equal(ours.beam_indices, theirs.beam_indices)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["output_logits", "output_attentions", "output_hidden_states"])
+def test_outputs_of_every_step_are_those_of_transformers_own_search(name: str) -> None:
+    model = small_model(0, vocab_size=12).double()
+    plain = PlainSearch(model.config).eval().double()
+    plain.load_state_dict(model.state_dict())
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4, "return_dict_in_generate": True, name: True}
+    ours = model.generate(source(3, 4), length_penalty_type="power", **options)
+    theirs = plain.generate(source(3, 4), **options)
+    assert ours.keys() == theirs.keys()
+    for key in ours.keys() - {"past_key_values"}:
+        torch.testing.assert_close(ours[key], theirs[key], check_dtype=False, **FLOAT32)
 
 
 @pytest.mark.parametrize("seed", range(8))

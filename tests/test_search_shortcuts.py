@@ -248,6 +248,21 @@ def test_dropping_finished_sources_changes_nothing_with_other_arguments(way: str
         assert torch.equal(generated.sequences if "return_dict_in_generate" in given else generated, expected)
 
 
+def test_dropping_finished_sources_keeps_which_row_each_token_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[search_module.Hypotheses] = []
+
+    def record(*given: Any) -> search_module.Hypotheses:
+        searched.append(search_module.beam_search(*given))
+        return searched[-1]
+
+    monkeypatch.setattr(generation_module, "beam_search", record)
+    for seed in range(4):
+        for drops_finished in (False, True):
+            with search_with(drops_finished=drops_finished):
+                ending_model(seed).generate(**call_arguments("many"))
+        assert torch.equal(searched[-2].beam_indices, searched[-1].beam_indices)
+
+
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("ends", [torch.tensor(END), torch.tensor([END])], ids=["number", "list"])
 def test_end_token_may_be_a_tensor(way: str, ends: Tensor) -> None:

@@ -99,6 +99,10 @@ def test_pairs_that_cannot_be_batched_are_an_error(
         sampler(pairs, **options)
 
 
+def test_pair_as_long_as_a_budget_is_a_batch() -> None:
+    assert len(sampler([(60, 3), (3, 60)])) == 2
+
+
 @pytest.mark.parametrize("counts", [(1, 0, 0), (1, 1, 1), (2, 5, 1), (2, -1, 1), (0, 0, 1)], ids=str)
 def test_rank_without_a_micro_batch_is_an_error(counts: tuple[int, int, int]) -> None:
     settings: dict[str, Any] = dict(zip(("num_processes", "rank", "accumulation"), counts, strict=True))

@@ -1,12 +1,14 @@
 """Steps under a token budget against the same rule pair by pair in plain Python."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS
-from vaswani_transformer.batching.steps import Steps, shuffle_of
+from vaswani_transformer.batching.steps import Steps, bucket_width, shuffle_of
 
 
 def bounds_pair_by_pair(ordered: list[tuple[int, int]], budgets: tuple[int, int], micro_batches: int) -> list[int]:
@@ -52,5 +54,10 @@ def test_pairs_are_ordered_by_target_buckets_in_which_sources_rise_and_fall_in_t
     keys = Steps.of(sources, targets, (60, 60), 1).keys
     ordered = [pairs[index] for index in np.argsort(keys, kind="stable")]
     assert len(set(keys.tolist())) == len(set(pairs))
-    by_target = {target: [s for s, t in ordered if t == target] for target in set(targets.tolist())}
-    assert all(sides in (sorted(sides), sorted(sides, reverse=True)) for sides in by_target.values())
+    width = math.log1p(bucket_width(sources, targets, (60, 60)))
+
+    def rank(pair: tuple[int, int]) -> tuple[int, int, int]:
+        bucket = int(math.log(pair[1]) / width) if width else pair[1]
+        return bucket, pair[0] if bucket % 2 else -pair[0], pair[1]
+
+    assert ordered == sorted(pairs, key=rank)

@@ -58,14 +58,18 @@ def test_collator_makes_the_tensors_that_the_stock_collator_makes_of_lists(
 @pytest.mark.parametrize("shift", [0, 1])
 def test_chunks_may_be_terabytes_apart_in_memory_and_at_odd_addresses(shift: int) -> None:
     """The system's heap, where Python's bytes are, is far from the mappings that Arrow's own pool makes."""
-    heap = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(bytes(9)).slice(shift, 8)])
+    heap = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(bytes(range(9))).slice(shift, 8)])
     chunks = [
         pa.ListArray.from_arrays(pa.array([0, 1, len(values)], pa.int32()), values)
         for values in (pa.array(range(1000), pa.int32()), heap)
     ]
     rows = ArrowRows(pa.chunked_array(chunks))
-    assert rows.take([3, 1, 0]).tokens.tolist() == [0, *range(1, 1000), 0]
+    assert rows.take([3, 1, 0]).tokens.tolist() == [heap[1].as_py(), *range(1, 1000), 0]
     assert rows.lengths.tolist() == [1, 999, 1, 1]
+
+
+def test_column_without_a_chunk_has_no_rows() -> None:
+    assert ArrowRows(pa.chunked_array([], pa.list_(pa.int32()))).lengths.tolist() == []
 
 
 def test_pairs_in_files_stay_mapped_and_go_to_another_process_by_name(tmp_path: Path) -> None:

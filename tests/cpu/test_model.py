@@ -169,6 +169,20 @@ def test_confident_model_decodes_the_same_in_every_dtype(dtype: str) -> None:
     assert generated.loss == pytest.approx(float(true.loss), abs=0.05)
 
 
+class OtherLinear(nn.Linear):
+    """A linear layer that is not packed."""
+
+
+@pytest.mark.parametrize("name", ["q_proj", "o_proj"])
+def test_cross_attention_with_one_packed_projection_decodes_the_same(name: str) -> None:
+    model, tokenizer = model_of_pairs()
+    model = copy.deepcopy(model)
+    getattr(model.model.decoder.layers[0].cross_attn, name).__class__ = OtherLinear
+    batch = tokenizer(list(PAIRS), padding=True, return_tensors="pt")
+    generated = prepare_for_inference(model).generate(**batch, max_new_tokens=20)
+    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == list(PAIRS.values())
+
+
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("kind", ["plain", "own projection"])
 def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind: str, dtype: str) -> None:

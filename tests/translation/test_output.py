@@ -69,7 +69,7 @@ def test_changed_texts_are_an_error_and_later_ones_may_differ(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", '{"settings": 3}', "[" * 99999),
+        *("", "{", "[]", '{"settings": 3}', '{"settings": {}}', "[" * 99999),
         '{"settings": {}, "batches": [], "texts": "x", "sha256": "x"}',
         '{"settings": {}, "batches": [], "output": [], "texts": 1e999, "sha256": "x"}',
         '{"settings": {}, "batches": [], "texts": 3}',

@@ -18,13 +18,16 @@ from safetensors.torch import load_file, save, save_file
 
 from tests.helpers import no_space, user_error
 from tests.training import runs
+from training.recipe.fields import TrainingRecipe
 from training.run.checkpoints import (
     all_checkpoints,
     changed_file,
     check_same_sharding,
     checkpoint_at,
     complete_checkpoints,
+    has_ended,
     intact_checkpoint,
+    is_beyond,
     last_checkpoint,
     mark_complete,
     remove,
@@ -219,6 +222,35 @@ def test_interrupted_deletion_leaves_nothing_that_looks_complete(
     monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
     remove(checkpoint)
     assert all_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("was_stopped", "limits", "expected"),
+    [
+        (False, {"steps": 7, "minutes": 1, "patience": 1}, (False, True)),
+        (False, {"steps": 6}, (True, False)),
+        (False, {"steps": 5}, (True, True)),
+        (True, {"steps": 7}, (False, False)),
+        (True, {"steps": 7, "minutes": 1.4}, (True, True)),
+        (True, {"steps": 7, "minutes": 1.6}, (False, False)),
+        (True, {"steps": 7, "patience": 2}, (True, False)),
+        (True, {"steps": 7, "patience": 3}, (False, False)),
+    ],
+)
+def test_limits_of_the_present_recipe_decide_whether_a_run_has_ended(
+    tmp_path: Path, was_stopped: bool, limits: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    """Step 6 came after 90 seconds, and the last 2 evaluations before it were not better."""
+    checkpoint = make_checkpoint(tmp_path, 6)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    state["stateful_callbacks"] = {
+        "TrainerControl": {"args": {"should_training_stop": was_stopped}},
+        "EarlyStoppingCallback": {"attributes": {"early_stopping_patience_counter": 2}},
+    }
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    (checkpoint / "watch.json").write_text('{"trained": 90.0, "time": {}}')
+    training = TrainingRecipe(**limits)
+    assert (has_ended(checkpoint, training), is_beyond(checkpoint, training)) == expected
 
 
 @pytest.mark.parametrize(("was_sharded", "words"), [(True, "written with FSDP2.*without it"), (False, "without.*with")])
