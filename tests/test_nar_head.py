@@ -264,3 +264,11 @@ def test_source_without_any_token_gives_finite_numbers(side: str) -> None:
     mask[0] = 0
     outputs = tiny_nat()(input_ids=tokens, attention_mask=mask, labels=random_tokens(2, 4))
     assert bool(outputs.logits.isfinite().all())
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_attentions_of_the_decoder_are_the_weights_of_every_layer(family: str) -> None:
+    model, source = FAMILY[family](attn_implementation="eager"), random_tokens(2, 6)
+    outputs = model(input_ids=source, labels=targets(5, 3), output_attentions=True)
+    for layers, keys in ((outputs.decoder_attentions, 5), (outputs.cross_attentions, 6)):
+        assert [weights.shape for weights in layers] == [(2, 4, 5, keys)] * 2

@@ -202,6 +202,7 @@ def test_search_under_power_equals_transformers_own(
     returned = data.draw(st.integers(1, num_beams))
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, **sources(lengths)}
     options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": new_tokens}
+    options |= {"eos_token_id": data.draw(st.sampled_from([[END], [END, *range(40, 70)]]))}
     outputs = {"return_dict_in_generate": True, "output_scores": True}
     theirs = plain.generate(**options, **outputs)
     assert torch.equal(model.generate(**options, length_penalty_type="power"), theirs.sequences)

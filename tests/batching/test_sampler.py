@@ -65,6 +65,7 @@ def test_epochs_differ_and_the_seed_determines_each() -> None:
     assert list(sampled) != first
     assert list(other) == first
     assert list(sampler(pairs, seed=2)) != first
+    assert list(sampler(pairs)) == list(sampler(pairs, seed=0))
     # Pairs are in other batches, not only in another order.
     assert sorted(map(sorted, sampled)) != sorted(map(sorted, first))
 
