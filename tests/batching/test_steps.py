@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.batching.samplers import LENGTHS
@@ -46,6 +46,7 @@ def test_steps_end_where_the_next_pair_would_exceed_a_budget(
     assert [step.tolist() for step in steps.shuffled(shuffle_of(3, 1), first=1)] == shuffled[1:]
 
 
+@example([(5, 4), (5, 5)])  # the longest source at the border of two buckets, which the first ends with
 @given(LENGTHS)
 def test_pairs_are_ordered_by_target_buckets_in_which_sources_rise_and_fall_in_turn(
     pairs: list[tuple[int, int]],
