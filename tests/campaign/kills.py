@@ -1,8 +1,8 @@
 """Kills: small jobs are killed at random moments and started again by the same command, until they are finished.
 
 An undisturbed job and a killed one must leave the same bits: all checkpoints and final weights of a run, the files of a
-translation, a parsed text and a distillation. Jobs are forked from a process that has imported everything, and every
-tenth one is started as users start it.
+translation, a parsed text and a distillation. Jobs are forked from a process that has imported everything, and about
+every tenth one is started as users start it.
 """
 
 import argparse
@@ -234,7 +234,11 @@ def fill(job: Job, output: Path, log: Path, draw: random.Random) -> str:
 
 
 def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
-    """Start a job as users do, in a new process, and kill it after some seconds; return where it was."""
+    """Start a job as users do, in a new process, and kill it after some seconds; return that, or "finished".
+
+    Raises:
+        RuntimeError: it ends by itself with an error.
+    """
     if job.module == "training.train":
         process = start(job.arguments, output, launcher=TWO_PROCESSES if job.processes > 1 else (), is_fork=False)
     else:
@@ -243,7 +247,11 @@ def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
     time.sleep(draw.uniform(0, 25))
     if process.poll() is None:
         kill(process)
-    return "SIGKILL of a real start"
+        return "SIGKILL of a real start"
+    _, errors = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{job.name} ends with {process.returncode}: {errors[-600:]}")
+    return "finished"
 
 
 def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[float, dict[str, Any]]) -> list[str]:
@@ -255,8 +263,9 @@ def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[flo
     """
     draw, (seconds, result) = random.Random(f"{seed}/{job.name}/{number}"), expected
     output, log, moments, is_finished = folder / "out", folder / "log", [], False
+    is_real = draw.random() < 0.1
     for _ in range(draw.choice((1, 1, 2, 3))):
-        if number % 10 == 9:
+        if is_real:
             moments.append(start_and_kill(job, output, draw))
         elif job.processes == 1 and draw.random() < 0.25:
             moments.append(fill(job, output, log, draw))
@@ -279,11 +288,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     moments: Counter[str] = Counter()
     jobs_done: Counter[str] = Counter()
+    kills: Counter[str] = Counter()  # of each job; full disks and interruptions are among the moments only
     failures, number, end = [], 0, time.monotonic() + 3600 * options.hours
     with tempfile.TemporaryDirectory() as top:
         jobs = [job for job in make_jobs(Path(top)) if options.only in ("", job.name)]
         expected: dict[str, Any] = {}
-        while time.monotonic() < end and sum(moments.values()) < options.kills:
+        while time.monotonic() < end and kills.total() < options.kills:
             job = jobs[number % len(jobs)]
             folder = Path(top) / f"case-{number}"
             folder.mkdir()
@@ -294,12 +304,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     expected[job.name] = finish(job, whole / "out", whole / "log"), job.result(whole / "out")
                 found = run_case(job, number, options.seed, folder, expected[job.name])
                 moments.update(moment for moment in found if moment != "finished")
+                kills[job.name] += sum(moment.startswith("SIGKILL") for moment in found)
             except (AssertionError, RuntimeError, OSError, KeyError) as error:
                 print(f"{job.name}/{number}: {error}", file=sys.stderr)
                 failures.append({"case": f"{job.name}/{number}", "error": str(error)[:1500]})
             jobs_done[job.name] += 1
             number += 1
             shutil.rmtree(folder)
-            kills = sum(moments.values())
-            print(f"{kills} kills, {len(failures)} failed ({job.name})", file=sys.stderr, flush=True)
-    return {"cases": sum(moments.values()), "jobs": dict(jobs_done), "moments": dict(moments), "failures": failures}
+            print(f"{kills.total()} kills, {len(failures)} failed ({job.name})", file=sys.stderr, flush=True)
+    counts = {"jobs": jobs_done, "kills": kills, "moments": moments}
+    return {"cases": moments.total()} | {name: dict(each) for name, each in counts.items()} | {"failures": failures}
