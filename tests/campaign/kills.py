@@ -255,7 +255,7 @@ def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
 
 
 def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[float, dict[str, Any]]) -> list[str]:
-    """Disturb a job one to three times, finish it, and compare the result; return where it was each time.
+    """Disturb a job two to five times, finish it, and compare the result; return where it was each time.
 
     Raises:
         RuntimeError: a start fails.
@@ -264,10 +264,10 @@ def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[flo
     draw, (seconds, result) = random.Random(f"{seed}/{job.name}/{number}"), expected
     output, log, moments, is_finished = folder / "out", folder / "log", [], False
     is_real = draw.random() < 0.1
-    for _ in range(draw.choice((1, 1, 2, 3))):
+    for _ in range(draw.choice((2, 3, 4, 5))):
         if is_real:
             moments.append(start_and_kill(job, output, draw))
-        elif job.processes == 1 and draw.random() < 0.25:
+        elif job.processes == 1 and draw.random() < 0.1:
             moments.append(fill(job, output, log, draw))
         else:
             moments.append(disturb(job, output, log, draw.uniform(0.02, 1.1) * seconds, draw))
