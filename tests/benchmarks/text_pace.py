@@ -7,13 +7,14 @@ Each of both jobs is a process that handles invented lines, and reports its resi
 
 import argparse
 import json
-import multiprocessing
 import random
 import statistics
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     results: dict[str, Any] = {"commit": commit(), "cpu": cpu_name()}
     marks = [round(options.lines * mark) for mark in MARKS]
     for name in JOBS:
-        with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as process:
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as process:
             write_inputs(Path(folder), make_lines(options.lines))
-            results[name] = process.apply(run_job, (name, Path(folder), marks))
+            results[name] = process.submit(run_job, name, Path(folder), marks).result()
             print(name, *results[name], sep="\n", flush=True)
     if options.output is not None:
         options.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
