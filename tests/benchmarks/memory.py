@@ -77,7 +77,7 @@ def text_jobs(folder: Path, steps: int) -> dict[str, Job]:
         for source in islice(cycle(PAIRS), LINES * steps):
             lines.write(f"{source}\n")
             pairs.write(json.dumps({"translation": {"en": source, "de": source}}) + "\n")
-    data = {"kind": "json", "path": str(folder), "train": "train.jsonl", "validation": None, "test": None}
+    data = {"kind": "json", "path": str(folder), "train": "train.jsonl", "test": None}
     (folder / "own.yaml").write_text(yaml.safe_dump({"name": "own", "data": data} | TINY))
     search = ["--beams=1", f"--window={LINES}"]
     commands = {
