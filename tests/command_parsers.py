@@ -125,7 +125,7 @@ PROGRAMS = {
     "vaswani-translate": lambda arguments: parse_with_argparse("vaswani_transformer.translation.command", arguments),
 } | dict.fromkeys(("hf", "jupyter", "mkdocs", "pre-commit", "ruff", "sacrebleu", "tensorboard", "ty"), leave_unparsed)
 
-SHELL_PROGRAMS = (".", "export", "cd", "cp", "curl", "docker", "sed")
+SHELL_PROGRAMS = (".", "export", "cd", "cp", "curl", "docker", "echo", "mkdir", "sed")
 
 
 def commands_of(block: str) -> list[list[str]]:

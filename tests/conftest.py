@@ -13,10 +13,7 @@ import torch
 from hypothesis import settings
 
 from tests.helpers import model_of_pairs, save
-from tests.helpers import tiny_config as make_tiny_config
-from tests.helpers import tiny_model as make_tiny_model
 from tests.transformers_suite import fetch_once, marks
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 torch.set_num_threads(1)
 
@@ -65,16 +62,6 @@ def seed() -> int:
     """Give each test the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
     return 0
-
-
-@pytest.fixture
-def tiny_config() -> VaswaniTransformerConfig:
-    return make_tiny_config()
-
-
-@pytest.fixture
-def tiny_model() -> VaswaniTransformerForConditionalGeneration:
-    return make_tiny_model()
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,17 @@ def tiny_model(**overrides: Any) -> VaswaniTransformerForConditionalGeneration:
         return VaswaniTransformerForConditionalGeneration(tiny_config(**overrides)).eval()
 
 
+def assert_matrix_shared(model: Any, tied: bool) -> None:
+    """Assert that both stacks have the shared matrix, and the projection too if it is tied."""
+    shared = model.model.shared.weight
+    assert model.get_input_embeddings().weight is shared
+    assert (model.get_output_embeddings().weight is shared) == tied
+    for module in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
+        assert module.weight is shared
+        assert module.num_embeddings == shared.shape[0] == model.config.vocab_size
+        assert module.embed_scale == model.config.d_model**0.5
+
+
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Return a saved tokenizer by its Auto class, whose type in Transformers is a union with None."""
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder))
@@ -103,6 +114,19 @@ def padded_batch(lengths: list[int], side: str = "right", pad: int = 1) -> tuple
         tokens[row, columns] = random_tokens(length)
         mask[row, columns] = 1
     return tokens, mask
+
+
+def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
+    """Return random sources and targets of these lengths, padded on the right, with both masks."""
+    source, source_mask = padded_batch(sources)
+    target, target_mask = padded_batch(targets)
+    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    return {"input_ids": source, "decoder_input_ids": target} | masks
+
+
+def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
+    """Assert that two tensors (B, T, ...) are close where a mask (B, T) has tokens."""
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
 @functools.cache

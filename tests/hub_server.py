@@ -148,13 +148,6 @@ class Handler(BaseHTTPRequestHandler):
             },
         )
 
-    def refs(self, _: bytes, name: str) -> None:
-        branches = self.repository(name).branches.items()
-        listed = [
-            {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha} for branch, sha in sorted(branches)
-        ]
-        self.answer(200, {"branches": listed, "converts": [], "tags": []})
-
     def branch(self, content: bytes, name: str, branch: str) -> None:
         repository = self.repository(name, writes=True)
         if branch in repository.branches:
@@ -245,9 +238,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": sha, "ETag": f'"{file.oid}"', "Content-Type": "application/octet-stream"}
         if file.is_lfs:
             headers |= {"X-Linked-ETag": f'"{file.oid}"', "X-Linked-Size": str(len(file.content))}
-        first = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "bytes=0-")
-        start = int(first[1]) if first else 0
-        self.answer(206 if start else 200, file.content[start:], headers)
+        self.answer(200, file.content, headers)
 
 
 NAME = r"(?:models/)?(?P<name>(?:spaces/)?[\w.-]+/[\w.-]+)"  # a Space is a separate repository
@@ -259,7 +250,6 @@ ROUTES: list[tuple[str, re.Pattern, Callable]] = [
         ("POST", "/api/validate-yaml", Handler.validate),
         ("GET", "/api/NAME", Handler.info),
         ("GET", "/api/NAME/revision/(?P<revision>.+)", Handler.info),
-        ("GET", "/api/NAME/refs", Handler.refs),
         ("POST", "/api/NAME/branch/(?P<branch>.+)", Handler.branch),
         ("GET", r"/api/NAME/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
         ("POST", "/api/NAME/preupload/(?P<revision>.+)", Handler.preupload),

@@ -1,6 +1,7 @@
 """Tiny non-autoregressive models, and targets with their ends."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,13 +9,10 @@ from torch import Tensor
 
 from tests.helpers import PAIRS, TINY, random_tokens
 from vaswani_transformer import (
-    VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
     VaswaniFlowSeqConfig,
     VaswaniFlowSeqForConditionalGeneration,
-    VaswaniIterativeVaeConfig,
     VaswaniIterativeVaeForConditionalGeneration,
-    VaswaniNatConfig,
     VaswaniNatForConditionalGeneration,
     VaswaniTransformerTokenizer,
 )
@@ -29,30 +27,19 @@ NarModel = (
 END, MASK = 2, 3
 
 
-def tiny_nat(**overrides: Any) -> VaswaniNatForConditionalGeneration:
-    """Return a tiny NAT with random weights, in evaluation mode, the same at each call."""
+def tiny(model_class: Any, **fields: Any) -> Any:
+    """Return a tiny model with random weights, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return VaswaniNatForConditionalGeneration(VaswaniNatConfig(**{**TINY, **overrides})).eval()
+        return model_class(model_class.config_class(**{**TINY, **fields})).eval()
 
 
-def tiny_cmlm(**overrides: Any) -> VaswaniCmlmForConditionalGeneration:
-    """Return a tiny CMLM with random weights, in evaluation mode, the same at each call."""
-    settings: dict[str, Any] = {**TINY, "mask_token_id": MASK, "max_target_length": 20, **overrides}
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**settings)).eval()
+tiny_nat = partial(tiny, VaswaniNatForConditionalGeneration)
+tiny_cmlm = partial(tiny, VaswaniCmlmForConditionalGeneration, mask_token_id=MASK, max_target_length=20)
+tiny_iterative_vae = partial(tiny, VaswaniIterativeVaeForConditionalGeneration)
 
 
-def tiny_iterative_vae(**overrides: Any) -> VaswaniIterativeVaeForConditionalGeneration:
-    """Return a tiny IterativeVAE with random weights, in evaluation mode, the same at each call."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        config = VaswaniIterativeVaeConfig(**{**TINY, **overrides})
-        return VaswaniIterativeVaeForConditionalGeneration(config).eval()
-
-
-def tiny_flowseq(**overrides: Any) -> VaswaniFlowSeqForConditionalGeneration:
+def tiny_flowseq(**overrides: Any) -> Any:
     """Return a tiny FlowSeq with random weights and a started flow, in evaluation mode, the same at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -62,14 +49,6 @@ def tiny_flowseq(**overrides: Any) -> VaswaniFlowSeqForConditionalGeneration:
         return model
 
 
-CLASS_NAMES = {
-    "nat": "VaswaniNat",
-    "iterative_vae": "VaswaniIterativeVae",
-    "flowseq": "VaswaniFlowSeq",
-    "cmlm": "VaswaniCmlm",
-}
-
-# without the class of each, since the tests of all families use what their own class has
 FAMILY: dict[str, Callable[..., Any]] = {
     "nat": tiny_nat,
     "iterative_vae": tiny_iterative_vae,

@@ -68,8 +68,7 @@ PRIVATE_NAMES: dict[Any, dict[str, str]] = {
     Trainer: {
         "_created_lr_scheduler": "training/trainer/trainer",
         "_get_grad_norm": "training/trainer/trainer",
-        "_internal_call": "training/trainer/trainer",
-        "_load_best_model": "training/trainer/trainer",
+        "_load_best_model": "training/trainer/lifecycle training/trainer/trainer",
         "_prepare_input": "training/trainer/trainer",
         "_prepare_inputs": "training/trainer/trainer",
         "_save": "training/trainer/trainer",

@@ -34,6 +34,7 @@ def adapted(**settings: Any) -> PeftModel:
         optimizer.zero_grad()
         adapter(**batch).loss.backward()
         optimizer.step()
+    assert all(weight.grad is not None for weight in adapter.parameters() if weight.requires_grad)
     return adapter.eval()
 
 

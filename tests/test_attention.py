@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.flash_kernels import FlashKernels
-from tests.helpers import FLOAT32, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
+from tests.helpers import (
+    FLOAT32,
+    assert_equal_at_tokens,
+    masked_batch,
+    padded_batch,
+    random_batch,
+    random_tokens,
+    tiny_config,
+    tiny_model,
+)
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import CrossAttention, SelfAttention, scaled_dot_product_attention
 
@@ -131,14 +140,6 @@ def test_self_attention_equals_a_loop_over_its_states() -> None:
     assert (weights.triu(1) == 0).all()
 
 
-def test_scores_are_divided_by_the_root_of_d_k() -> None:
-    attention = SelfAttention(tiny_config(d_k=16, d_v=3), layer_idx=0)
-    assert attention.scaling == 0.25
-    assert attention.q_proj.weight.shape == attention.k_proj.weight.shape == (4 * 16, 32)
-    assert attention.v_proj.weight.shape == (4 * 3, 32)
-    assert attention.o_proj.weight.shape == (32, 4 * 3)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_projections_have_biases_only_on_request(bias: bool) -> None:
     names = [
@@ -161,17 +162,15 @@ def test_attention_weights_are_dropped_only_in_training() -> None:
 
 
 def assert_implementation_equals_eager(implementation: str, is_padded: bool, d_k: int | None, d_v: int | None) -> None:
-    source, source_mask = padded_batch([7, 4, 1])
-    target, target_mask = padded_batch([5, 2, 3])
-    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask} if is_padded else {}
-    kept = target_mask.bool() if is_padded else torch.ones_like(target_mask).bool()
+    batch = masked_batch([7, 4, 1], [5, 2, 3])
+    mask = batch["decoder_attention_mask"] if is_padded else torch.ones(3, 5)
+    if not is_padded:
+        del batch["attention_mask"], batch["decoder_attention_mask"]
     eager = tiny_model(d_k=d_k, d_v=d_v, attn_implementation="eager")
     other = tiny_model(d_k=d_k, d_v=d_v, attn_implementation=implementation)
     assert other.config._attn_implementation == implementation
     with torch.no_grad():  # flex attention has no gradients on a CPU
-        expected = eager(input_ids=source, decoder_input_ids=target, **masks).logits
-        logits = other(input_ids=source, decoder_input_ids=target, **masks).logits
-    torch.testing.assert_close(logits[kept], expected[kept], **FLOAT32)
+        assert_equal_at_tokens(other(**batch).logits, eager(**batch).logits, mask)
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -221,12 +220,9 @@ def test_flash_attention_equals_eager(
     flash_model: VaswaniTransformerForConditionalGeneration, sources: list[int], targets: list[int]
 ) -> None:
     """With and without padding, for targets shorter than the source, of equal length and longer."""
-    source, source_mask = padded_batch(sources)
-    target, target_mask = padded_batch(targets)
-    batch = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
-    batch["decoder_attention_mask"] = target_mask
-    expected, logits = MODELS["eager"](**batch).logits, flash_model(**batch).logits
-    torch.testing.assert_close(logits[target_mask.bool()], expected[target_mask.bool()], **FLOAT32)
+    batch = masked_batch(sources, targets)
+    expected = MODELS["eager"](**batch).logits
+    assert_equal_at_tokens(flash_model(**batch).logits, expected, batch["decoder_attention_mask"])
 
 
 @settings(max_examples=20)

@@ -7,16 +7,21 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, Batch, padded_batch, random_tokens, tiny_model
 from tests.nar_models import FAMILY, MASK, targets, tiny_cmlm
 from vaswani_transformer import MaskingCollator
 from vaswani_transformer.lengths import canvas
 
 
+def masked_by_the_collator(labels: Tensor) -> Batch:
+    return MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+
+
 def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None:
     model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
-    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+    batch = masked_by_the_collator(labels)
     plain = model(input_ids=source, labels=labels)
     masked = model(input_ids=source, **batch)
     assert torch.equal(plain.loss, masked.loss)
@@ -26,7 +31,7 @@ def test_cmlm_in_evaluation_masks_every_token_whatever_the_batch_shows() -> None
 
 def test_cmlm_in_evaluation_divides_by_every_token_whatever_a_trainer_counted() -> None:
     model, source, labels = tiny_cmlm(), random_tokens(3, 6), targets(5, 3, 1)
-    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([])
+    batch = masked_by_the_collator(labels)
     counted = batch["labels"].ne(-100).sum()
     assert int(counted) < 9
     for processes in (1, 2):  # the count of a Trainer is that of all its processes
@@ -38,7 +43,7 @@ def test_cmlm_in_evaluation_divides_by_every_token_whatever_a_trainer_counted() 
 @pytest.mark.parametrize("is_training", [False, True])
 def test_cmlm_without_mask_and_lengths_counts_no_padding(is_training: bool) -> None:
     model, labels = tiny_cmlm(dropout=0.0).train(is_training), targets(5, 3, 1)
-    batch = MaskingCollator(lambda _: {"labels": labels.clone()}, MASK, 1)([]) | {"input_ids": random_tokens(3, 6)}
+    batch = masked_by_the_collator(labels) | {"input_ids": random_tokens(3, 6)}
     expected = model(**batch, skip_logits=False)
     del batch["target_lengths"]
     actual = model(**batch, skip_logits=False)
@@ -69,16 +74,10 @@ def test_cmlm_in_training_masks_plain_labels_and_divides_by_the_masked_tokens() 
     outputs = model(input_ids=source, labels=labels)
     torch.manual_seed(3)
     inputs, masked = model.mask_some(labels, canvas(torch.tensor([7, 5])), None)
-    expected = model(input_ids=source, decoder_input_ids=inputs, labels=masked, target_lengths=torch.tensor([7, 5]))
+    given = {"decoder_input_ids": inputs, "labels": masked, "target_lengths": torch.tensor([7, 5])}
+    expected = model(input_ids=source, **given, skip_logits=False)
     torch.testing.assert_close(outputs.loss, expected.loss, **FLOAT32)
-    logits = model(
-        input_ids=source,
-        decoder_input_ids=inputs,
-        labels=masked,
-        target_lengths=torch.tensor([7, 5]),
-        skip_logits=False,
-    ).logits
-    nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), masked.flatten())
+    nll = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), masked.flatten())
     torch.testing.assert_close(outputs.token_loss, nll, **FLOAT32)
 
 

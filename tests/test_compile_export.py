@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers import CompileConfig
 
-from tests.helpers import FLOAT32, padded_batch, random_tokens, tiny_model
+from tests.helpers import FLOAT32, assert_equal_at_tokens, masked_batch, padded_batch, random_tokens, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.schedule import paper_adam, paper_schedule
 from vaswani_transformer.dropout import Dropout
@@ -25,26 +25,10 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-def masked_batch(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
-    """Padded sources and targets with both masks."""
-    source, source_mask = padded_batch(sources)
-    target, target_mask = padded_batch(targets)
-    return {
-        "input_ids": source,
-        "attention_mask": source_mask,
-        "decoder_input_ids": target,
-        "decoder_attention_mask": target_mask,
-    }
-
-
 def labeled(sources: list[int], targets: list[int]) -> dict[str, Tensor]:
     batch = masked_batch(sources, targets)
     batch["labels"] = batch.pop("decoder_input_ids").masked_fill(batch.pop("decoder_attention_mask") == 0, -100)
     return batch
-
-
-def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> None:
-    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
 @pytest.mark.parametrize("position_type", POSITION_TYPES)

@@ -238,12 +238,8 @@ def heading_anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_heading_has_no_markup_that_github_would_print(page: Path) -> None:
+def test_link_leads_to_a_file_and_a_heading_that_exist_without_markup_that_github_would_print(page: Path) -> None:
     assert not re.search(r"^#.*\{", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\((.*?)\)", prose):
         target, _, anchor = link.partition("#")

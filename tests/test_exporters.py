@@ -68,34 +68,6 @@ def opened(models: dict[str, onnx_ir.Model]) -> dict[str, Graph]:
     }
 
 
-def decode_greedily(graphs: dict[str, Graph], batch: dict[str, Tensor], longest: int) -> Tensor:
-    """Return targets (B, T) as `generate(num_beams=1, max_new_tokens=longest)` does, without torch or Transformers."""
-    source = {name: tensor.numpy() for name, tensor in batch.items()}
-    memory = graphs["encoder"](source)["last_hidden_state"]  # (B, S, d_model)
-    known = {"attention_mask": source["attention_mask"], "encoder_outputs.last_hidden_state": memory}
-    tokens = np.full((len(memory), 1), START)
-    step = graphs["prefill"](known | {"decoder_input_ids": tokens})
-    while tokens.shape[1] <= longest:
-        is_over = (tokens == END).any(1, keepdims=True)
-        if is_over.all():
-            break
-        token = np.where(is_over, PAD, step["logits"][:, -1:].argmax(-1))  # (B, 1)
-        tokens = np.concatenate([tokens, token], axis=1)
-        step = graphs["decode"](known | step | {"decoder_input_ids": token})
-    return torch.tensor(tokens)
-
-
-def test_onnx_runtime_translates_sentences_as_generate_does() -> None:
-    """Exported on two sentences; run on six of mixed lengths, with padding, and on each of them."""
-    model, tokenizer = model_of_pairs()
-    few = dict(tokenizer(list(PAIRS)[:2], padding=True, return_tensors="pt"))
-    graphs = opened(exported(model, few, "onnx"))
-    for texts in (list(PAIRS), *([text] for text in PAIRS)):
-        batch = tokenizer(texts, padding=True, return_tensors="pt")
-        expected = model.generate(**batch, num_beams=1, max_new_tokens=20)
-        assert torch.equal(decode_greedily(graphs, batch, 20), expected)
-
-
 def step_logits(graphs: dict[str, Graph], batch: dict[str, Tensor], targets: Tensor) -> Tensor:
     """Return the logits (B, T, V) of the graphs, which read one token of the targets (B, T) after the other."""
     source = {name: tensor.numpy() for name, tensor in batch.items()}
@@ -114,7 +86,7 @@ def step_logits(graphs: dict[str, Graph], batch: dict[str, Tensor], targets: Ten
     ids=["learned", "untied"],
 )
 def test_onnx_runtime_computes_the_steps_of_every_kind_of_model(overrides: dict[str, object]) -> None:
-    """The model is set to the paper's search, with four rows per source."""
+    """Exported on two sentences, for other numbers and lengths; the search of the paper has four rows per source."""
     model = tiny_model(**overrides)
     model.use_paper_decoding()
     source, mask = padded_batch([5, 3])

@@ -14,12 +14,9 @@ from torch.distributions import Normal
 from torch.nn import functional
 
 from tests.helpers import FLOAT32, random_tokens
-from tests.nar_models import END, FAMILY, targets
-from vaswani_transformer import (
-    VaswaniFlowSeqForConditionalGeneration,
-)
+from tests.nar_models import END, targets, tiny_flowseq
+from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
 
-tiny_flowseq = FAMILY["flowseq"]
 NARROW: dict[str, Any] = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 
 

@@ -115,6 +115,7 @@ def test_no_command_runs_a_models_code_or_asks_for_it(
     assert "Traceback" not in errors
     assert (output, answers.tell()) == ("", 0)
     assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_one_function_calls_from_pretrained() -> None:
@@ -270,18 +271,8 @@ def test_configuration_of_a_million_layers_is_an_error_in_every_family(family: A
         family(**{field: 1_000_000})
 
 
-FORBIDDEN = {
-    "eval",
-    "exec",
-    "system",
-    "pickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "unsafe_load",
-    "full_load",
-    "UnsafeLoader",
-}
+FORBIDDEN = {"eval", "exec", "system", "pickle", "marshal", "shelve", "dill"}
+FORBIDDEN |= {"unsafe_load", "full_load", "UnsafeLoader"}
 
 
 def test_no_source_unpickles_or_runs_what_it_reads() -> None:

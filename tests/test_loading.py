@@ -1,7 +1,6 @@
 """Every way of saving and loading gives the same logits, reads no pickle and needs no network."""
 
 import importlib
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,15 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani_transformer
-from tests.helpers import TINY, load_tokenizer, random_batch, run_python, save, tiny_config, tiny_model
+from tests.helpers import (
+    TINY,
+    assert_matrix_shared,
+    load_tokenizer,
+    random_batch,
+    save,
+    tiny_config,
+    tiny_model,
+)
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -27,7 +34,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
     "learned": {"position_embedding": "learned", "attention_bias": True, "d_v": 5},
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def small_tokenizer() -> VaswaniTransformerTokenizer:
@@ -91,61 +97,38 @@ LOADERS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("load", LOADERS)
-def test_logits_are_the_same_for_every_way_of_loading(load: Callable, variant: str, tmp_path: Path) -> None:
+def test_logits_and_ties_are_the_same_for_every_way_of_saving_and_loading(
+    load: Callable, shards: bool, variant: str, tmp_path: Path
+) -> None:
     model, batch = tiny_model(**VARIANTS[variant]), random_batch()
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == shards
+    assert (tmp_path / "model.safetensors.index.json").exists() == shards
     again = load(tmp_path)
     assert type(again) is VaswaniTransformerForConditionalGeneration
     assert not again.training
     assert torch.equal(again(**batch).logits, model(**batch).logits)
+    again.tie_weights()  # to_empty gives every module its own matrix
+    assert_matrix_shared(again, variant != "untied")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", DTYPES)
-def test_loading_in_a_dtype_equals_converting_afterwards(name: str, variant: str, tmp_path: Path) -> None:
-    model, batch, dtype = tiny_model(**VARIANTS[variant]), random_batch(), DTYPES[name]
-    model.save_pretrained(tmp_path)
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
-    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
-    assert torch.equal(again(**batch).logits, model.to(dtype)(**batch).logits)
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_dtype_is_saved_and_restored(name: str, tmp_path: Path) -> None:
-    model, batch = tiny_model().to(DTYPES[name]), random_batch()
-    model.save_pretrained(tmp_path)
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert again.dtype == DTYPES[name]
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("load", [load_by_auto_class, load_where_there_is_room])
-def test_sharded_checkpoint_loads_like_a_single_file(load: Callable, variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_dtype_is_saved_and_loading_in_it_equals_converting_afterwards(
+    dtype: torch.dtype, variant: str, tmp_path: Path
+) -> None:
     model, batch = tiny_model(**VARIANTS[variant]), random_batch()
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert (tmp_path / "model.safetensors.index.json").exists()
-    assert torch.equal(load(tmp_path)(**batch).logits, model(**batch).logits)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_weight_is_missing_or_unexpected(variant: str, tmp_path: Path) -> None:
-    tiny_model(**VARIANTS[variant]).save_pretrained(tmp_path)
-    _, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-
-
-def test_weights_are_tied_after_loading(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    for load in LOADERS:
-        model = load(tmp_path)
-        model.tie_weights()  # to_empty gives every module its own matrix
-        shared = model.model.shared.weight
-        assert model.lm_head.weight is shared
-        assert model.model.encoder.embed_tokens.weight is shared
-        assert model.model.decoder.embed_tokens.weight is shared
+    model.save_pretrained(tmp_path / "float32")
+    model.to(dtype).save_pretrained(tmp_path / "converted")
+    expected = model(**batch).logits
+    for again in (
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "float32", dtype=dtype),
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "converted"),
+    ):
+        assert {parameter.dtype for parameter in again.parameters()} == {again.dtype} == {dtype}
+        assert torch.equal(again(**batch).logits, expected)
 
 
 def test_body_and_complete_model_load_from_each_other(tmp_path: Path) -> None:
@@ -161,13 +144,13 @@ def test_body_and_complete_model_load_from_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_matrix_is_stored_once(tied: bool, sharded: bool, tmp_path: Path) -> None:
-    model = tiny_model(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_weight_is_stored_and_a_tied_matrix_once(variant: str, sharded: bool, tmp_path: Path) -> None:
+    model = tiny_model(**VARIANTS[variant])
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "1GB")
     stored = weights_on_disk(tmp_path)
     matrices = {name for name, shape in stored.items() if shape == (99, 32)}
-    assert matrices == ({"model.shared.weight"} if tied else {"model.shared.weight", "lm_head.weight"})
+    assert matrices == {"model.shared.weight"} | ({"lm_head.weight"} if variant == "untied" else set())
     assert stored == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -205,86 +188,3 @@ def test_auto_classes_know_the_package_after_repeated_registration(tmp_path: Pat
     small_tokenizer().save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is VaswaniTransformerConfig
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
-
-
-IMPORT_WITHOUT_A_NETWORK = """
-import random, socket, sys, threading
-
-def fail(*arguments, **keywords):
-    raise AssertionError("the network was asked")
-
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = fail
-
-import torch, transformers  # their own connections do not count
-
-state, threads, before = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
-import vaswani_transformer
-assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
-assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32
-assert threading.active_count() == 1
-
-config = transformers.AutoConfig.for_model("vaswani_transformer", vocab_size=9, d_model=8, num_heads=2, d_ff=8)
-assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_transformer.model"
-assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
-"""
-
-
-@pytest.mark.slow
-def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> None:
-    home: dict[str, Any] = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    assert run_python(IMPORT_WITHOUT_A_NETWORK, **home) == ""
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-LOAD_WITHOUT_THE_PACKAGE = """
-import json, sys
-
-sys.modules["vaswani_transformer"] = None  # even if it is installed
-
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
-
-folder, text = sys.argv[1:]
-config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-body = AutoModel.from_pretrained(folder, trust_remote_code=True)
-assert all("transformers_modules" in type(each).__module__ for each in (config, tokenizer, model, body))
-batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
-outputs = model(**batch)
-generated = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=2, max_new_tokens=5)
-print(json.dumps([batch["input_ids"].tolist(), outputs.logits.tolist(), generated.tolist()]))
-"""
-
-
-@pytest.mark.slow
-def test_saved_folder_contains_the_code_that_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for component, auto_class in [
-        (VaswaniTransformerConfig, "AutoConfig"),
-        (VaswaniTransformerForConditionalGeneration, "AutoModelForSeq2SeqLM"),
-        (VaswaniTransformerTokenizer, "AutoTokenizer"),
-    ]:
-        monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
-        component.register_for_auto_class(auto_class)
-    folder, elsewhere = tmp_path / "published", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    tokenizer = small_tokenizer()
-    model = tiny_model(vocab_size=len(tokenizer))
-    save(folder, model, tokenizer)
-    assert json.loads((folder / "config.json").read_text())["auto_map"] == {
-        "AutoConfig": "config.VaswaniTransformerConfig",
-        "AutoModel": "model.VaswaniTransformerModel",
-        "AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration",
-    }
-    assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == {
-        "AutoTokenizer": ["tokenizer.VaswaniTransformerTokenizer", None]
-    }
-
-    text = "hello world, ¿qué tal? </s>"
-    output = run_python(LOAD_WITHOUT_THE_PACKAGE, str(folder), text, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    batch = tokenizer([text, "hola"], text_target=["hola mundo", text], padding=True, return_tensors="pt")
-    source: dict[str, Any] = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    tokens, logits, generated = json.loads(output)
-    assert tokens == batch["input_ids"].tolist()
-    torch.testing.assert_close(torch.tensor(logits), model(**batch).logits.detach())
-    assert generated == model.generate(**source, num_beams=2, max_new_tokens=5).tolist()

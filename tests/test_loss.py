@@ -1,6 +1,5 @@
 """The loss equals torch's in value and gradients, saves memory, and is what a model returns."""
 
-import math
 from typing import Any
 
 import pytest
@@ -41,6 +40,18 @@ def with_gradients(loss: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor
     return loss, of_hidden, of_weight
 
 
+def assert_equals_torch(
+    case: tuple[Tensor, Tensor, Tensor], smoothing: float = 0.1, items: int | Tensor | None = None
+) -> None:
+    """Assert that the loss of a case and its gradients are torch's."""
+    hidden, weight, _ = case
+    ours = with_gradients(projected_cross_entropy(*case, smoothing, items), hidden, weight)
+    theirs = with_gradients(torch_loss(*case, smoothing, None if items is None else int(items)), hidden, weight)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == hidden.dtype
+        torch.testing.assert_close(mine, other, **TOLERANCES[hidden.dtype])
+
+
 def labeled_batch(lengths: tuple[int, ...] = (5, 2, 4)) -> dict[str, Tensor]:
     """Return sources and labels of these lengths, each with its end token, padded by -100."""
     labels, mask = padded_batch(list(lengths))
@@ -77,12 +88,7 @@ def test_loss_equals_torch_in_value_and_gradients(
     tokens: int, vocab_size: int, smoothing: float, ignored: float, dtype: torch.dtype, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    hidden, weight, labels = random_case(tokens, vocab_size, ignored, dtype)
-    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, smoothing), hidden, weight)
-    theirs = with_gradients(torch_loss(hidden, weight, labels, smoothing), hidden, weight)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.dtype == dtype
-        torch.testing.assert_close(mine, other, **TOLERANCES[dtype])
+    assert_equals_torch(random_case(tokens, vocab_size, ignored, dtype), smoothing)
 
 
 @settings(max_examples=20)
@@ -119,11 +125,7 @@ def test_gradients_are_the_slopes_of_the_loss() -> None:
 
 @pytest.mark.parametrize("tokens", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1])
 def test_chunked_loss_equals_the_whole_loss(tokens: int) -> None:
-    hidden, weight, labels = random_case(tokens, 11, ignored=0.0)
-    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1), hidden, weight)
-    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1), hidden, weight)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
+    assert_equals_torch(random_case(tokens, 11, ignored=0.0))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
@@ -149,13 +151,10 @@ def test_only_required_gradients_are_computed(needed: str) -> None:
 
 @pytest.mark.parametrize("items", [37, torch.tensor(37), torch.tensor(37.0), 1, torch.tensor(1)])
 def test_sum_is_divided_by_the_items_of_the_whole_batch(items: int | Tensor) -> None:
-    hidden, weight, labels = random_case(20, 9)
-    ours = with_gradients(projected_cross_entropy(hidden, weight, labels, 0.1, items), hidden, weight)
-    theirs = with_gradients(torch_loss(hidden, weight, labels, 0.1, int(items)), hidden, weight)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, **TOLERANCES[torch.float64])
-    logits = hidden @ weight.T
-    torch.testing.assert_close(cross_entropy(logits, labels, 0.1, items), theirs[0], **TOLERANCES[torch.float64])
+    hidden, weight, labels = case = random_case(20, 9)
+    assert_equals_torch(case, items=items)
+    loss = cross_entropy(hidden @ weight.T, labels, 0.1, items)
+    torch.testing.assert_close(loss, torch_loss(*case, 0.1, int(items)), **TOLERANCES[torch.float64])
 
 
 @pytest.mark.parametrize("items", [None, 5, 0, torch.tensor(0)])
@@ -366,13 +365,6 @@ def test_model_learns_nothing_from_a_batch_without_targets(is_training: bool) ->
     loss.backward()
     assert loss == 0
     assert all((parameter.grad == 0).all() for parameter in model.parameters() if parameter.grad is not None)
-
-
-def test_loss_of_uniform_logits_is_the_logarithm_of_the_vocabulary() -> None:
-    hidden, weight = torch.zeros(3, 8), torch.randn(99, 8)
-    for smoothing in (0.0, 0.1):
-        loss = projected_cross_entropy(hidden, weight, torch.tensor([4, 5, -100]), smoothing)
-        assert float(loss) == pytest.approx(math.log(99), rel=1e-6)
 
 
 def test_smoothed_loss_of_two_entries_computed_by_hand() -> None:

@@ -1,6 +1,5 @@
-"""The parallel families with Hugging Face tools: Auto classes, remote code, Trainer, PEFT; prepared copies."""
+"""The non-autoregressive families with Hugging Face tools: Trainer and PEFT; prepared copies."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,61 +8,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    pipeline,
 )
 
-from tests.helpers import PAIRS, load_tokenizer, random_tokens, run_python, save
-from tests.nar_models import CLASS_NAMES, FAMILY, family_of_pairs, targets
-from vaswani_transformer import MaskingCollator, VaswaniTransformerTokenizer, prepare_for_inference
-from vaswani_transformer.pipeline import TASK
-
-LOAD_WITHOUT_THE_PACKAGE = """
-import json, sys
-
-sys.modules["vaswani_transformer"] = None  # also where it is installed
-
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-
-text, *folders = sys.argv[1:]
-results = []
-for folder in folders:
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    body = AutoModel.from_pretrained(folder, trust_remote_code=True)
-    assert all("transformers_modules" in type(part).__module__ for part in (config, tokenizer, model, body))
-    found = model.generate(**tokenizer([text, "hola"], padding=True, return_tensors="pt"), length_beam_size=3)
-    translator = pipeline("vaswani-translation", model=folder, device="cpu", trust_remote_code=True)
-    results.append([found.tolist(), translator(text)[0]["translation_text"]])
-print(json.dumps(results))
-"""
-
-
-@pytest.mark.slow
-def test_published_folders_name_their_classes_and_load_without_the_package(tmp_path: Path) -> None:
-    elsewhere, text = tmp_path / "elsewhere", "hello world"
-    elsewhere.mkdir()
-    pairs = {family: family_of_pairs(family) for family in FAMILY}
-    for family, (model, tokenizer) in pairs.items():
-        for part in (model, tokenizer):
-            part.with_remote_code().save_pretrained(tmp_path / family)
-        name = CLASS_NAMES[family]
-        assert json.loads((tmp_path / family / "config.json").read_text())["auto_map"] == {
-            "AutoConfig": f"{family}.{name}Config",
-            "AutoModel": f"{family}.{name}Model",
-            "AutoModelForSeq2SeqLM": f"{family}.{name}ForConditionalGeneration",
-        }
-    folders = [str(tmp_path / family) for family in FAMILY]
-    loaded = run_python(LOAD_WITHOUT_THE_PACKAGE, text, *folders, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    for (model, tokenizer), (tokens, translation) in zip(pairs.values(), json.loads(loaded), strict=True):
-        batch = tokenizer([text, "hola"], padding=True, return_tensors="pt")
-        translator = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
-        assert tokens == model.generate(**batch, length_beam_size=3).tolist()
-        assert translation == translator(text)[0]["translation_text"]
+from tests.helpers import PAIRS, random_tokens
+from tests.nar_models import FAMILY, family_of_pairs, targets
+from vaswani_transformer import MaskingCollator, prepare_for_inference
 
 
 def trainer_for(family: str, folder: Path, collates_masks: bool = False, **settings: Any) -> Seq2SeqTrainer:
@@ -199,10 +151,3 @@ def test_gradient_checkpointing_gives_the_same_gradient(family: str) -> None:
         gradients.append([weight.grad for weight in model.parameters()])
     for first, second in zip(*gradients, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
-
-
-def test_tokenizer_of_a_family_is_the_packages(tmp_path: Path) -> None:
-    for family in FAMILY:
-        save(tmp_path, *family_of_pairs(family))
-        assert type(AutoTokenizer.from_pretrained(tmp_path)) is VaswaniTransformerTokenizer
-        assert load_tokenizer(tmp_path).mask_token == "<mask>"

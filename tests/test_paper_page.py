@@ -43,6 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
+@pytest.mark.parametrize("path", [path for path in PAGES if BLOCK.search(TEXTS[path.stem])], ids=lambda path: path.stem)
+def test_listing_is_compared_with_a_short_version_above_it(path: Path) -> None:
+    *above, _ = BLOCK.split(TEXTS[path.stem])[::2]
+    assert [text for text in above if not any("assert " in code for code, _ in examples_of(text))] == []
+
+
 @pytest.mark.parametrize("name", sorted(set(NAMES)))
 def test_listing_is_the_source_of_what_it_names(name: str) -> None:
     source = textwrap.dedent(inspect.getsource(pkgutil.resolve_name(name)))

@@ -1,7 +1,6 @@
 """`pipeline("vaswani-translation")` has the shapes of the Transformers 4 pipeline and the results of `generate()`."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 from datasets import Dataset as HubDataset
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, pipeline
+from transformers import GenerationConfig, pipeline
 
-from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, run_python, save, tiny_model
+from tests.helpers import PAIRS, ModelAndTokenizer, model_of_pairs, paper_model_of_pairs, tiny_model
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, prepare_for_inference
 from vaswani_transformer.pipeline import TASK, VaswaniTransformerTranslationPipeline
 
@@ -48,12 +47,17 @@ class Sentences(Dataset):
         return SOURCES[index]
 
 
-def test_pipeline_returns_a_list_for_a_text_and_for_a_list(translator: VaswaniTransformerTranslationPipeline) -> None:
+def test_pipeline_returns_a_list_for_a_text_a_list_and_a_column(
+    translator: VaswaniTransformerTranslationPipeline,
+) -> None:
     assert translator(SOURCES[0]) == as_records(TARGETS[:1])
     assert translator(SOURCES) == as_records(TARGETS)
     assert translator(tuple(SOURCES)) == as_records(TARGETS)
     assert translator(SOURCES[:1]) == as_records(TARGETS[:1])
+    assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
     assert translator([]) == []
+    assert translator("") == as_records([""])
+    assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
 def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
@@ -64,10 +68,6 @@ def test_pipeline_returns_an_iterator_for_an_iterator_or_dataset(
         results = translator(texts, batch_size=4)
         assert not isinstance(results, list)
         assert list(results) == each
-
-
-def test_pipeline_takes_a_column_of_a_dataset(translator: VaswaniTransformerTranslationPipeline) -> None:
-    assert translator(HubDataset.from_dict({"en": SOURCES})["en"], batch_size=4) == as_records(TARGETS)
 
 
 def test_batches_by_length_keep_order_and_translations(
@@ -97,11 +97,6 @@ def test_prepared_model_translates_the_same_and_cannot_be_saved(
     assert fast(texts, batch_size=4, num_return_sequences=2) == translator(texts, batch_size=4, num_return_sequences=2)
     with pytest.raises(RuntimeError, match="cannot be saved; save the one it was prepared from"):
         fast.save_pretrained(tmp_path)
-
-
-def test_empty_text_has_empty_translations(translator: VaswaniTransformerTranslationPipeline) -> None:
-    assert translator("") == as_records([""])
-    assert translator(" \n", num_return_sequences=2) == as_records(["", ""])
 
 
 def test_records_have_scores_if_generate_returns_them(
@@ -201,58 +196,6 @@ def test_input_that_is_not_a_text_is_an_error(translator: VaswaniTransformerTran
         translator(wrong)
 
 
-def test_pipeline_loads_a_saved_folder(components: ModelAndTokenizer, tmp_path: Path) -> None:
-    save(tmp_path, *components)
-    assert pipeline(TASK, model=str(tmp_path), device="cpu")(SOURCES, batch_size=6) == as_records(TARGETS)
-
-
-USE_WITHOUT_THE_PACKAGE = """
-import json, sys
-
-sys.modules["vaswani_transformer"] = None  # even if it is installed
-
-from transformers import pipeline
-
-texts, *folders = json.loads(sys.argv[1])
-results = []
-for folder in folders:
-    for task in ("vaswani-translation", None):
-        made = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
-        assert {type(part).__module__.split(".")[0] for part in (made, made.model)} == {"transformers_modules"}
-        results.append(made(texts, batch_size=4))
-    made.model.save_pretrained(f"{folder}-again")
-    made.tokenizer.save_pretrained(f"{folder}-again")
-    again = pipeline("vaswani-translation", model=f"{folder}-again", trust_remote_code=True, device="cpu")
-    results.append(again(texts))
-print(json.dumps(results))
-"""
-
-
-@pytest.mark.slow
-def test_published_folder_contains_the_pipeline(
-    components: ModelAndTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokenizer = components
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(tmp_path / "pipeline")
-    for component in (type(model.config), type(model), type(tokenizer)):
-        monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
-        component.register_for_auto_class()
-    save(tmp_path / "model", model, tokenizer)
-    folders = [str(tmp_path / name) for name in ("pipeline", "model")]
-    for folder in folders:
-        assert json.loads(Path(folder, "config.json").read_text())["custom_pipelines"] == {
-            "vaswani-translation": {
-                "impl": "pipeline.VaswaniTransformerTranslationPipeline",
-                "pt": ["AutoModelForSeq2SeqLM"],
-                "type": "text",
-            }
-        }
-    arguments = json.dumps([SOURCES, *folders])
-    results = run_python(USE_WITHOUT_THE_PACKAGE, arguments, folder=elsewhere, HF_HOME=str(tmp_path / "home"))
-    assert json.loads(results) == [as_records(TARGETS)] * 6
-
-
 @pytest.mark.parametrize("trust", [None, True])
 def test_installed_package_loads_a_published_folder_without_trust(
     components: ModelAndTokenizer, translator: VaswaniTransformerTranslationPipeline, trust: bool | None, tmp_path: Path
@@ -262,17 +205,6 @@ def test_installed_package_loads_a_published_folder_without_trust(
     assert type(made) is VaswaniTransformerTranslationPipeline
     assert type(made.model) is VaswaniTransformerForConditionalGeneration
     assert made(SOURCES[0]) == as_records(TARGETS[:1])
-
-
-def test_folder_without_code_names_none(translator: VaswaniTransformerTranslationPipeline, tmp_path: Path) -> None:
-    translator.save_pretrained(tmp_path / "published")
-    assert {path.suffix for path in (tmp_path / "published").iterdir()} == {".json", ".py", ".safetensors"}
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
-    for number, model in enumerate((loaded, translator.model)):
-        model.save_pretrained(tmp_path / str(number))
-        saved = json.loads((tmp_path / str(number) / "config.json").read_text())
-        assert not {"auto_map", "custom_pipelines"} & saved.keys()
-        assert {path.suffix for path in (tmp_path / str(number)).iterdir()} == {".json", ".safetensors"}
 
 
 def test_special_tokens_in_a_text_are_text_and_tags_are_tokens(

@@ -1,18 +1,41 @@
 """Every name that `vaswani_transformer` exports exists, is documented, and costs nothing before its first use."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 import vaswani_transformer
 from tests.helpers import run_python
 
-OPTIONAL = (
-    "matplotlib",
-    "ctranslate2",
-    "vaswani_transformer.figures",
-    "vaswani_transformer.convert",
-)
+FRESH_IMPORT = """
+import random, socket, sys, threading
+
+def fail(*arguments, **keywords):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = fail
+
+import torch, transformers  # their own connections do not count
+
+state, threads, before = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
+import vaswani_transformer
+assert torch.equal(torch.get_rng_state(), state) and random.getstate() == before
+assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32
+assert threading.active_count() == 1
+optional = {"matplotlib", "ctranslate2", "vaswani_transformer.figures", "vaswani_transformer.convert"}
+assert not optional & sys.modules.keys()
+
+config = transformers.AutoConfig.for_model("vaswani_transformer", vocab_size=9, d_model=8, num_heads=2, d_ff=8)
+assert type(transformers.AutoModel.from_config(config)).__module__ == "vaswani_transformer.model"
+assert type(transformers.AutoModelForSeq2SeqLM.from_config(config)).__module__ == "vaswani_transformer.model"
+
+from vaswani_transformer import *
+assert (translate.__name__, draw_loss.__name__, to_ctranslate2.__name__) == ("translate", "draw_loss", "to_ctranslate2")
+assert "matplotlib" not in sys.modules
+draw_learning_rate()
+assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules  # it opens no window
+"""
 
 
 @pytest.mark.parametrize("name", sorted(set(vaswani_transformer.__all__) - {"translate"}))
@@ -21,14 +44,10 @@ def test_public_name_is_importable_and_documented(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_fresh_process_imports_no_optional_dependency_and_gets_every_public_name_by_a_star_import() -> None:
-    code = f"""
-import sys, vaswani_transformer
-print([name for name in {OPTIONAL!r} if name in sys.modules])
-from vaswani_transformer import *
-print(translate.__name__, draw_loss.__name__, to_ctranslate2.__name__)
-"""
-    assert run_python(code) == "[]\ntranslate draw_loss to_ctranslate2\n"
+def test_import_registers_the_package_and_does_nothing_else(tmp_path: Path) -> None:
+    """Optional packages are imported only at their first use."""
+    assert run_python(FRESH_IMPORT, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0") == ""
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

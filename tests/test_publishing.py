@@ -1,4 +1,4 @@
-"""Push and pull with huggingface_hub's client over HTTP, against the small Hub of `hub_server`."""
+"""Published folders, and push and pull with huggingface_hub's client, against the small Hub of `hub_server`."""
 
 import getpass
 import json
@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
 
 from tests.helpers import (
-    PAIRS,
     ROOT,
     load_tokenizer,
     model_of_pairs,
@@ -24,6 +23,7 @@ from tests.helpers import (
 )
 from tests.hub_server import client_environment, serving
 from tests.hub_state import Hub
+from tests.nar_models import FAMILY, family_of_pairs
 from tests.published import PUBLISHED_FILES
 from vaswani_transformer import (
     VaswaniTransformerConfig,
@@ -31,8 +31,10 @@ from vaswani_transformer import (
     VaswaniTransformerModel,
     VaswaniTransformerTokenizer,
 )
+from vaswani_transformer.pipeline import TASK
 
 TOKEN = "hf_of_somebody"
+TEXTS = ["<2es> what is your name", "the cat is black", "hola"]
 PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CODE = PUBLISHED_FILES["transformer"]
 CLASSES = (
@@ -53,45 +55,34 @@ def is_unregistered(*components: Any) -> bool:
 
 
 def test_plain_save_has_no_code_after_a_save_with_code(tmp_path: Path) -> None:
+    """A copy over the same weights and a pipeline have code; the objects, and those loaded from such a folder, none."""
     model, tokenizer = model_of_pairs()
-    for component in (model, tokenizer):
-        component.with_remote_code().save_pretrained(tmp_path / "published")
-        component.save_pretrained(tmp_path / "plain")
-    assert names(tmp_path / "published") == PLAIN | CODE
-    assert names(tmp_path / "plain") == PLAIN
+    published = model.with_remote_code()
+    assert all(weight is other for weight, other in zip(model.parameters(), published.parameters(), strict=True))
+    save(tmp_path / "published", published, tokenizer.with_remote_code())
+    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(tmp_path / "pipeline")
+    for folder in (tmp_path / "published", tmp_path / "pipeline"):
+        assert names(folder) == PLAIN | CODE
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
+        for number, components in enumerate(((model, tokenizer), loaded)):
+            plain = save(folder / str(number), *components)
+            assert names(plain) == PLAIN
+            for name in ("config.json", "tokenizer_config.json"):
+                assert "auto_map" in json.loads((folder / name).read_text())
+                assert not {"auto_map", "custom_pipelines"} & json.loads((plain / name).read_text()).keys()
     assert is_unregistered(model, model.config, tokenizer)
-    for name in ("config.json", "tokenizer_config.json"):
-        assert "auto_map" in json.loads((tmp_path / "published" / name).read_text())
-        assert "auto_map" not in json.loads((tmp_path / "plain" / name).read_text())
-
-
-def test_model_loaded_from_a_published_folder_saves_without_code(tmp_path: Path) -> None:
-    for component in model_of_pairs():
-        component.with_remote_code().save_pretrained(tmp_path / "published")
-    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "again")
-    load_tokenizer(tmp_path / "published").save_pretrained(tmp_path / "again")
-    assert names(tmp_path / "again") == PLAIN
-    assert "auto_map" not in (tmp_path / "again" / "config.json").read_text()
-    assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
 
 
 def test_published_folder_names_the_body_too(tmp_path: Path) -> None:
-    model = tiny_model()
-    model.with_remote_code().save_pretrained(tmp_path / "whole")
-    model.model.with_remote_code().save_pretrained(tmp_path / "body")
-    maps = [json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("whole", "body")]
+    tiny_model().with_remote_code().save_pretrained(tmp_path / "whole")
+    AutoModel.from_pretrained(tmp_path / "whole").with_remote_code().save_pretrained(tmp_path / "body")
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("whole", "body")]
     body = {"AutoConfig": "config.VaswaniTransformerConfig", "AutoModel": "model.VaswaniTransformerModel"}
-    assert maps == [body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"}, body]
-
-
-def test_copy_with_code_shares_weights_and_logits() -> None:
-    model, tokenizer = model_of_pairs()
-    published, batch = model.with_remote_code(), tokenizer(list(PAIRS), padding=True, return_tensors="pt")
-    assert all(parameter is other for parameter, other in zip(model.parameters(), published.parameters(), strict=True))
-    targets = batch["input_ids"]
-    assert torch.equal(
-        published(**batch, decoder_input_ids=targets).logits, model(**batch, decoder_input_ids=targets).logits
-    )
+    assert ["custom_pipelines" in config for config in configs] == [True, False]
+    assert [config["auto_map"] for config in configs] == [
+        body | {"AutoModelForSeq2SeqLM": "model.VaswaniTransformerForConditionalGeneration"},
+        body,
+    ]
 
 
 def test_failed_push_changes_nothing(tmp_path: Path) -> None:
@@ -157,45 +148,82 @@ for component in (model, tokenizer):
 trainer.push_to_hub("registered")
 """
 
-PULL = """
+LOAD = """
 import json, sys
 
-has_package, revisions, texts = json.loads(sys.argv[1])
-trust = {} if has_package else {"trust_remote_code": True}
-if has_package:
-    import vaswani_transformer
-else:  # only torch, Transformers and what they need
-    for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
-        sys.modules[name] = None
+for name in ("vaswani_transformer", "accelerate", "datasets", "evaluate", "sacrebleu", "peft"):
+    sys.modules[name] = None  # only torch, Transformers and what they need, even if more is installed
 
-from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
+revisions, texts = json.loads(sys.argv[1])
 results = []
 for name, revision in revisions:
-    at = trust | {"revision": revision}
-    tokenizer = AutoTokenizer.from_pretrained(name, **at)
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, **at)
-    components = (tokenizer, model, AutoModel.from_pretrained(name, **at))
-    assert {type(component).__module__.split(".")[0] for component in components} == (
-        {"vaswani_transformer"} if has_package else {"transformers_modules"}
-    )
+    at = {"revision": revision, "trust_remote_code": True}
+    auto_classes = (AutoConfig, AutoTokenizer, AutoModelForSeq2SeqLM, AutoModel)
+    components = config, tokenizer, model, body = [each.from_pretrained(name, **at) for each in auto_classes]
+    translators = [pipeline(task, model=name, device="cpu", **at) for task in ("vaswani-translation", None)]
+    for each in (*components, *translators):
+        assert type(each).__module__.startswith("transformers_modules.")
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits
     generated = model.generate(**batch)
-    translator = pipeline("vaswani-translation", model=name, device="cpu", **at)
-    written = [record["translation_text"] for record in translator(texts, batch_size=len(texts))]
-    assert written == tokenizer.batch_decode(generated, skip_special_tokens=True)
-    results.append([batch["input_ids"].tolist(), logits.tolist(), generated.tolist()])
+    written = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    for translate in translators:
+        assert [record["translation_text"] for record in translate(texts, batch_size=len(texts))] == written
+    names = [type(each).__name__ for each in components]
+    results.append([logits.tolist(), names, batch["input_ids"].tolist(), generated.tolist()])
+    if [f"{name}-again", revision] in revisions:
+        for each in (model, tokenizer):
+            each.save_pretrained(f"{name}-again")
 print(json.dumps(results))
 """
 
 
-def local_results(folder: Path, texts: list[str]) -> tuple[list, torch.Tensor, list]:
-    """Return the expected ids, logits and translations of a pulled model."""
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
+def load_without_the_package(home: Path, *revisions: tuple[str, str], **environment: Any) -> list:
+    """Return the results of models, given by name and revision, that another process computes with their own code."""
+    (elsewhere := home / "elsewhere").mkdir(parents=True)
+    arguments = json.dumps([revisions, TEXTS])
+    return json.loads(run_python(LOAD, arguments, folder=elsewhere, **{"HF_HOME": str(home)} | environment))
+
+
+def pull(hub: Hub, home: Path, *revisions: tuple[str, str]) -> list:
+    with serving(hub) as url:
+        return load_without_the_package(home, *revisions, **client_environment(url, home))
+
+
+def assert_same_results(results: list, folder: Path) -> None:
+    """Compare results with those of the package for a saved model: logits, names of classes, ids and translations."""
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     logits = model(**batch, decoder_input_ids=batch["input_ids"]).logits.detach()
-    return batch["input_ids"].tolist(), logits, model.generate(**batch).tolist()
+    classes = [type(each).__name__ for each in (model.config, tokenizer, model)] + [model.body_class.__name__]
+    assert results[1:] == [classes, batch["input_ids"].tolist(), model.generate(**batch).tolist()]
+    torch.testing.assert_close(torch.tensor(results[0]), logits)
+
+
+@pytest.mark.slow
+def test_published_folders_of_every_family_load_without_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are saved with code by each object, by registered classes, by a pipeline, and again by their own code."""
+    components = {family: family_of_pairs(family) for family in FAMILY}
+    tokenizer = components["nat"][1]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    model = tiny_model(vocab_size=len(tokenizer))
+    components |= {"transformer": (model, tokenizer), "nat": (FAMILY["nat"](vocab_size=len(tokenizer)), tokenizer)}
+    for family in components:
+        save(tmp_path / family, *(each.with_remote_code() for each in components[family]))
+    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(tmp_path / "pipeline")
+    for component in (type(model.config), type(model), type(tokenizer)):
+        monkeypatch.setattr(component, "_auto_class", None)  # restored after the test
+        component.register_for_auto_class()
+    save(tmp_path / "registered", model, tokenizer)
+    folders = [tmp_path / name for name in (*components, "pipeline", "registered", "registered-again")]
+    loaded = load_without_the_package(tmp_path / "home", *((str(folder), "main") for folder in folders))
+    for results, folder in zip(loaded, folders, strict=True):
+        assert_same_results(results, folder)
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +234,6 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hub]:
     with serving(hub) as url:
         run_python(PUSH, str(folder), **client_environment(url, folder / "home"))
     return folder, hub
-
-
-def pull(hub: Hub, home: Path, has_package: bool, *revisions: tuple[str, str], token: str | None = TOKEN) -> list:
-    elsewhere = home / "elsewhere"
-    elsewhere.mkdir(parents=True)
-    arguments = json.dumps([has_package, revisions, list(PAIRS)])
-    path = {"PYTHONPATH": str(ROOT)} if has_package else {}
-    with serving(hub) as url:
-        environment = client_environment(url, home, token) | path
-        return json.loads(run_python(PULL, arguments, folder=elsewhere, **environment))
 
 
 @pytest.mark.slow
@@ -248,30 +266,11 @@ def test_pull_without_the_package_gives_the_pushed_model_at_every_revision(
     folder, hub = pushed
     commit = hub.repositories["somebody/open"].branches["main"]
     revisions = [("somebody/open", "main"), ("somebody/open", commit), ("somebody/secret", "main")]
-    *same, later = pull(hub, tmp_path, False, *revisions, ("somebody/open", "later"))
-    tokens, logits, translations = local_results(folder, list(PAIRS))
+    *same, later = pull(hub, tmp_path, *revisions, ("somebody/at-once", "main"), ("somebody/open", "later"))
     for results in same:
-        assert (results[0], results[2]) == (tokens, translations)
-        torch.testing.assert_close(torch.tensor(results[1]), logits)
-    assert later[0] == tokens
-    assert not torch.allclose(torch.tensor(later[1]), logits)
-
-
-@pytest.mark.slow
-def test_pull_with_the_package_needs_no_trust(pushed: tuple[Path, Hub], tmp_path: Path) -> None:
-    folder, hub = pushed
-    results = pull(hub, tmp_path, True, ("somebody/open", "main"), ("somebody/at-once", "main"))
-    tokens, logits, translations = local_results(folder, list(PAIRS))
-    for result_tokens, result_logits, result_translations in results:
-        assert (result_tokens, result_translations) == (tokens, translations)
-        torch.testing.assert_close(torch.tensor(result_logits), logits)
-
-
-@pytest.mark.slow
-def test_private_repository_needs_a_token(pushed: tuple[Path, Hub], tmp_path: Path) -> None:
-    _, hub = pushed
-    with pytest.raises(AssertionError, match=r"(?s)somebody/secret.*(private|not a valid model)"):
-        pull(hub, tmp_path, False, ("somebody/secret", "main"), token=None)
+        assert_same_results(results, folder)
+    assert later[2] == same[0][2]
+    assert not torch.allclose(torch.tensor(later[0]), torch.tensor(same[0][0]))
 
 
 @pytest.mark.slow
@@ -285,12 +284,3 @@ def test_stock_trainer_pushes_code_only_of_registered_classes(tmp_path: Path) ->
     before, after = (set(hub.files("somebody/stock", sha)) for sha in list(repository.commits)[1:])
     assert before == PLAIN | {"README.md", "training_args.bin"}
     assert after == before | CODE
-
-
-def test_hub_server_answers_only_locally_and_stops() -> None:
-    with serving(Hub()) as url:
-        host, port = url.removeprefix("http://").split(":")
-        assert host == "127.0.0.1"
-        socket.create_connection((host, int(port)), timeout=5).close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)), timeout=5)

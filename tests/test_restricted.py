@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.builders import needs, random_model
 from tests.flash_kernels import FlashKernels
-from tests.helpers import FLOAT32, LargestTensor, padded_batch, random_batch, random_tokens, tiny_config, tiny_model
+from tests.helpers import (
+    FLOAT32,
+    LargestTensor,
+    assert_equal_at_tokens,
+    masked_batch,
+    padded_batch,
+    random_batch,
+    random_tokens,
+    tiny_config,
+    tiny_model,
+)
 from vaswani_transformer import (
-    VaswaniTransformerForConditionalGeneration,
     prepare_for_inference,
 )
 from vaswani_transformer.attention import CausalSelfAttention, SelfAttention
@@ -164,15 +172,6 @@ def test_packed_texts_get_the_window_in_addition_to_their_mask(implementation: s
 
 
 @pytest.mark.parametrize("implementation", MODELS)
-def test_window_as_wide_as_the_texts_changes_nothing(implementation: str) -> None:
-    source, mask = padded_batch([8, 5])
-    batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": random_tokens(2, 6)}
-    wide = tiny_model(attention_window=7, attn_implementation=implementation)
-    complete = tiny_model(attn_implementation=implementation)
-    torch.testing.assert_close(wide(**batch).logits, complete(**batch).logits, **FLOAT32)
-
-
-@pytest.mark.parametrize("implementation", MODELS)
 @pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 1, 3], [6, 3]], ids=str)
 def test_cache_of_r_keys_gives_the_logits_of_the_whole_target(implementation: str, chunks: list[int]) -> None:
     model, source, target = MODELS[implementation], random_tokens(2, 5), random_tokens(2, 9)
@@ -282,12 +281,8 @@ def test_flash_attention_gets_the_window(monkeypatch: pytest.MonkeyPatch, target
     FlashKernels.install(monkeypatch)
     model = tiny_model(attention_window=REACH).requires_grad_(False)
     model.config._attn_implementation_internal = "flash_attention_2"
-    source, source_mask = padded_batch([11, 6])
-    target, target_mask = padded_batch(targets)
-    batch: dict[str, Any] = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
-    batch["decoder_attention_mask"] = target_mask
-    expected, logits = MODELS["eager"](**batch).logits, model(**batch).logits
-    torch.testing.assert_close(logits[target_mask.bool()], expected[target_mask.bool()], **FLOAT32)
+    batch = masked_batch([11, 6], targets)
+    assert_equal_at_tokens(model(**batch).logits, MODELS["eager"](**batch).logits, batch["decoder_attention_mask"])
 
 
 @pytest.mark.slow
@@ -297,14 +292,9 @@ def test_flex_attention_equals_eager_and_leaves_blocks_out() -> None:
     flex = tiny_model(**widths, attn_implementation="flex_attention").requires_grad_(False)
     source, mask = padded_batch([600, 590])
     mask[0, 50:60] = 0
-    batch: dict[str, Any] = {
-        "input_ids": source,
-        "attention_mask": mask,
-        "decoder_input_ids": source,
-        "decoder_attention_mask": mask,
-    }
-    expected, logits = eager(**batch).logits, flex(**batch).logits
-    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **FLOAT32)
+    batch = {"input_ids": source, "decoder_input_ids": source}
+    batch |= {"attention_mask": mask, "decoder_attention_mask": mask}
+    assert_equal_at_tokens(flex(**batch).logits, eager(**batch).logits, mask)
     block_mask: Any = Window(flex.config, torch.empty(2, 600, 32)).mask(mask)
     assert block_mask.sparsity() > 40  # of 5 x 5 blocks the diagonal and its neighbors, 13, are computed
 
@@ -317,26 +307,6 @@ def test_attention_that_takes_no_window_is_an_error(monkeypatch: pytest.MonkeyPa
         ValueError, match="attention_window: no window can be applied; got the attention implementation"
     ):
         model(input_ids=random_tokens(1, 3), decoder_input_ids=random_tokens(1, 3))
-
-
-def test_window_is_saved_with_the_model(tmp_path: Path) -> None:
-    MODELS["sdpa"].save_pretrained(tmp_path)
-    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    batch: dict[str, Any] = {"input_ids": random_tokens(2, 9), "decoder_input_ids": random_tokens(2, 8)}
-    assert loaded.config.attention_window == REACH
-    assert torch.equal(loaded(**batch).logits, MODELS["sdpa"](**batch).logits)
-    assert not torch.equal(loaded(**batch).logits, tiny_model()(**batch).logits)
-
-
-def test_attention_weights_outside_the_window_are_zero() -> None:
-    output = MODELS["eager"](
-        input_ids=random_tokens(1, 9), decoder_input_ids=random_tokens(1, 8), output_attentions=True
-    )
-    for weights, last in ((output.encoder_attentions, REACH), (output.decoder_attentions, 0)):
-        for layer in weights:
-            inside = layer.triu(-REACH).tril(last)
-            assert torch.equal(layer, inside)
-            torch.testing.assert_close(inside.sum(-1), torch.ones(layer.shape[:-1]))
 
 
 def test_dropout_of_weights_reaches_blocks() -> None:

@@ -1,6 +1,6 @@
 """The paper's beam search inside generate(): its scores, its limits and its stop (6.1)."""
 
-import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +11,16 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from tests.builders import PlainSearch, small_model, source
+from tests.ending_models import ending_model, sources
 from tests.helpers import FLOAT32, padded_batch
-from vaswani_transformer import (
-    VaswaniTransformerForConditionalGeneration,
-)
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.search import length_penalty
 
 START, END = 0, 2
 
 
 def best_of_all(
-    model: VaswaniTransformerForConditionalGeneration, input_ids: Tensor, limit: int, alpha: float
+    model: VaswaniTransformerForConditionalGeneration, input_ids: Tensor, limit: int, alpha: float, penalty: str
 ) -> tuple[float, list[int]]:
     """Score every target of at most `limit` new tokens by log P(Y | X) / lp(Y); return the best score and target."""
     best = (-float("inf"), [])
@@ -36,7 +35,8 @@ def best_of_all(
             for token, log_prob in enumerate(row):
                 target, total = [*tokens, token], score + log_prob
                 if token == END or len(target) - 1 == limit:
-                    best = max(best, (total / ((5 + len(target) - 1) / 6) ** alpha, target))
+                    length = len(target) - 1
+                    best = max(best, (total / (length if penalty == "power" else (5 + length) / 6) ** alpha, target))
                 else:
                     longer.append((target, total))
         open_targets = longer
@@ -44,22 +44,28 @@ def best_of_all(
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "beams", "alpha", "limit"),
-    [*[(6, 125, alpha, 4) for alpha in (0.0, 0.6, 2.0, -1.0)], (5, 21, 0.3, 3)],
+    ("vocab_size", "beams", "alpha", "limit", "penalty"),
+    [
+        *[(6, 125, alpha, 4, "gnmt") for alpha in (0.0, 0.6, 2.0, -1.0)],
+        (5, 21, 0.3, 3, "gnmt"),
+        *[(5, 21, alpha, 3, "power") for alpha in (0.0, 1.0)],
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("seed", range(6))
 def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
-    seed: int, vocab_size: int, beams: int, alpha: float, limit: int
+    seed: int, vocab_size: int, beams: int, alpha: float, limit: int, penalty: str
 ) -> None:
     """Before the last step 5^3 targets are open, or 4^2 with the beam of the parsing experiments (6.3)."""
     model = small_model(seed, vocab_size=vocab_size)
     input_ids = source(3 + seed % (vocab_size - 3))
-    score, target = best_of_all(model, input_ids, limit, alpha)
+    score, target = best_of_all(model, input_ids, limit, alpha, penalty)
     generated = model.generate(
         input_ids,
         num_beams=beams,
         length_penalty=alpha,
+        length_penalty_type=penalty,
+        early_stopping="never",
         max_source_relative_length=limit - 2,
         return_dict_in_generate=True,
         output_scores=True,
@@ -68,18 +74,13 @@ def test_beam_as_wide_as_the_language_finds_the_best_of_all_targets(
     assert generated.sequences_scores[0].item() == pytest.approx(score, abs=1e-4)
 
 
-PARSING: dict[str, Any] = {"num_beams": 21, "length_penalty": 0.3, "max_source_relative_length": 300}
-"""The search of the parsing experiments (6.3), on a model that scores by lp(Y)."""
-
-
 @pytest.mark.slow
-def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score() -> None:
-    """The settings are saved and loaded; without an end token every target reaches the limit."""
+def test_parsing_search_ends_at_source_length_plus_300_with_the_true_score(tmp_path: Path) -> None:
+    """The settings (6.3) are saved and loaded; without an end token every target reaches the limit."""
     model = small_model(0)
-    model.generation_config.update(**PARSING)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        model = VaswaniTransformerForConditionalGeneration.from_pretrained(folder)
+    model.generation_config.update(num_beams=21, length_penalty=0.3, max_source_relative_length=300)
+    model.save_pretrained(tmp_path)
+    model = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
     settings: dict[str, Any] = {"suppress_tokens": [1, END], "return_dict_in_generate": True, "output_scores": True}
     generated = model.generate(source(3, 4), num_return_sequences=21, **settings)
     assert generated.sequences.shape == (21, 1 + 3 + 300)
@@ -97,14 +98,14 @@ def test_length_penalty_is_lp_of_wu_et_al() -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_every_sentence_of_a_batch_has_its_own_limit(num_beams: int) -> None:
+@pytest.mark.parametrize("pad", [0, 1])
+def test_every_sentence_of_a_batch_has_its_own_limit(pad: int, num_beams: int) -> None:
     """Without an end token every target reaches its limit, the length of its source plus two."""
-    model = small_model(0)
-    input_ids, mask = padded_batch([3, 5, 1], pad=1)
-    generated = model.generate(
-        input_ids % 6, attention_mask=mask, num_beams=num_beams, max_source_relative_length=2, suppress_tokens=[1, 2]
-    )
-    assert (generated[:, 1:] != 1).sum(1).tolist() == [5, 7, 3]
+    model = small_model(0, pad_token_id=pad, bos_token_id=1 - pad)
+    input_ids, mask = padded_batch([3, 5, 1])
+    options: dict[str, Any] = {"num_beams": num_beams, "max_source_relative_length": 2, "suppress_tokens": [0, 1, END]}
+    generated = model.generate((input_ids % 3 + 3).masked_fill(mask == 0, pad), attention_mask=mask, **options)
+    assert (generated[:, 1:] != pad).sum(1).tolist() == [5, 7, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -174,25 +175,37 @@ def test_stop_never_changes_the_result(seed: int, alpha: float, num_beams: int, 
     torch.testing.assert_close(stopped.sequences_scores, exhausted.sequences_scores, **FLOAT32)
 
 
-@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_from([True, False, "never"]))
 @settings(max_examples=100)
-def test_search_under_power_equals_transformers_own(seed: int, alpha: float, early_stopping: bool | str) -> None:
-    """Token for token in float64, and score for score, for padded sources and several returned targets."""
-    model = small_model(seed, vocab_size=12).double()
+@given(
+    seed=st.integers(0, 10_000),
+    alpha=st.sampled_from([-1.0, 0.0, 0.7, 2.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    num_beams=st.integers(2, 5),
+    new_tokens=st.integers(1, 12),
+    data=st.data(),
+)
+def test_search_under_power_equals_transformers_own(
+    seed: int,
+    alpha: float,
+    early_stopping: bool | str,
+    lengths: list[int],
+    num_beams: int,
+    new_tokens: int,
+    data: st.DataObject,
+) -> None:
+    """Token for token in float64 by its shortcuts, and score for score of the loop that returns them."""
+    model = ending_model(seed, vocab_size=97)
     plain = PlainSearch(model.config).eval().double()
     plain.load_state_dict(model.state_dict())
     assert type(plain)._beam_search is GenerationMixin._beam_search
-    input_ids, mask = padded_batch([4, 2, 5])
-    input_ids = (input_ids % 9 + 3).masked_fill(mask == 0, 1)
-    options: dict[str, Any] = {
-        "num_beams": 4,
-        "num_return_sequences": 2,
-        "length_penalty": alpha,
-        "early_stopping": early_stopping,
-    }
-    options |= {"attention_mask": mask, "max_new_tokens": 7, "return_dict_in_generate": True, "output_scores": True}
-    ours = model.generate(input_ids, length_penalty_type="power", **options)
-    theirs = plain.generate(input_ids, **options)
+    returned = data.draw(st.integers(1, num_beams))
+    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": returned, **sources(lengths)}
+    options |= {"length_penalty": alpha, "early_stopping": early_stopping, "max_new_tokens": new_tokens}
+    outputs = {"return_dict_in_generate": True, "output_scores": True}
+    theirs = plain.generate(**options, **outputs)
+    assert torch.equal(model.generate(**options, length_penalty_type="power"), theirs.sequences)
+    ours = model.generate(**options, **outputs, length_penalty_type="power")
     assert torch.equal(ours.sequences, theirs.sequences)
     torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, **FLOAT32)
 
@@ -208,23 +221,13 @@ def test_early_stopping_ends_at_as_many_finished_targets_as_beams(seed: int) -> 
     assert early.sequences_scores[0] <= late.sequences_scores[0] + 1e-5
 
 
-@pytest.mark.parametrize("way", [{"prompt_lookup_num_tokens": 2}, {"encoder_outputs": True}])
-def test_limit_holds_for_every_way_of_calling_generate(way: dict[str, Any]) -> None:
+def test_limit_holds_for_every_way_of_calling_generate() -> None:
     model = small_model(0)
     input_ids, mask = torch.tensor([[3, 4, END, 1, 1]]), torch.tensor([[1, 1, 1, 0, 0]])
-    options: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_source_relative_length": 2,
-        "suppress_tokens": [1, END],
-        "num_beams": 1,
-    }
-    if "encoder_outputs" in way:
-        with torch.no_grad():
-            way: dict[str, Any] = {"encoder_outputs": model.get_encoder()(input_ids, attention_mask=mask).to_tuple()}
-        generated = model.generate(**options, **way)
-    else:
-        generated = model.generate(input_ids, **options, **way)
-    assert generated.shape[1] - 1 == 5
+    options: dict[str, Any] = {"max_source_relative_length": 2, "suppress_tokens": [1, END], "num_beams": 1}
+    encoded = model.get_encoder()(input_ids, attention_mask=mask).to_tuple()
+    for way in ({"input_ids": input_ids, "prompt_lookup_num_tokens": 2}, {"encoder_outputs": encoded}):
+        assert model.generate(attention_mask=mask, **options, **way).shape[1] - 1 == 5
 
 
 @pytest.mark.parametrize("starts", [True, False])
@@ -235,19 +238,3 @@ def test_prompt_without_the_start_token_gets_it_and_counts_it(starts: bool) -> N
         source(3), decoder_input_ids=prompt, max_source_relative_length=1, suppress_tokens=[1, END]
     )
     assert generated.shape == (1, 3 + 2 + 1)
-
-
-def test_encoder_outputs_of_the_caller_are_unchanged() -> None:
-    model, ids = small_model(0), source(3, 4)
-    encoded = model.get_encoder()(ids)
-    before = encoded.last_hidden_state
-    model.generate(encoder_outputs=encoded)
-    assert encoded.last_hidden_state is before
-
-
-def test_pad_id_0_keeps_the_limit_of_each_sentence() -> None:
-    model = small_model(0, pad_token_id=0, bos_token_id=1)
-    input_ids, mask = padded_batch([3, 1], pad=0)
-    input_ids = (input_ids % 3 + 3) * mask
-    generated = model.generate(input_ids, attention_mask=mask, max_source_relative_length=1, suppress_tokens=[0, 1, 2])
-    assert (generated[:, 1:] != 0).sum(1).tolist() == [4, 2]

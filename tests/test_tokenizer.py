@@ -41,11 +41,6 @@ words = st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=1).map(" ".j
 
 
 @settings(max_examples=100)
-@given(any_text | spelling_text)
-def test_tokenizer_decodes_any_text_to_itself(text: str) -> None:
-    assert BPE.decode(ENCODERS["bpe"](text).input_ids, skip_special_tokens=True) == text
-
-
 @given(st.lists(any_text | spelling_text, min_size=1, max_size=4))
 def test_padded_batch_decodes_to_itself(texts: list[str]) -> None:
     encode = ENCODERS["bpe"]
@@ -58,14 +53,31 @@ def test_padded_batch_decodes_to_itself(texts: list[str]) -> None:
         assert tokens[length:] == [1] * (len(tokens) - length)
 
 
+def tagged(name: str) -> VaswaniTransformerTokenizer:
+    """Return a tokenizer with one language tag added as a special token and another as a plain one."""
+    tokenizer = copy.deepcopy(TOKENIZERS[name])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
+    tokenizer.add_tokens(["<2de>"])
+    tokenizer.add_tokens(["<2fr>"], special_tokens=True)
+    return tokenizer
+
+
+TAGGED = {name: tagged(name) for name in TOKENIZERS}
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=any_text | spelling_text | words)
-def test_text_encoder_ends_every_text_exactly_once(name: str, text: str) -> None:
-    encode = ENCODERS[name]
-    tokens = encode(text).input_ids
-    assert tokens[-1] == 2
-    assert not {0, 1, 2} & set(tokens[:-1])
-    assert tokens[:-1] == encode(text, add_special_tokens=False).input_ids
+def test_text_encoder_ends_every_text_exactly_once_also_with_a_tag(name: str, text: str) -> None:
+    decoded = set()
+    for tokenizer, tag in ((TOKENIZERS[name], ""), (TAGGED[name], "<2es>")):
+        encode = text_encoder(tokenizer)
+        tokens = encode(tag + text).input_ids
+        assert tokens[-1] == 2
+        assert not {0, 1, 2} & set(tokens[:-1])
+        assert tokens[:-1] == encode(tag + text, add_special_tokens=False).input_ids
+        assert not tag or tokens[0] == tokenizer.convert_tokens_to_ids(tag)
+        decoded.add(tokenizer.decode(tokens, skip_special_tokens=True))
+    assert len(decoded) == 1
 
 
 @given(words)
@@ -93,14 +105,6 @@ def test_word_pieces_read_capitals_as_small_letters_where_no_text_has_any(tmp_pa
     assert with_capitals("Gato").input_ids == [with_capitals.unk_token_id, 2]
 
 
-@given(source=words, target=words)
-def test_text_target_gives_labels(source: str, target: str) -> None:
-    batch = BPE(source, text_target=target)
-    assert set(batch) == {"input_ids", "attention_mask", "labels"}
-    assert batch["input_ids"] == BPE(source).input_ids
-    assert batch["labels"] == BPE(target).input_ids
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=words, length=st.integers(2, 9))
 def test_truncated_text_still_ends(name: str, text: str, length: int) -> None:
@@ -110,36 +114,19 @@ def test_truncated_text_still_ends(name: str, text: str, length: int) -> None:
     assert cut == [*complete[: len(cut) - 1], 2]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_special_tokens_have_their_ids(name: str) -> None:
+@pytest.mark.parametrize(("name", "size", "unknown"), [("bpe", 320, None), ("wordpiece", 120, 3)])
+def test_special_tokens_come_first_and_ids_are_the_numbers_below_the_vocabulary_size(
+    name: str, size: int, unknown: int | None
+) -> None:
     tokenizer = TOKENIZERS[name]
     assert (tokenizer.bos_token, tokenizer.pad_token, tokenizer.eos_token) == ("<s>", "<pad>", "</s>")
     assert (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1, 2)
-    assert tokenizer.unk_token_id == (3 if name == "wordpiece" else None)
+    assert tokenizer.unk_token_id == unknown
+    assert ("<unk>" in tokenizer.get_vocab()) == (unknown is not None)
     assert tokenizer.padding_side == "right"
     assert tokenizer("").input_ids == [2]
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_ids_are_the_numbers_below_the_vocabulary_size(name: str) -> None:
-    tokenizer = TOKENIZERS[name]
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
-    assert len(tokenizer) <= (320 if name == "bpe" else 120)
-
-
-def test_special_tokens_in_a_text_are_tokens_as_in_transformers() -> None:
-    assert BPE("a</s>").input_ids == [*BPE("a", add_special_tokens=False).input_ids, 2, 2]
-    assert 2 not in BPE("a</s>", split_special_tokens=True).input_ids[:-1]
-    assert ENCODERS["bpe"]("a</s>").input_ids == BPE("a</s>", split_special_tokens=True).input_ids
-
-
-def tagged(name: str) -> VaswaniTransformerTokenizer:
-    """Return a tokenizer with one language tag added as a special token and another as a plain one."""
-    tokenizer = copy.deepcopy(TOKENIZERS[name])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<2es>"]})
-    tokenizer.add_tokens(["<2de>"])
-    tokenizer.add_tokens(["<2fr>"], special_tokens=True)
-    return tokenizer
+    assert len(tokenizer) <= size
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[str]:
@@ -160,18 +147,6 @@ def test_added_special_token_is_one_token_after_saving(
             assert tokens[0] == tag
             assert tokens.count(tag) == 1
             assert tokenizer("the cat", text_target=f"{tag}the")["labels"][0] == again.convert_tokens_to_ids(tag)
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@given(text=spelling_text)
-def test_text_with_a_tag_ends_exactly_once(name: str, text: str) -> None:
-    tokenizer = tagged(name)
-    tokens = text_encoder(tokenizer)(f"<2es>{text}").input_ids
-    assert tokens[0] == tokenizer.convert_tokens_to_ids("<2es>")
-    assert tokens[-1] == 2
-    assert not {0, 1, 2} & set(tokens[:-1])
-    untagged = ENCODERS[name](text).input_ids
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == tokenizer.decode(untagged, skip_special_tokens=True)
 
 
 def test_text_encoder_changes_nothing_and_knows_tokens_added_later() -> None:
@@ -196,45 +171,13 @@ def test_tokenizer_saved_with_split_special_tokens_keeps_the_setting(tmp_path: P
         again.save_pretrained(tmp_path)
 
 
-WITHOUT_THE_PACKAGE = """
-import json, sys
-
-sys.modules["vaswani_transformer"] = None
-
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-print(json.dumps(tokenizer.convert_ids_to_tokens(tokenizer("<2es> the cat").input_ids)))
-"""
-
-
-@pytest.mark.slow
-def test_published_tokenizer_knows_its_tags_without_the_package(tmp_path: Path) -> None:
-    tokenizer = tagged("bpe")
-    tokenizer.with_remote_code().save_pretrained(tmp_path / "published")
-    (tmp_path / "elsewhere").mkdir()
-    arguments = {"folder": tmp_path / "elsewhere", "HF_HOME": str(tmp_path / "home")}
-    output = run_python(WITHOUT_THE_PACKAGE, str(tmp_path / "published"), **arguments)
-    assert json.loads(output) == tokens_of(tokenizer, "<2es> the cat")
-
-
-def test_character_without_a_word_piece_is_unknown() -> None:
-    assert WORD_PIECE("猫").input_ids == [3, 2]
-    assert "<unk>" not in BPE.get_vocab()
-
-
-@pytest.mark.parametrize("name", ["bpe", "BPE", "wordpiece", "word-piece", "WordPiece", "word_piece"])
-def test_algorithm_has_several_spellings(name: str) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(iter(TEXTS), 320, algorithm=name)
-    assert (tokenizer.unk_token is None) == (name.lower() == "bpe")
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_vocabulary_depends_only_on_the_texts(name: str) -> None:
-    size = 320 if name == "bpe" else 120
-    for texts in (iter(TEXTS), tuple(TEXTS), (text for text in TEXTS)):
-        again = VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm=name)
+@pytest.mark.parametrize("algorithm", ["bpe", "BPE", "wordpiece", "word-piece", "WordPiece", "word_piece"])
+def test_vocabulary_depends_only_on_the_texts_and_the_algorithm_has_several_spellings(algorithm: str) -> None:
+    name, size = ("bpe", 320) if algorithm.lower() == "bpe" else ("wordpiece", 120)
+    for texts in (iter(TEXTS), tuple(TEXTS)):
+        again = VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm=algorithm)
         assert again.get_vocab() == TOKENIZERS[name].get_vocab()
+        assert again.special_tokens_map == TOKENIZERS[name].special_tokens_map
 
 
 def test_word_piece_vocabulary_keeps_its_size_with_many_characters() -> None:
@@ -262,17 +205,22 @@ def test_vocabulary_is_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("load", [VaswaniTransformerTokenizer.from_pretrained, AutoTokenizer.from_pretrained])
-def test_saved_tokenizer_loads_completely(load: Callable[..., Any], name: str, tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_completely_and_its_json_needs_no_plugin(name: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[name]
     tokenizer.save_pretrained(tmp_path)
-    again = load(tmp_path)
-    assert type(again) is VaswaniTransformerTokenizer
-    texts = [*TEXTS, "", "a </s> b<pad><s>", "¿qué  tal ?\n", "don 't , wait !"]
-    assert again(texts).input_ids == tokenizer(texts).input_ids
-    assert again.batch_decode(again(texts).input_ids) == tokenizer.batch_decode(tokenizer(texts).input_ids)
-    assert again.special_tokens_map == tokenizer.special_tokens_map
-    assert (again.unk_token_id, again.padding_side) == (tokenizer.unk_token_id, "right")
+    texts = [*TEXTS, "", "a </s> b<pad><s>", "¿qué  tal ?\n", "don 't , wait !", "¡Hola, mundo!", "猫"]
+    tokens = tokenizer(texts).input_ids
+    assert name == "bpe" or tokens[-1] == [3, 2]  # no word piece has this character
+    for again in (VaswaniTransformerTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
+        assert type(again) is VaswaniTransformerTokenizer
+        assert again(texts).input_ids == tokens
+        assert again.batch_decode(tokens) == tokenizer.batch_decode(tokens)
+        assert again.special_tokens_map == tokenizer.special_tokens_map
+        assert (again.unk_token_id, again.padding_side) == (tokenizer.unk_token_id, "right")
+    file = str(tmp_path / "tokenizer.json")
+    bare, plain = Tokenizer.from_file(file), PreTrainedTokenizerFast(tokenizer_file=file)
+    assert [bare.encode(text).ids for text in texts] == plain(texts).input_ids == tokens
+    assert [bare.decode(row) for row in tokens] == tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
@@ -280,18 +228,6 @@ def test_copy_of_a_text_encoder_encodes_the_same(again: Callable[..., Any]) -> N
     """Worker processes get copies."""
     for encode in (ENCODERS["bpe"], text_encoder(tagged("bpe"))):
         assert again(encode)("a </s> <2es> b").input_ids == encode("a </s> <2es> b").input_ids
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizer_json_needs_no_plugin(name: str, tmp_path: Path) -> None:
-    tokenizer = TOKENIZERS[name]
-    tokenizer.save_pretrained(tmp_path)
-    file = str(tmp_path / "tokenizer.json")
-    bare, plain = Tokenizer.from_file(file), PreTrainedTokenizerFast(tokenizer_file=file)
-    for text in [*TEXTS, "", "¡Hola, mundo!"]:
-        tokens = tokenizer(text).input_ids
-        assert bare.encode(text).ids == plain(text).input_ids == tokens
-        assert bare.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def unigram() -> Tokenizer:
@@ -367,24 +303,30 @@ def test_unknown_words_are_those_that_the_vocabulary_lacks(
     assert unknown_words(tokenizer, text_encoder(tokenizer)(texts), texts) == [[], [], [], expected]
 
 
-def test_unknown_algorithm_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"algorithm: unknown; got 'unigram', expected one of bpe, wordpiece\."):
-        VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 320, algorithm="unigram")
+@pytest.mark.parametrize(
+    ("texts", "size", "algorithm", "message"),
+    [
+        (TEXTS, 320, "unigram", r"algorithm: unknown; got 'unigram', expected one of bpe, wordpiece\."),
+        *(
+            (texts, 300, algorithm, message)
+            for algorithm in ("bpe", "wordpiece")
+            for texts, message in (
+                ("corpus.txt", r"texts is the str 'corpus\.txt'; give the texts themselves"),
+                (["a", 7], r"texts: holds a int, 7; give only texts"),
+            )
+        ),
+        (TEXTS, 258, "bpe", r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"),
+        (["ab ba"], 7, "wordpiece", r"vocab_size \(7\) cannot hold the 2 characters .* at least 8"),
+    ],
+)
+def test_texts_size_or_algorithm_without_a_vocabulary_is_an_error(
+    texts: Any, size: int, algorithm: str, message: str
+) -> None:
+    with pytest.raises(TypeError if message.startswith("texts") else ValueError, match=message):
+        VaswaniTransformerTokenizer.train_from_iterator(texts, size, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece"])
-def test_single_text_and_a_number_to_learn_from_are_an_error(algorithm: str) -> None:
-    with pytest.raises(TypeError, match=r"texts is the str 'corpus\.txt'; give the texts themselves"):
-        VaswaniTransformerTokenizer.train_from_iterator("corpus.txt", 300, algorithm)
-    with pytest.raises(TypeError, match=r"texts: holds a int, 7; give only texts"):
-        VaswaniTransformerTokenizer.train_from_iterator(["a", 7], 300, algorithm)  # ty: ignore[invalid-argument-type]
-
-
-def test_vocabulary_too_small_for_its_alphabet_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"vocab_size \(258\) cannot hold the 256 bytes .* at least 259"):
-        VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 258)
-    with pytest.raises(ValueError, match=r"vocab_size \(7\) cannot hold the 2 characters .* at least 8"):
-        VaswaniTransformerTokenizer.train_from_iterator(["ab ba"], 7, algorithm="wordpiece")
+def test_smallest_vocabulary_holds_its_alphabet() -> None:
     assert len(VaswaniTransformerTokenizer.train_from_iterator(TEXTS, 259)) == 259
     assert len(VaswaniTransformerTokenizer.train_from_iterator(["ab ba"], 8, algorithm="wordpiece")) <= 8
 

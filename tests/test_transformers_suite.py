@@ -5,13 +5,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-import torch
-from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 from tests import transformers_suite
 from tests.helpers import tiny_config
-from tests.transformers_suite import fetch_once, is_there, load, suite_folder, why_missing
+from tests.transformers_suite import TinyModels, fetch_once, is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniTransformerConfig,
     VaswaniTransformerForConditionalGeneration,
@@ -27,36 +25,6 @@ needs_generation_tests = pytest.mark.skipif(
     reason="PyPI's source distribution lacks GenerationTesterMixin; set TRANSFORMERS_SOURCE to a full checkout.",
 )
 bases = (suite.ModelTesterMixin, suite.GenerationTesterMixin, unittest.TestCase)
-
-
-class TinyModels:
-    """The sizes and inputs that the suite needs from a model's tester."""
-
-    batch_size = 13
-    seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
-    is_training = True
-    vocab_size = 99
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
-
-    def get_config(self) -> VaswaniTransformerConfig:
-        return tiny_config(max_position_embeddings=50)
-
-    def prepare_config_and_inputs_for_common(self) -> tuple[VaswaniTransformerConfig, dict[str, Tensor]]:
-        source = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(min=3)
-        source[:, -1] = self.eos_token_id
-        target = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
-        inputs = {
-            "input_ids": source,
-            "attention_mask": torch.ones_like(source),
-            "decoder_input_ids": target,
-            "decoder_attention_mask": torch.ones_like(target),
-        }
-        return self.get_config(), inputs
-
-    prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
 class TestTransformersSuite(*(base for base in bases if base is not None)):
@@ -75,7 +43,7 @@ class TestTransformersSuite(*(base for base in bases if base is not None)):
             cls.addClassCleanup(names.stop)
 
     def setUp(self) -> None:
-        self.model_tester = TinyModels()
+        self.model_tester = TinyModels(tiny_config(max_position_embeddings=50), reads_targets=True)
         self.config_tester = suite.ConfigTester(self, config_class=VaswaniTransformerConfig)
 
     @needs_generation_tests

@@ -9,12 +9,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import initialization
+from transformers import PreTrainedConfig, initialization
 from transformers.models.auto import modeling_auto
 
 from tests.helpers import TINY
-from tests.transformers_suite import is_there, load, suite_folder, why_missing
+from tests.transformers_suite import TinyModels, is_there, load, suite_folder, why_missing
 from vaswani_transformer import (
     VaswaniCmlmConfig,
     VaswaniCmlmForConditionalGeneration,
@@ -38,42 +37,10 @@ suite = load()
 ONE_LENGTH: dict[str, Any] = {"min_length_difference": 0, "max_length_difference": 0}
 
 
-ParallelConfig = VaswaniNatConfig | VaswaniFlowSeqConfig | VaswaniCmlmConfig
-
-
-class TinyNarModels:
-    """The sizes and inputs that the suite needs from a model's tester; the mask gives the target's length."""
-
-    batch_size = 13
-    seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
-    is_training = True
-    vocab_size = 99
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
-
-    def __init__(self, config: ParallelConfig) -> None:
-        self.config = config
-
-    def get_config(self) -> ParallelConfig:
-        return type(self.config).from_dict(self.config.to_dict())
-
-    def prepare_config_and_inputs_for_common(
-        self,
-    ) -> tuple[ParallelConfig, dict[str, Tensor]]:
-        source = suite.ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(min=4)
-        source[:, -1] = self.eos_token_id
-        ones = torch.ones_like(source)
-        return self.get_config(), {"input_ids": source, "attention_mask": ones, "decoder_attention_mask": ones}
-
-    prepare_config_and_inputs = prepare_config_and_inputs_for_common
-
-
 class NarSuite(suite.ModelTesterMixin):
     """The suite for one model, whose name marks it as the one that takes labels."""
 
-    config: ParallelConfig
+    config: PreTrainedConfig
     all_generative_model_classes = ()
     is_encoder_decoder = True
 
@@ -87,7 +54,7 @@ class NarSuite(suite.ModelTesterMixin):
         cls.addClassCleanup(names.stop)
 
     def setUp(self) -> None:
-        self.model_tester = TinyNarModels(self.config)
+        self.model_tester = TinyModels(self.config, reads_targets=False)
         self.config_tester = suite.ConfigTester(self, config_class=type(self.config))
 
     def test_config(self) -> None:

@@ -17,7 +17,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
+from torch import Tensor
+from transformers import PreTrainedConfig
 
 VERSION = importlib.metadata.version("transformers")
 UNPACKED = Path(__file__).resolve().parent.parent / ".transformers-tests" / f"transformers-{VERSION}"
@@ -74,7 +77,7 @@ def stand_in(name: str, **contents: Any) -> types.ModuleType:
 
 
 def load() -> types.SimpleNamespace:
-    """Return ModelTesterMixin, GenerationTesterMixin (None without a checkout), ConfigTester and `ids_tensor`.
+    """Return ModelTesterMixin, GenerationTesterMixin (None without a checkout) and ConfigTester.
 
     The tests of export are always replaced by stand-ins: they need ONNX Runtime and ExecuTorch.
     """
@@ -97,8 +100,38 @@ def load() -> types.SimpleNamespace:
         ModelTesterMixin=modeling.ModelTesterMixin,
         GenerationTesterMixin=modeling.GenerationTesterMixin if has_generation_tests() else None,
         ConfigTester=configuration.ConfigTester,
-        ids_tensor=modeling.ids_tensor,
     )
+
+
+class TinyModels:
+    """The sizes and inputs that the suite needs from a model's tester."""
+
+    batch_size = 13
+    seq_length = encoder_seq_length = decoder_seq_length = key_length = 7
+    is_training = True
+    vocab_size = 99
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    bos_token_id, pad_token_id, eos_token_id = 0, 1, 2
+
+    def __init__(self, config: PreTrainedConfig, reads_targets: bool) -> None:
+        """Make a tester; the targets of a model that reads none have the lengths of `decoder_attention_mask`."""
+        self.config, self.reads_targets = config, reads_targets
+
+    def get_config(self) -> PreTrainedConfig:
+        return type(self.config).from_dict(self.config.to_dict())
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
+        source = torch.randint(4, self.vocab_size, (self.batch_size, self.seq_length))
+        source[:, -1] = self.eos_token_id
+        ones = torch.ones_like(source)
+        inputs = {"input_ids": source, "attention_mask": ones, "decoder_attention_mask": ones}
+        if self.reads_targets:
+            inputs["decoder_input_ids"] = torch.randint(self.vocab_size, source.shape)
+        return self.get_config(), inputs
+
+    prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
 def fetch_once() -> None:

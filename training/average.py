@@ -81,7 +81,11 @@ def last_checkpoints(run: Path, last: int) -> list[Path]:
     return checkpoints
 
 
-def enough_checkpoints(run: Path, last: int) -> list[Path]:
+def average(run: Path, last: int, output: Path) -> list[int]:
+    """Write the mean of a run's last checkpoints, with its configuration and tokenizer, into a new folder.
+
+    It returns the steps of the checkpoints.
+    """
     if not (run / CHECKPOINTS).is_dir():
         raise UserError(f"{run}: is not the folder of a run, or does not exist; give the --output_dir of a training.")
     checkpoints = last_checkpoints(run, last)
@@ -90,15 +94,6 @@ def enough_checkpoints(run: Path, last: int) -> list[Path]:
             f"{run}: has {len(checkpoints)} complete checkpoints at its end, expected {last}; give a smaller --last, "
             "or keep more with training.keep_checkpoints."
         )
-    return checkpoints
-
-
-def average(run: Path, last: int, output: Path) -> list[int]:
-    """Write the mean of a run's last checkpoints, with its configuration and tokenizer, into a new folder.
-
-    It returns the steps of the checkpoints.
-    """
-    checkpoints = enough_checkpoints(run, last)
     check_empty(output, "--output_dir")
     weights = mean_weights(checkpoints)
     staged = staged_files(output, last=WEIGHTS)

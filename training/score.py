@@ -58,14 +58,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     return parse_with_recipe(parser, arguments)
 
 
-def check_split(recipe: Recipe, split: str) -> None:
-    if getattr(recipe.data, split) is None:
-        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
-
-
 def load_split(recipe: Recipe, split: str) -> Dataset:
     """Return the pairs of one split, in the columns `source` and `target`; files of the others are not read."""
-    check_split(recipe, split)
     without_others: dict[str, Any] = dict.fromkeys(set(SPLITS) - {split})
     return load_pairs(dataclasses.replace(recipe.data, **without_others))[split]
 
@@ -163,12 +157,13 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         check_new_file(options.output)
     if options.lm_score and recipe.data.kind == "trees":
         raise UserError("--lm_score: a linear tree has brackets and labels instead of words; leave the option out.")
-    check_split(recipe, options.split)
+    if getattr(recipe.data, split := options.split) is None:
+        raise UserError(f"data.{split}: {recipe.name} has no {split} set; name one, or give another --split.")
     named = LoadOptions.of(options)
     model, tokenizer = load_model_and_tokenizer(named)  # before the data, which may take minutes to read
     digest = named.digest()
     set_up_tokenizer(tokenizer, options.model, "pad", "eos")
-    pairs = load_split(recipe, options.split)
+    pairs = load_split(recipe, split)
     sources, references = pairs["source"][:], pairs["target"][:]
     training_targets = load_training_targets(recipe) if options.lm_score else None
     likelihoods = likelihood(model, tokenizer, sources, references, options.batch_tokens)
@@ -180,7 +175,7 @@ def score(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "recipe": recipe.name,
         **({"note": recipe.note} if recipe.note else {}),
         "data": dataclasses.asdict(recipe.data) | {"fingerprint": fingerprint(pairs)},
-        "split": options.split,
+        "split": split,
         "sentences": len(sources),
         **task.all_scores(translations, references),
         **task.statistics(translations, references),

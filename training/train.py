@@ -22,8 +22,7 @@ from training.run.command import flush_stdout, start_log
 from training.run.distributed import exit_together, init_distributed
 from training.run.folder import open_folder
 from training.run.preparation import load_inputs, prepare
-from training.trainer.final_results import write_results
-from training.trainer.setup import make_trainer
+from training.trainer.lifecycle import make_trainer, train_or_resume, write_results
 from vaswani_transformer.flow import FlowError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         prepared = prepare(recipe, folder, inputs)
         trainer = make_trainer(recipe, prepared)
         trainer.monitor.count_preparation_from(start)
-        trainer.train_or_resume()
+        train_or_resume(trainer)
         return write_results(trainer, prepared)
 
 

@@ -26,22 +26,21 @@ def test_schedule_gives_step_n_the_rate_of_step_n() -> None:
         schedule.step()
 
 
-def test_adam_has_the_papers_settings() -> None:
-    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(2))])
-    settings = optimizer.param_groups[0]
-    assert (settings["betas"], settings["eps"], settings["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
-
-
 def test_adam_step_equals_its_definition() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    """Three steps of Kingma and Ba's Algorithm 1 with the paper's beta_1, beta_2 and epsilon (5.3)."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     optimizer = paper_adam([weight])
-    paper_schedule(optimizer, d_model=16, warmup_steps=2)
-    gradient = torch.tensor([0.3, -0.7], dtype=torch.float64)
-    weight.grad = gradient.clone()
-    optimizer.step()
-    rate = learning_rate(1, 16, 2)  # in the first step both moments, corrected, are the gradient and its square
-    expected = torch.tensor([1.0, -2.0], dtype=torch.float64) - rate * gradient / (gradient.abs() + 1e-9)
-    torch.testing.assert_close(weight.detach(), expected)
+    schedule = paper_schedule(optimizer, d_model=16, warmup_steps=2)
+    expected, mean, square = weight.detach().clone(), torch.zeros(3), torch.zeros(3)
+    for step in (1, 2, 3):
+        weight.grad = torch.tensor([0.3 * step, -0.7, 1e-9], dtype=torch.float64)
+        mean = 0.9 * mean + 0.1 * weight.grad
+        square = 0.98 * square + 0.02 * weight.grad**2
+        corrected = (mean / (1 - 0.9**step)) / ((square / (1 - 0.98**step)).sqrt() + 1e-9)
+        expected -= learning_rate(step, 16, 2) * corrected
+        optimizer.step()
+        schedule.step()
+        torch.testing.assert_close(weight.detach(), expected)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.5])

@@ -39,7 +39,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("model", torch.Tensor, ("backward",)),
     ("model", trainer, ("draw_latents",)),  # by the device
     ("model", torch.optim.Adam, ("step",)),
-    ("draws", RecipeTrainer, ("add_random_choices",)),
+    ("draws", trainer, ("add_random_choices",)),
     ("counting", TrainingMonitor, ("count", "add_loss", "add_part", "metrics")),
     ("counting", RecipeTrainer, ("floating_point_ops",)),
     ("guard", DivergenceGuard, ("add", "inspect", "on_step_end")),

@@ -87,6 +87,13 @@ def test_decoder_step_has_the_logits_of_the_complete_decoder(kind: str, prompt: 
             torch.testing.assert_close(decoder.step(targets[:, :length]), true[:, length - 1], **FLOAT32)
 
 
+def assert_same_tokens(model: Any, **options: Any) -> None:
+    """Assert that a model and its prepared copy find the same tokens for two sources."""
+    ids, mask = padded_batch([5, 3])
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2} | options
+    assert torch.equal(prepare_for_inference(model).generate(ids, **settings), model.generate(ids, **settings))
+
+
 class Halved(nn.LayerNorm):
     """A norm with another forward."""
 
@@ -99,9 +106,7 @@ def test_norm_with_another_forward_is_called() -> None:
     model = random_model()
     for layer in model.model.decoder.layers:
         layer.cross_attn_add_norm.norm.__class__ = Halved
-    ids, mask = padded_batch([5, 3])
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": 2}
-    assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
+    assert_same_tokens(model)
 
 
 class HalvedEmbedding(ScaledEmbedding):
@@ -161,10 +166,8 @@ def test_subclass_with_another_forward_takes_every_step_of_a_search(beams: int) 
             output.logits = output.logits.roll(1, dims=-1)
             return output
 
-    ids, mask = padded_batch([5, 3])
     model = Halving(random_model().config).eval()
-    options: dict[str, Any] = {"attention_mask": mask, "min_new_tokens": 4, "max_new_tokens": 4, "num_beams": beams}
-    assert torch.equal(prepare_for_inference(model).generate(ids, **options), model.generate(ids, **options))
+    assert_same_tokens(model, min_new_tokens=4, max_new_tokens=4, num_beams=beams)
 
 
 class CallWithinSearch(StoppingCriteria):

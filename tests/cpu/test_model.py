@@ -5,7 +5,6 @@ import inspect
 import logging
 import pickle
 from collections.abc import Callable
-from contextlib import nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -177,8 +176,9 @@ def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind: 
     model.model.encoder.layers[0].self_attn.q_proj.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     needs_gradients = [weight.requires_grad for weight in model.parameters()]
-    attention = model.config._attn_implementation
+    attention, random_state = model.config._attn_implementation, torch.get_rng_state()
     prepared = prepare_for_inference(model, dtype)
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert model.training
     assert not any(module.training for module in prepared.modules())
     assert model.config._attn_implementation == attention
@@ -193,12 +193,6 @@ def test_preparing_leaves_the_original_unchanged_and_the_copy_independent(kind: 
     optimizer.step()
     assert not torch.equal(model.model.shared.weight, before["model.shared.weight"])
     assert torch.equal(prepared(**inputs).logits, logits)
-
-
-def test_preparing_draws_no_random_number_of_the_caller() -> None:
-    state = torch.get_rng_state()
-    prepare_for_inference(tiny_model(), DTYPES[-1])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -227,26 +221,18 @@ def test_prepared_model_cannot_be_trained_saved_copied_or_moved(dtype: str, tmp_
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_inputs_that_require_gradients_are_an_error_unless_gradients_are_off(dtype: str) -> None:
-    prepared = prepare_for_inference(tiny_model(), dtype)
-    inputs: dict[str, Any] = {
-        "inputs_embeds": torch.randn(2, 3, 32, requires_grad=True),
-        "decoder_input_ids": torch.zeros(2, 1).long(),
-    }
+    """In each mode without gradients the copy gives the same."""
+    prepared = prepare_for_inference(random_model(), dtype)
+    embeds, tokens = torch.randn(2, 3, 32), torch.zeros(2, 1).long()
+    logits = prepared(inputs_embeds=embeds, decoder_input_ids=tokens).logits
+    embeds.requires_grad_()
     with pytest.raises(RuntimeError, match=r"passes no gradients back; call it under torch\.no_grad"):
-        prepared(**inputs)
-    for way in (torch.no_grad(), torch.inference_mode()):
-        with way:
-            assert not prepared(**inputs).logits.requires_grad
-
-
-def test_prepared_model_gives_the_same_in_every_mode_without_gradients() -> None:
-    prepared, inputs = prepare_for_inference(random_model()), random_batch()
-    logits = []
-    for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+        prepared(inputs_embeds=embeds, decoder_input_ids=tokens)
+    for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            logits.append(prepared(**inputs).logits)
-    assert torch.equal(logits[0], logits[1])
-    assert torch.equal(logits[0], logits[2])
+            again = prepared(inputs_embeds=embeds, decoder_input_ids=tokens).logits
+            assert not again.requires_grad
+            assert torch.equal(again, logits)
 
 
 @pytest.mark.parametrize(

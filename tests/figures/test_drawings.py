@@ -19,7 +19,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from tests.builders import random_attention_maps
-from tests.helpers import model_of_pairs, run_python
+from tests.helpers import model_of_pairs
 from vaswani_transformer.batching.schedule import learning_rate
 from vaswani_transformer.embeddings import sinusoids
 from vaswani_transformer.figures import (
@@ -90,19 +90,13 @@ def test_lines_are_as_opaque_as_their_weights(stack: str, word: int | None) -> N
             assert lines[line] == pytest.approx(weight)
 
 
-def test_heads_that_are_not_requested_are_not_drawn() -> None:
-    colors = {color for color, _, _ in lines_of(draw_attention(random_attention_maps(), "cross", heads=[3, 5]))}
-    assert colors == {head_colors(8)[2], head_colors(8)[4]}
-
-
-def test_layer_defaults_to_the_last() -> None:
+def test_heads_layer_and_word_choose_what_is_drawn() -> None:
+    """The layer defaults to the last; a word is given by its text or its number."""
     maps = random_attention_maps()
+    colors = {color for color, _, _ in lines_of(draw_attention(maps, "cross", heads=[3, 5]))}
+    assert colors == {head_colors(8)[2], head_colors(8)[4]}
     assert lines_of(draw_attention(maps)) == lines_of(draw_attention(maps, layer=2))
     assert lines_of(draw_attention(maps)) != lines_of(draw_attention(maps, layer=1))
-
-
-def test_word_is_given_by_its_text_or_its_number() -> None:
-    maps = random_attention_maps()
     by_name = lines_of(draw_attention(maps, word="misunderstandings"))
     assert by_name == lines_of(draw_attention(maps, word=5))
     assert {query for _, query, _ in by_name} == {4}
@@ -196,9 +190,6 @@ def test_learning_rate_is_equation_3_with_its_peak(pairs: list[tuple[int, int]])
         steps, rates = map(np.asarray, line.get_data())
         assert list(rates) == [learning_rate(int(step), d_model, warmup) for step in steps]
         assert max(rates) == learning_rate(warmup, d_model, warmup)
-
-
-def test_learning_rate_is_legible() -> None:
     assert_legible(draw_learning_rate())
 
 
@@ -240,6 +231,7 @@ def test_unfinished_run_is_drawn_up_to_its_newest_checkpoint(subfolder: str, tmp
     for step in (9, 10, 100):
         write_log(tmp_path / subfolder / f"checkpoint-{step}", [{"loss": 1.0, "step": step}])
     (tmp_path / subfolder / "checkpoint-200").mkdir()  # being written
+    write_log(tmp_path / subfolder / "checkpoint-best", [{"loss": 2.0, "step": 200}])  # names no step
     assert curves(draw_loss(tmp_path)) == {"training loss": [[100], [1.0]]}
 
 
@@ -247,13 +239,6 @@ def test_loss_is_drawn_from_results_json_too(tmp_path: Path) -> None:
     write_log(tmp_path / "run", LOG)
     write_log(tmp_path / "results", LOG[:-1], name="curve")
     assert curves(draw_loss(str(tmp_path / "results"))) == curves(draw_loss(tmp_path / "run"))
-
-
-def test_folder_named_like_a_checkpoint_without_a_step_is_ignored(tmp_path: Path) -> None:
-    write_log(tmp_path / "checkpoint-9", LOG[:1])
-    write_log(tmp_path / "checkpoint-10", LOG)
-    write_log(tmp_path / "checkpoint-best", LOG[:1])
-    assert len(curves(draw_loss(tmp_path))["training loss"][0]) == 2
 
 
 def test_folder_without_a_log_is_an_error(tmp_path: Path) -> None:
@@ -267,18 +252,6 @@ def test_missing_matplotlib_is_one_sentence_that_names_the_extra(monkeypatch: py
     for draw in [*draws, lambda: draw_heat_maps(random_attention_maps())]:
         with pytest.raises(ImportError, match=r'run pip install "vaswani-transformer\[figures\]"'):
             draw()
-
-
-@pytest.mark.slow
-def test_matplotlib_is_imported_only_when_something_is_drawn_and_opens_no_window() -> None:
-    code = """
-import sys
-import vaswani_transformer.figures as figures
-assert "matplotlib" not in sys.modules
-figures.draw_learning_rate()
-assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
-"""
-    assert run_python(code) == ""
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])

@@ -1,21 +1,16 @@
 """A broken model ends loading, and every command, with one line that names the fault."""
 
 import logging
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import BROKEN, break_model, error_line, run_main, tiny_model, user_error
+from tests.helpers import BROKEN, break_model, tiny_model, user_error
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.convert import command as convert
-from vaswani_transformer.figures.__main__ import main as draw_page
 from vaswani_transformer.support.checked_loading import load_errors, load_model, load_tokenizer
 from vaswani_transformer.support.errors import UserError
-from vaswani_transformer.translation import command as translate
 
 
 @pytest.mark.parametrize("way", BROKEN)
@@ -29,32 +24,6 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_an_error_of_one_line(
         assert str(error.value).startswith(f"{folder}: {BROKEN[way]}")
         assert "\n" not in str(error.value)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (translate.main, ["{folder}", "--output={out}"]),
-        (translate.main, ["{folder}", "--interactive"]),
-        (translate.main, ["{folder}", "--dtype=bfloat16"]),
-        (draw_page, ["{folder}", "hello world", "--output={out}"]),
-        (convert.main, ["ctranslate2", "{folder}", "{out}"]),
-    ],
-)
-def test_broken_weights_end_every_command_with_one_line(
-    saved: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    main: Callable[[list[str]], None],
-    arguments: list[str],
-) -> None:
-    pytest.importorskip("ctranslate2")
-    folder, out = break_model(saved, tmp_path / "model", "nan"), tmp_path / "out"
-    monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: SIM115 - the test reads the file later
-    given = [argument.format(folder=folder, out=out) for argument in arguments]
-    assert error_line(run_main(main, given, capsys)).startswith(f"{folder}: {BROKEN['nan']}")
-    assert not out.exists()
 
 
 def test_complete_model_loads_as_transformers_loads_it(saved: Path) -> None:

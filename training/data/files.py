@@ -91,7 +91,6 @@ def with_both_sides(recipe: DataRecipe, pairs: Iterable[LocatedPair], name: obje
 
 
 def json_pair(recipe: DataRecipe, where: str, row: Any) -> tuple[str, str]:
-    """Return the source and the target of a line of JSON."""
     pair = row.get("translation") if isinstance(row, dict) else None
     if not isinstance(pair, dict):
         schema = f'{{"translation": {{"{recipe.source}": "...", "{recipe.target}": "..."}}}}'
@@ -166,7 +165,6 @@ READERS = {"json": read_json_lines, "text": read_text, "trees": read_tree_pairs}
 
 
 def read_file(recipe: DataRecipe, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a split's file or files."""
     folder = Path(recipe.path or "")
     pairs = READERS[recipe.kind](recipe, folder, name)
     return with_both_sides(recipe, pairs, folder / name.replace("{language}", recipe.source))

@@ -56,43 +56,8 @@ def train_tokenizer(
     return tokenizer
 
 
-def make_tokenizer(
-    recipe: Recipe, pairs: DatasetDict, distillation: Distillation | None = None
-) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the recipe names, or one trained on the training pairs, which may be distilled.
-
-    For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
-    """
-    tokenizer = train_or_load(recipe, pairs, distillation)
-    if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
-        raise UserError(
-            f"tokenizer.path: {recipe.tokenizer.path} pads on the {tokenizer.padding_side}, and the targets of "
-            f"model.kind {recipe.kind} must begin at the first position; set its padding_side to 'right' and "
-            "save it again."
-        )
-    if recipe.family.needs_mask and tokenizer.mask_token_id is None:
-        tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    return tokenizer
-
-
-def train_or_load(recipe: Recipe, pairs: DatasetDict, distillation: Distillation | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `make_tokenizer` as it is trained or saved."""
-    task = make_task(recipe)
-    train = PairStream(recipe.data, recipe.seed, distillation) if recipe.data.streaming else pairs["train"]
-    tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
-    if (path := recipe.tokenizer.path) is None:
-        return train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)
-    tokenizer = load_complete_tokenizer(path, recipe)
-    if missing := sorted(tokens - tokenizer.get_added_vocab().keys()):
-        raise UserError(
-            f"tokenizer.path: {path} lacks {len(missing)} labels of the trees, such as {missing[0]!r}; add them as "
-            "tokens, or train a tokenizer."
-        )
-    return tokenizer
-
-
-def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs."""
+def load_complete_tokenizer(path: str, recipe: Recipe, tokens: set[str]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder, or of the Hub, that has the tokens that training needs, and the given ones."""
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise UserError(f"tokenizer.path: there is no folder {path}; name one with a tokenizer.json, or a Hub name.")
     try:
@@ -111,4 +76,33 @@ def load_complete_tokenizer(path: str, recipe: Recipe) -> PreTrainedTokenizerBas
             f"tokenizer.path: {path} does not end a text with {tokenizer.eos_token!r}, so a model never learns to "
             "stop; give it a post-processor that does, or train a tokenizer."
         )
+    if missing := sorted(tokens - tokenizer.get_added_vocab().keys()):
+        raise UserError(
+            f"tokenizer.path: {path} lacks {len(missing)} labels of the trees, such as {missing[0]!r}; add them as "
+            "tokens, or train a tokenizer."
+        )
+    return tokenizer
+
+
+def make_tokenizer(
+    recipe: Recipe, pairs: DatasetDict, distillation: Distillation | None = None
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names, or one trained on the training pairs, which may be distilled.
+
+    For a kind of model that needs it, `<mask>` is added after all other tokens, whose ids stay.
+    """
+    task, path = make_task(recipe), recipe.tokenizer.path
+    train = PairStream(recipe.data, recipe.seed, distillation) if recipe.data.streaming else pairs["train"]
+    tokens = set() if task.shares_vocabulary else task.single_tokens(sample_texts(train, None, ("target",)))
+    if path is None:
+        tokenizer = train_tokenizer(recipe, train, SIDES if task.shares_vocabulary else ("source",), tokens)
+    else:
+        tokenizer = load_complete_tokenizer(path, recipe, tokens)
+    if not recipe.family.is_autoregressive and tokenizer.padding_side != "right":
+        raise UserError(
+            f"tokenizer.path: {path} pads on the {tokenizer.padding_side}, and the targets of model.kind {recipe.kind} "
+            "must begin at the first position; set its padding_side to 'right' and save it again."
+        )
+    if recipe.family.needs_mask and tokenizer.mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
     return tokenizer

@@ -1,10 +1,8 @@
 """Count the tokens, operations and seconds of a run's steps."""
 
-import contextlib
 import json
 import math
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +34,21 @@ class TrainingMonitor(TrainerCallback):
 
     Args:
         device: where the model trains.
-        precision: of its matrix products, "fp32", "tf32", "fp16" or "bf16".
+        precision: of its matrix products, "fp32", "tf32", "fp16" or "bf16"; "no" for that of float32 in torch.
 
     Attributes:
         peak: the data sheet's TFLOP/s of the device; None if it is not known, as on every CPU.
-        time_limit: the seconds of training after which the run ends.
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:
         self.device = device
+        if precision == "no":
+            precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self.peak = peak_teraflops(name, precision)
         self.stopwatch = CudaStopwatch() if device.type == "cuda" else Stopwatch()
         self.created = time.perf_counter()
         self.trained_before, self.train_start = 0.0, self.created
-        self.time_limit = math.inf
         self.reset(0.0)
 
     @property
@@ -65,13 +63,6 @@ class TrainingMonitor(TrainerCallback):
     def time(self) -> dict[str, float]:
         self.stopwatch.flush()
         return dict(self.stopwatch.seconds)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        """Count the time until the end of the context as a phase."""
-        self.stopwatch.enter(name)
-        yield
-        self.stopwatch.enter("other")
 
     def save(self, folder: Path) -> None:
         """Write the time so far into the folder of a checkpoint."""
@@ -95,8 +86,7 @@ class TrainingMonitor(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.stopwatch.enter("other")
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.stopwatch.enter("other")
+    on_save = on_step_end
 
     def count(self, batch: dict[str, Tensor]) -> None:
         """Count a batch of this process, which is still on the host."""

@@ -1,6 +1,8 @@
 """The latest metrics of a run, in the progress bar or as lines of the log."""
 
 import logging
+import math
+import sys
 import time
 from typing import Any
 
@@ -55,8 +57,9 @@ def format_time_left(seconds: float) -> str:
 class LogLineCallback(TrainerCallback):
     """The same metrics and the time that is left as lines of the log, for output that goes to a file."""
 
-    def __init__(self, format_metrics: MetricFormat, monitor: TrainingMonitor) -> None:
+    def __init__(self, format_metrics: MetricFormat, monitor: TrainingMonitor, minutes: float | None) -> None:
         self.format_metrics, self.monitor = format_metrics, monitor
+        self.time_limit = math.inf if minutes is None else 60 * minutes
         self.started = (0.0, 0)  # moment and step at which this process began to train
 
     def on_train_begin(
@@ -72,6 +75,12 @@ class LogLineCallback(TrainerCallback):
             (moment, step), remaining = self.started, state.max_steps - state.global_step
             if remaining and "loss" in logs:
                 seconds = (time.perf_counter() - moment) / (state.global_step - step) * remaining
-                seconds = min(seconds, max(0.0, self.monitor.time_limit - self.monitor.trained))
+                seconds = min(seconds, max(0.0, self.time_limit - self.monitor.trained))
                 text += f", at most {format_time_left(seconds)} left"
             logger.info("Step %d of %d: %s", state.global_step, state.max_steps, text)
+
+
+def progress_callback(best_metric: Metric, monitor: TrainingMonitor, minutes: float | None) -> TrainerCallback:
+    """Return the callback that shows a run's progress where standard error goes; the run may have a time limit."""
+    metrics = MetricFormat(best_metric)
+    return ProgressBarCallback(metrics) if sys.stderr.isatty() else LogLineCallback(metrics, monitor, minutes)

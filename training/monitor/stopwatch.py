@@ -66,6 +66,5 @@ def phase_shares(seconds: dict[str, float]) -> Iterator[tuple[str, int]]:
 
 
 def time_line(seconds: dict[str, float]) -> str:
-    """Return the time of a run and its phases on one line."""
     parts = " + ".join(f"{phase} {share}%" for phase, share in phase_shares(seconds))
     return f"Time: {sum(seconds.values()):,.1f} s = {parts}"

@@ -60,7 +60,6 @@ class Family:
 
     @property
     def config_class(self) -> type[VaswaniTransformerConfig]:
-        """Its configuration."""
         return self.model_class.config_class
 
     @property

@@ -98,7 +98,6 @@ def training_flops(config: VaswaniTransformerConfig, source: Tensor, target: Ten
 
 
 def autoregressive_flops(model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor]) -> int:
-    """Return `training_flops` of a batch."""
     return training_flops(model.config, *pair_lengths(batch))
 
 

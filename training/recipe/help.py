@@ -11,7 +11,7 @@ from typing import Any
 
 from training.recipe.families import AUTOREGRESSIVE, FAMILIES
 from training.recipe.fields import Recipe
-from training.recipe.reading import Setting, settings
+from training.recipe.reading import settings
 from vaswani_transformer.support.command_line import ArgumentParser
 
 WIDTH = 100
@@ -48,14 +48,14 @@ def entry(name: str, default: object, text: str) -> str:
 
 def entries(cls: Any, prefix: str = "") -> Iterator[str]:
     """Yield the fields of a dataclass, then those of its groups."""
-    texts, hints = field_descriptions(cls), typing.get_type_hints(cls)
+    texts, hints, known = field_descriptions(cls), typing.get_type_hints(cls), settings(cls)
     groups = []
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             groups.append((field.name, hint))
         elif field.name != "model":
-            choices = ", ".join(Setting(field.name, hint, field).choices)
+            choices = ", ".join(known[field.name].choices)
             text = texts[field.name] + (f" One of {choices}." if choices else "")
             yield entry(f"{prefix}{field.name}", field.default, text)
     for name, hint in groups:

@@ -24,9 +24,14 @@ def uses_cpu() -> bool:
 
 
 def trains_slowly_in_bf16() -> bool:
-    """Return whether training runs on a CPU without instructions for bf16, on which fp32 is many times faster.
+    """Return whether training runs on a CPU that is faster in fp32.
 
-    The environment variable ONEDNN_MAX_CPU_ISA may hide such instructions.
+    Without instructions for bf16 it is many times faster; the environment variable ONEDNN_MAX_CPU_ISA may hide them.
+    Intel's AVX-512 instructions for bf16 multiply at the pace of fp32, so there only the matrix unit (AMX) is faster.
     """
+    if not uses_cpu():
+        return False
     has_instructions = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    return uses_cpu() and not (torch.backends.mkldnn.is_available() and has_instructions())
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in every supported torch
+    is_slow_intel = "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", True)
+    return is_slow_intel or not (torch.backends.mkldnn.is_available() and has_instructions())

@@ -60,51 +60,39 @@ def setting(default: Any, **rules: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A field of a recipe: its name with the group, such as training.steps, its type, and its dataclass's field."""
+    """A field of a recipe.
+
+    name: with its group, such as training.steps.
+    hint: its type.
+    default: the value of a field that is left out.
+    choices: the texts among which its value is, if it may not be any text.
+    allowed: the classes of its other values.
+    rules: what `setting` declares of its values.
+    """
 
     name: str
     hint: Any
-    field: dataclasses.Field
-
-    @property
-    def rules(self) -> Rules:
-        """What `setting` declares of its values."""
-        return self.field.metadata.get("rules", Rules())
-
-    @property
-    def members(self) -> tuple[Any, ...]:
-        """The types of its values, those of a union one by one."""
-        is_union = typing.get_origin(self.hint) in (types.UnionType, typing.Union)
-        return typing.get_args(self.hint) if is_union else (self.hint,)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The texts among which its value is, if it may not be any text."""
-        return tuple(text for one in self.members if typing.get_origin(one) is Literal for text in typing.get_args(one))
-
-    @property
-    def allowed(self) -> tuple[type, ...]:
-        """The classes of its values; those of choices are left out."""
-        return tuple(typing.get_origin(one) or one for one in self.members if typing.get_origin(one) is not Literal)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether any text is a value."""
-        return str in self.allowed
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether null is a value."""
-        return types.NoneType in self.allowed
+    default: Any
+    choices: tuple[str, ...]
+    allowed: tuple[type, ...]
+    rules: Rules
 
 
 def settings(cls: Any, prefix: str = "") -> dict[str, Setting]:
     """Return the fields of a dataclass and of the groups in it, by their names."""
     found: dict[str, Setting] = {}
     hints = typing.get_type_hints(cls)
-    for each in dataclasses.fields(cls):
-        name, hint = f"{prefix}{each.name}", hints[each.name]
-        found |= settings(hint, f"{name}.") if dataclasses.is_dataclass(hint) else {name: Setting(name, hint, each)}
+    for field in dataclasses.fields(cls):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found |= settings(hint, f"{name}.")
+            continue
+        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        members = typing.get_args(hint) if is_union else (hint,)
+        literals = [member for member in members if typing.get_origin(member) is Literal]
+        choices = tuple(text for literal in literals for text in typing.get_args(literal))
+        allowed = tuple(typing.get_origin(member) or member for member in members if member not in literals)
+        found[name] = Setting(name, hint, field.default, choices, allowed, field.metadata.get("rules", Rules()))
     return found
 
 
@@ -135,7 +123,6 @@ class RecipeLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text."""
     try:
         return yaml.load(text, RecipeLoader)
     except yaml.YAMLError as error:
@@ -159,7 +146,7 @@ def apply_override(cls: type, tree: dict[str, Any], argument: str) -> None:
         if not isinstance(tree, dict):
             raise UserError(f"{argument}: {key} is a value, not a group of fields.")
     known = settings(cls).get(name)
-    is_text = known is not None and known.is_text
+    is_text = known is not None and str in known.allowed
     if not (text or is_text):
         raise UserError(f"{argument}: the value is empty; give one, or null for the default.")
     try:
@@ -189,7 +176,7 @@ def build(cls: type, tree: Any, prefix: str = "") -> Any:
         if dataclasses.is_dataclass(hints[key]):
             if value is not None:
                 values[key] = build(hints[key], value, f"{prefix}{key}.")
-        elif value is not None or fields[f"{prefix}{key}"].is_optional:
+        elif value is not None or types.NoneType in fields[f"{prefix}{key}"].allowed:
             values[key] = coerce(fields[f"{prefix}{key}"], value)
         elif fields[f"{prefix}{key}"].rules.is_needed:
             raise UserError(f"{prefix}{key}: every run needs one; got null, expected a text. Name it, or leave it out.")
@@ -208,7 +195,7 @@ def coerce(known: Setting, value: Any) -> Any:
         value = read_exponents(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         kinds = " or ".join("null" if kind is types.NoneType else kind.__name__ for kind in allowed)
-        quoting = "; quote a text that YAML takes for something else" if known.is_text else ""
+        quoting = "; quote a text that YAML takes for something else" if str in allowed else ""
         raise UserError(f"{name}: expected {kinds}, got {value!r}{quoting}.")
     check_numbers(value, name)
     check_limits(known, value)
@@ -250,8 +237,8 @@ def check_limits(known: Setting, value: Any) -> None:
         raise UserError(f"{name}: {value} is {'negative' if least == 0 else 'too small'}; give {least} or more.")
     if most is not None and value > most:
         raise UserError(f"{name}: {value} is too large; give {most} or less.")
-    if value == "" != known.field.default:
-        otherwise = "give null for none" if known.is_optional else "leave it out"
+    if value == "" != known.default:
+        otherwise = "give null for none" if types.NoneType in known.allowed else "leave it out"
         raise UserError(f"{name}: the text is empty; name something, or {otherwise}.")
 
 
@@ -265,7 +252,7 @@ def check_switches(recipe: Any, ignored: tuple[str, ...] = ()) -> None:
     idle: dict[tuple[Any, ...], list[str]] = {}
     for name, one in known.items():
         switch, *on = needs = one.rules.needs or (None,)
-        if switch is None or name.partition(".")[0] in ignored or values[name] in (None, one.field.default):
+        if switch is None or name.partition(".")[0] in ignored or values[name] in (None, one.default):
             continue
         if (values[switch] not in on) if on else (values[switch] in (None, False)):
             idle.setdefault(needs, []).append(name)

@@ -70,7 +70,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         template_path=str(TEMPLATE),
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
-        **(translation_words(recipe) | make_task(recipe).card_words),
+        **make_task(recipe).card_words,
         data=data_name(recipe.data) + ("; training targets replaced by a teacher's outputs" if is_distilled else ""),
         license=license,
         parameters=f"{results['parameters']:,}",
@@ -91,19 +91,6 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         code=describe_code(results),
         command=training_command(recipe, repository),
     )
-
-
-def translation_words(recipe: Recipe) -> dict[str, str]:
-    """Return the words of a card that another task replaces by its `card_words`."""
-    source, target = recipe.data.source, recipe.data.target
-    return {
-        "purpose": f"translate `{source}` into `{target}`",
-        "languages": f"from `{source}` to `{target}`",
-        "use": '`pipeline("vaswani-translation", model=repository, trust_remote_code=True)` takes lists of texts.',
-        "limits": "It translates single sentences in one direction.",
-        "errors": "It may drop, repeat or invent words in fluent sentences.",
-        "measure": "BLEU compares words with one reference and does not measure meaning.",
-    }
 
 
 def variant(recipe: Recipe) -> str:
@@ -137,9 +124,9 @@ def metadata(results: dict[str, Any], license: str) -> ModelCardData:
 
 
 def eval_results(results: dict[str, Any], recipe: Recipe) -> Iterator[EvalResult]:
-    """Yield every score of `results` with its signature."""
+    """Yield every score of `results` with its signature, those of the test set first."""
     data, task = recipe.data, make_task(recipe)
-    for split in ("validation", "test"):
+    for split in ("test", "validation"):
         scores = results.get(split, {})
         for metric in task.metrics:
             if metric.key in scores:
@@ -230,7 +217,8 @@ def describe_time(results: dict[str, Any]) -> str:
 
 def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
     """Yield each score with its signature; a signature contains `|` and does not fit into a table."""
-    first, *other_metrics = make_task(recipe).metrics
+    task = make_task(recipe)
+    first, *other_metrics = task.metrics
     if (scores := results.get("test")) is not None:
         how = describe_search(recipe.search)
         yield f"test set, {scores['sentences']:,} sentences, {how}: {scored(scores, first)}"
@@ -240,7 +228,7 @@ def score_lines(results: dict[str, Any], recipe: Recipe) -> Iterator[str]:
             yield f"published on the same test set: {recipe.published}"
     if (scores := results.get("validation")) is not None:
         how = describe_search(recipe.evaluation_search)
-        yield f"validation set, {how}: {scored(scores, first)}"
+        yield f"validation set, {how}: {scored(scores, task.best_metric)}"
     if recipe.note:
         yield recipe.note
 

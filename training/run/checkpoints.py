@@ -19,7 +19,8 @@ from transformers import TrainerState, TrainingArguments
 
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import TrainingRecipe
-from training.run.distributed import RunError
+from training.run.distributed import RunError, check_weights
+from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.errors import UserError, one_line
 from vaswani_transformer.support.files import (
     PARTIAL,
@@ -50,9 +51,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def checkpoints_folder(args: TrainingArguments) -> Path:
-    """Return the folder of the checkpoints that a Trainer writes; the run's folder is its parent."""
-    return Path(args.output_dir or CHECKPOINTS)
+def run_folder(args: TrainingArguments) -> Path:
+    """Return the folder of a run, in which its Trainer has the one of the checkpoints as `output_dir`."""
+    return Path(args.output_dir or CHECKPOINTS).parent
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
@@ -136,12 +137,14 @@ def read_state(folder: Path, fix: str) -> TrainerState:
         raise UserError(f"{folder / STATE}: is damaged ({one_line(error)}); {fix}") from error
 
 
-def read_weights(folder: Path, fix: str) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint or another folder of a run; `fix` ends the message."""
+def checked_weights(model: ProjectedModel, folder: Path, fix: str) -> dict[str, Tensor]:
+    """Return the weights in a folder of a run: exactly those of its model, all finite; `fix` ends the message."""
     try:
-        return load_file(folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS}: cannot be read ({one_line(error, with_file=False)}); {fix}") from error
+    check_weights(model, weights, str(folder), fix)
+    return weights
 
 
 def mark_complete(checkpoint: Path) -> None:

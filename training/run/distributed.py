@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import DictValueType, StateDictOpti
 from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
 from training.recipe.machine import is_set, uses_cpu
-from training.run.launch import watch_launch
+from training.run.launch import LaunchWatch, connect
 from vaswani_transformer.body import ProjectedModel
 from vaswani_transformer.support.checked_loading import check_finite, check_weights_fit
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
@@ -112,7 +112,8 @@ def init_distributed() -> None:
         limit_cached_kernels()
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # `from_pretrained` loads such checkpoints
     state = PartialState(cpu=uses_cpu(), timeout=PROCESS_GROUP_TIMEOUT)
-    watch_launch()
+    if (store := connect()) is not None:
+        LaunchWatch(store).start()
     if not is_set("ACCELERATE_USE_FSDP"):
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":

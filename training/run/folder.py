@@ -1,8 +1,6 @@
-"""The folder of a run: check it, initialize it, and extend its run by larger limits."""
+"""The folder of a run: whether a recipe may use it, to begin a run, to resume the one in it, or to extend that."""
 
 import contextlib
-import json
-import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,16 +9,11 @@ from typing import Any
 
 import yaml
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
-from datasets import DatasetDict
-from transformers import PreTrainedTokenizerBase
 
-from training.data.distilled import Distillation
-from training.data.vocabulary import make_tokenizer
 from training.monitor.monitor import trained_seconds
 from training.recipe.fields import SETTINGS, Recipe, to_dict
 from training.recipe.reading import Scope, build
-from training.report.results import RESULTS, RESULTS_FIX, fingerprints
+from training.report.results import RESULTS
 from training.run.checkpoints import (
     LOCK,
     RECIPE,
@@ -29,18 +22,13 @@ from training.run.checkpoints import (
     intact_checkpoint,
     is_beyond,
     run_lock,
-    run_write_errors,
     settle,
     step_of,
 )
 from training.run.command import check_writable
-from training.run.distributed import RunError, raise_together
-from vaswani_transformer.support.checked_loading import load_tokenizer
+from training.run.distributed import raise_together
 from vaswani_transformer.support.errors import UserError, one_line
-from vaswani_transformer.support.files import PARTIAL, read_json, staged_files, write_atomically
-
-DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
-TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the last one of a new run
+from vaswani_transformer.support.files import PARTIAL
 
 
 @dataclass(frozen=True)
@@ -159,82 +147,3 @@ def check_folder(folder: RunFolder, recipe: Recipe) -> None:
             f"{path}: holds an unfinished run of {step_of(checkpoint)} steps in {minutes:.1f} minutes so far; give "
             "training.steps and training.minutes beyond them, or another --output_dir."
         )
-
-
-def extend_run(recipe: Recipe, folder: Path) -> None:
-    """Give a run the recipe's limits.
-
-    If the run had finished, its model, tokenizer and results are first copied to `finished-STEPS`.
-    """
-    if (results := folder / RESULTS).exists():
-        kept = folder / f"finished-{read_json(results, RESULTS_FIX, steps=int)['steps']}"
-        if not kept.exists():
-            partial = kept.with_name(f"{kept.name}{PARTIAL}")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
-            with run_write_errors(kept):
-                partial.mkdir()
-                for path in [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]:
-                    shutil.copy2(path, partial)
-                partial.rename(kept)
-        results.unlink()
-    (folder / STATE).unlink(missing_ok=True)
-    write_recipe(recipe, folder)
-
-
-def write_recipe(recipe: Recipe, folder: Path) -> None:
-    write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
-
-
-def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
-    """Check that the run in a folder, if there is one, started with data of the present fingerprints."""
-    if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
-        return
-    for split, before in read_fingerprints(folder, **dict.fromkeys(present, dict)).items():
-        if present.get(split, before) != before:
-            raise RunError(
-                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
-                f"({before.get('pairs')} then, {present[split]['pairs']} now, of other text); restore them, or give "
-                "another --output_dir."
-            )
-
-
-def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
-    fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
-    return read_json(folder / DATA_FILE, fix, **splits)
-
-
-def write_new_run(
-    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, data: dict[str, dict[str, Any]]
-) -> list[Path]:
-    """Write the recipe, the fingerprints of the data and the tokenizer into a run's folder, and return the files."""
-    with run_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(recipe, folder)
-        write_atomically(folder / DATA_FILE, json.dumps(data, indent=2))
-        with staged_files(folder, last=TOKENIZER) as staging:
-            tokenizer.save_pretrained(staging)
-            names = [path.name for path in staging.iterdir()]
-    return [folder / name for name in (RECIPE, DATA_FILE, *names)]
-
-
-def initialize_run(
-    recipe: Recipe, folder: Path, pairs: DatasetDict, distillation: Distillation | None
-) -> tuple[PreTrainedTokenizerBase, list[Path]]:
-    """Return the tokenizer of a run, and the files that this process wrote for a new one.
-
-    A new run gets its recipe, the data's fingerprints and its tokenizer; files that exist stay as they are.
-    """
-    is_main, written = PartialState().is_main_process, []
-    present = fingerprints(recipe.data, pairs, distillation) if is_main else {}
-    check_same_data(folder, *broadcast_object_list([present]))
-    if is_main and not (folder / TOKENIZER).exists():
-        written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs, distillation), present)
-    elif is_main and not (folder / DATA_FILE).exists():
-        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
-    PartialState().wait_for_everyone()
-    if not (folder / TOKENIZER).exists():
-        raise UserError(
-            f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
-            "machines of the launch share."
-        )
-    return load_tokenizer(str(folder)), written

@@ -58,12 +58,6 @@ class LaunchWatch(threading.Thread):
             time.sleep(SECONDS_BETWEEN)
 
 
-def watch_launch() -> None:
-    """Watch the other processes of a launch until this one ends, where there are any."""
-    if (store := connect()) is not None:
-        LaunchWatch(store).start()
-
-
 class AgreedStop:
     """The step at which all processes of a launch stop, which the first one that gets a signal names.
 

@@ -1,27 +1,39 @@
-"""What a run needs before its first step: models and pairs of others, its data as token ids, and its tokenizer."""
+"""What a run has before its first step: models and pairs of others, its pairs as token ids, its tokenizer and files."""
 
+import json
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from training.data.distilled import Distillation, open_distilled
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
-from training.recipe.fields import Recipe
+from training.data.vocabulary import make_tokenizer
+from training.recipe.fields import Recipe, to_dict
 from training.recipe.machine import trains_slowly_in_bf16
-from training.run.checkpoints import run_write_errors
+from training.report.results import RESULTS, RESULTS_FIX, fingerprints
+from training.run.checkpoints import LOCK, RECIPE, STATE, run_write_errors
 from training.run.checks import check_model_trains, check_pairs, config_for_tokenizer
-from training.run.folder import DATA_FILE, RunFolder, extend_run, initialize_run
+from training.run.distributed import RunError
+from training.run.folder import RunFolder
 from training.run.initial_weights import TrainedModel, check_same_energy, load_trained_models, record_models
+from vaswani_transformer.support.checked_loading import load_tokenizer
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import PARTIAL, read_json, staged_files, write_atomically
 from vaswani_transformer.translation.loading import LoadOptions
 
 logger = logging.getLogger(__name__)
+DATA_FILE = "data.json"  # fingerprints of the data at the start of the run
+TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the last one of a new run
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,7 @@ def load_inputs(recipe: Recipe, folder: Path) -> Inputs:
         check_distilling_teacher(recipe, distillation, models)
     if recipe.training.precision == "bf16" and trains_slowly_in_bf16():
         logger.warning(
-            "training.precision: this CPU has no instructions for bf16, so fp32 trains more than ten times as fast; "
-            "got bf16. Give a new run --training.precision=fp32."
+            "training.precision: this CPU trains faster in fp32; got bf16. Give a new run --training.precision=fp32."
         )
     return Inputs(models, distillation)
 
@@ -69,6 +80,85 @@ def check_distilling_teacher(recipe: Recipe, distillation: Distillation, models:
             f"data.distilled: {distillation.folder} was written by another teacher; got {teacher['name']}, expected "
             f"the present model in {named}. Distill that model, or set data.teacher to the one that wrote it."
         )
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    write_atomically(folder / RECIPE, yaml.safe_dump(to_dict(recipe), allow_unicode=True, sort_keys=False))
+
+
+def extend_run(recipe: Recipe, folder: Path) -> None:
+    """Give a run the recipe's limits.
+
+    If the run had finished, its model, tokenizer and results are first copied to `finished-STEPS`.
+    """
+    if (results := folder / RESULTS).exists():
+        kept = folder / f"finished-{read_json(results, RESULTS_FIX, steps=int)['steps']}"
+        if not kept.exists():
+            partial = kept.with_name(f"{kept.name}{PARTIAL}")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
+            with run_write_errors(kept):
+                partial.mkdir()
+                for path in [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]:
+                    shutil.copy2(path, partial)
+                partial.rename(kept)
+        results.unlink()
+    (folder / STATE).unlink(missing_ok=True)
+    write_recipe(recipe, folder)
+
+
+def check_same_data(folder: Path, present: dict[str, dict[str, Any]]) -> None:
+    """Check that the run in a folder, if there is one, started with data of the present fingerprints."""
+    if not ((folder / DATA_FILE).exists() and (folder / TOKENIZER).exists()):
+        return
+    for split, before in read_fingerprints(folder, **dict.fromkeys(present, dict)).items():
+        if present.get(split, before) != before:
+            raise RunError(
+                f"data.{split}: these are not the pairs that the run in {folder} was begun with "
+                f"({before.get('pairs')} then, {present[split]['pairs']} now, of other text); restore them, or give "
+                "another --output_dir."
+            )
+
+
+def read_fingerprints(folder: Path, **splits: type) -> dict[str, dict[str, Any]]:
+    fix = "restore it, or if the data is the same, remove it, and the same command writes it again."
+    return read_json(folder / DATA_FILE, fix, **splits)
+
+
+def write_new_run(
+    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, data: dict[str, dict[str, Any]]
+) -> list[Path]:
+    """Write the recipe, the fingerprints of the data and the tokenizer into a run's folder, and return the files."""
+    with run_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_recipe(recipe, folder)
+        write_atomically(folder / DATA_FILE, json.dumps(data, indent=2))
+        with staged_files(folder, last=TOKENIZER) as staging:
+            tokenizer.save_pretrained(staging)
+            names = [path.name for path in staging.iterdir()]
+    return [folder / name for name in (RECIPE, DATA_FILE, *names)]
+
+
+def initialize_run(
+    recipe: Recipe, folder: Path, pairs: DatasetDict, distillation: Distillation | None
+) -> tuple[PreTrainedTokenizerBase, list[Path]]:
+    """Return the tokenizer of a run, and the files that this process wrote for a new one.
+
+    A new run gets its recipe, the data's fingerprints and its tokenizer; files that exist stay as they are.
+    """
+    is_main, written = PartialState().is_main_process, []
+    present = fingerprints(recipe.data, pairs, distillation) if is_main else {}
+    check_same_data(folder, *broadcast_object_list([present]))
+    if is_main and not (folder / TOKENIZER).exists():
+        written = write_new_run(recipe, folder, make_tokenizer(recipe, pairs, distillation), present)
+    elif is_main and not (folder / DATA_FILE).exists():
+        write_atomically(folder / DATA_FILE, json.dumps(present, indent=2))
+    PartialState().wait_for_everyone()
+    if not (folder / TOKENIZER).exists():
+        raise UserError(
+            f"{folder}: this machine does not see what the first process wrote there; name a folder on a disk that all "
+            "machines of the launch share."
+        )
+    return load_tokenizer(str(folder)), written
 
 
 def prepare(

@@ -67,12 +67,10 @@ def compute(metric: type[evaluate.Metric], **inputs: Any) -> dict[str, Any]:
 
 
 def bleu(predictions: list[str], references: list[str], tokenize: str = "13a", order: int = 4) -> dict[str, Any]:
-    """Return `SacreBleu` of lists of texts."""
     return compute(SacreBleu, predictions=predictions, references=references, tokenize=tokenize, order=order)
 
 
 def chrf(predictions: list[str], references: list[str]) -> dict[str, Any]:
-    """Return `ChrF` of lists of texts."""
     return compute(ChrF, predictions=predictions, references=references)
 
 

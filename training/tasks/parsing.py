@@ -67,29 +67,24 @@ class ParsingTask(Task):
         """Return the tree in brackets."""
         return str(delinearize(text, source.split(" ")).tree)
 
-    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        scores = score_linear(predictions, references)[0]
-        return {"f1": scores.f1, SIGNATURE: signature(scores)}
-
-    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+    def measure(
+        self, predictions: list[str], references: list[str], metrics: Iterable[Metric]
+    ) -> dict[str, dict[str, Any]]:
         scores, _ = score_linear(predictions, references)
-        values = {metric.key: getattr(scores, metric.key) for metric in self.metrics}
-        return values | {SIGNATURE: signature(scores)} | self.statistics(predictions, references)
+        return {each.key: {"score": getattr(scores, each.key), "signature": signature(scores)} for each in metrics}
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Return the share of predictions that were malformed, in percent, as `repaired`."""
         return {"repaired": score_linear(predictions, references)[1]}
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
-        """Return every score, by name, each as `score` and `signature`.
+        """Return the metrics, and as `evalb_f1` what EVALB prints.
 
-        evalb_f1: as EVALB prints it, without the sentences in which the trees disagree about punctuation.
+        That leaves out the sentences in which the trees disagree about punctuation.
         """
-        scores, _ = score_linear(predictions, references)
         evalb, _ = score_linear(predictions, references, own_punctuation=True)
-        scores_by_name = {metric.key: {"score": getattr(scores, metric.key)} for metric in self.metrics}
-        scores_by_name = {name: score | {"signature": signature(scores)} for name, score in scores_by_name.items()}
-        return scores_by_name | {"evalb_f1": {"score": evalb.f1, "signature": signature(evalb, own_punctuation=True)}}
+        evalb_f1 = {"score": evalb.f1, "signature": signature(evalb, own_punctuation=True)}
+        return super().all_scores(predictions, references) | {"evalb_f1": evalb_f1}
 
 
 def numbered_tree(text: str, count: int) -> ParsedSentence:

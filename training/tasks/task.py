@@ -33,7 +33,7 @@ class Task(ABC):
         hub_name: the Hub's name of the task.
         best_metric: the metric that chooses the best checkpoint.
         metrics: every metric of the test set, in the order of the card.
-        title: the task and its data in a few words.
+        more_metrics: those of the test set that only results.json has.
         verb: what a model of the task does to a text.
         command: the command that does it.
         roles: what readers call a source, what the model makes of it, and a reference.
@@ -43,6 +43,7 @@ class Task(ABC):
     hub_name: ClassVar[str]
     best_metric: ClassVar[Metric]
     metrics: ClassVar[tuple[Metric, ...]]
+    more_metrics: ClassVar[tuple[Metric, ...]] = ()
     verb: ClassVar[str]
     command: ClassVar[str] = "vaswani-translate"
     roles: ClassVar[tuple[str, str, str]] = ("source", "translation", "reference")
@@ -71,22 +72,35 @@ class Task(ABC):
         return []
 
     @property
+    @abstractmethod
     def card_words(self) -> dict[str, str]:
-        """The words of a model card that are not translation's, by their names in its template."""
-        return {}
+        """The task's words in a model card, by their names in its template."""
 
     @abstractmethod
-    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        """Return `best_metric` and its signature, by their keys."""
-
-    @abstractmethod
-    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        """Return each of `metrics` and its signature, and `statistics`, by their keys."""
+    def measure(
+        self, predictions: list[str], references: list[str], metrics: Iterable[Metric]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the `score` and the `signature` of each metric by its key."""
 
     def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Return numbers that describe the predictions and rank nothing, by their keys."""
         return {}
 
-    @abstractmethod
+    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        """Return `best_metric` and its signature, by their keys."""
+        return self.results(predictions, references, [self.best_metric])
+
+    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        """Return each of `metrics` and `more_metrics` with its signature, and `statistics`, by their keys."""
+        scores = self.results(predictions, references, [*self.metrics, *self.more_metrics])
+        return scores | self.statistics(predictions, references)
+
+    def results(self, predictions: list[str], references: list[str], metrics: list[Metric]) -> dict[str, Any]:
+        """Return metrics and their signatures by their keys in results.json."""
+        scores = self.measure(predictions, references, metrics)
+        values = {metric.key: scores[metric.key]["score"] for metric in metrics}
+        return values | {metric.signature_key: scores[metric.key]["signature"] for metric in metrics}
+
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every score in use for the task, by name, each as `score` and `signature`."""
+        return self.measure(predictions, references, self.metrics)

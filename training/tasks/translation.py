@@ -1,5 +1,6 @@
-"""Translation, scored by BLEU and chrF."""
+"""Translation, scored by BLEU and chrF, and what all tasks share whose outputs are texts."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from training.tasks.metrics import bleu, chrf, tokenized_bleu
@@ -7,15 +8,40 @@ from training.tasks.task import Metric, Task
 from training.tasks.text_statistics import text_statistics
 
 SPLIT_AT_SPACES = ("13a", "intl", "none")  # sacreBLEU tokenizers for languages that Moses tokenizes too
+BLEU, CHRF = Metric("bleu", "BLEU", "signature"), Metric("chrf", "chrF", "chrf_signature")
+BLEU_1, BLEU_2 = (Metric(f"bleu_{order}", f"BLEU-{order}", f"bleu_{order}_signature") for order in (1, 2))
+ORDERS = {BLEU: 4, BLEU_1: 1, BLEU_2: 2}
 
 
-class TranslationTask(Task):
+class TextTask(Task):
+    """A task whose outputs are texts, which sacreBLEU's tokenizer `tokenize` splits."""
+
+    tokenize: str
+
+    def measure(
+        self, predictions: list[str], references: list[str], metrics: Iterable[Metric]
+    ) -> dict[str, dict[str, Any]]:
+        scores = {}
+        for metric in metrics:
+            if metric == CHRF:
+                value, score = "chrf", chrf(predictions, references)
+            else:
+                value, score = "bleu", bleu(predictions, references, self.tokenize, ORDERS[metric])
+            scores[metric.key] = {"score": score[value], "signature": score["signature"]}
+        return scores
+
+    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        return text_statistics(predictions, references)
+
+
+class TranslationTask(TextTask):
     """Translation from one language into another."""
 
     hub_name = "translation"
     verb = "translate"
-    best_metric = Metric("bleu", "BLEU", "signature")
-    metrics = (best_metric, Metric("chrf", "chrF", "chrf_signature"))
+    best_metric = BLEU
+    metrics = (BLEU, CHRF)
+    more_metrics = (BLEU_1, BLEU_2)
 
     def __init__(self, source: str, target: str, tokenize: str) -> None:
         self.source, self.target, self.tokenize = source, target, tokenize
@@ -28,21 +54,16 @@ class TranslationTask(Task):
     def languages(self) -> list[str]:
         return [self.source, self.target]
 
-    def evaluate(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        score = bleu(predictions, references, self.tokenize)
-        return {"bleu": score["bleu"], "signature": score["signature"]}
-
-    def test(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
-        scores = self.evaluate(predictions, references)
-        score = chrf(predictions, references)
-        scores |= {"chrf": score["chrf"], "chrf_signature": score["signature"]}
-        for order in (1, 2):
-            score = bleu(predictions, references, self.tokenize, order)
-            scores |= {f"bleu_{order}": score["bleu"], f"bleu_{order}_signature": score["signature"]}
-        return scores | self.statistics(predictions, references)
-
-    def statistics(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        return text_statistics(predictions, references)
+    @property
+    def card_words(self) -> dict[str, str]:
+        return {
+            "purpose": f"translate `{self.source}` into `{self.target}`",
+            "languages": f"from `{self.source}` to `{self.target}`",
+            "use": '`pipeline("vaswani-translation", model=repository, trust_remote_code=True)` takes lists of texts.',
+            "limits": "It translates single sentences in one direction.",
+            "errors": "It may drop, repeat or invent words in fluent sentences.",
+            "measure": "BLEU compares words with one reference and does not measure meaning.",
+        }
 
     def all_scores(self, predictions: list[str], references: list[str]) -> dict[str, dict[str, Any]]:
         """Return every score in use for the texts, by name, each as `score` and `signature`.
@@ -53,19 +74,13 @@ class TranslationTask(Task):
         tokenized_bleu: of the texts' own tokens, or of Moses' tokens of both sides.
         compound_split_bleu: the same with the parts of compounds as tokens, for German; the paper's En-De metric.
         """
-        is_tokenized = self.tokenize == "none"
-        scores: dict[str, dict[str, Any]] = {}
-        if not is_tokenized:
-            scores["sacrebleu"] = bleu(predictions, references, self.tokenize)
-        scores["chrf"] = chrf(predictions, references)
-        for order in (1, 2):
-            scores[f"bleu_{order}"] = bleu(predictions, references, self.tokenize, order)
-        if self.tokenize in SPLIT_AT_SPACES:
-            language = None if is_tokenized else self.target
-            scores["tokenized_bleu"] = tokenized_bleu(predictions, references, language)
-            if self.target == "de":
-                scores["compound_split_bleu"] = tokenized_bleu(predictions, references, language, compounds=True)
-        return {
-            name: {"score": score["chrf" if name == "chrf" else "bleu"], "signature": score["signature"]}
-            for name, score in scores.items()
-        }
+        scores = self.measure(predictions, references, [CHRF, BLEU_1, BLEU_2])
+        if not (is_tokenized := self.tokenize == "none"):
+            scores = {"sacrebleu": self.measure(predictions, references, [BLEU])["bleu"]} | scores
+        if self.tokenize not in SPLIT_AT_SPACES:
+            return scores
+        names = {"tokenized_bleu": False} | ({"compound_split_bleu": True} if self.target == "de" else {})
+        for name, compounds in names.items():
+            score = tokenized_bleu(predictions, references, None if is_tokenized else self.target, compounds)
+            scores[name] = {"score": score["bleu"], "signature": score["signature"]}
+        return scores

@@ -126,7 +126,6 @@ def sample_subject(
 
 
 def includes_people(nouns: Sequence[Noun]) -> bool:
-    """Return True if a person is among the nouns."""
     return any(noun.category == "person" for noun in nouns)
 
 

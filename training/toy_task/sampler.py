@@ -14,9 +14,7 @@ class Sampler:
         self._random = random.Random(seed)
 
     def chance(self, probability: float) -> bool:
-        """Return True with the given probability."""
         return self._random.random() < probability
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of the options, all equally likely."""
         return options[int(self._random.random() * len(options))]

@@ -1,21 +1,31 @@
 """Callbacks between the steps of a run: stop, save, log, and choose the best checkpoint."""
 
 import contextlib
+import json
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator
-from typing import Any, NoReturn
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 from accelerate.utils import broadcast_object_list
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from training.data.stream import PairStream
 from training.monitor.monitor import TrainingMonitor
+from training.recipe.families import RecipeModel
+from training.recipe.fields import Recipe, TrainingRecipe
+from training.run.checkpoints import fix_of
 from training.run.launch import AgreedStop
+from training.tasks import selection_metric
 from vaswani_transformer.batching import TokenBudgetBatches
+from vaswani_transformer.support.files import read_json
 from vaswani_transformer.support.interrupts import Terminated
+
+STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 
 
 def broadcast_from_main(seconds: float) -> float:
@@ -23,33 +33,30 @@ def broadcast_from_main(seconds: float) -> float:
     return broadcast_object_list([seconds])[0]
 
 
-class TimeLimitCallback(TrainerCallback):
-    """End a run at the first step after `minutes` of training, counted over all its interruptions."""
+class RecipeFlowCallback(TrainerCallback):
+    """Log, save and stop at a recipe's steps and minutes, in addition to the evaluations and the end of the Trainer.
 
-    def __init__(self, minutes: float, monitor: TrainingMonitor) -> None:
-        self.seconds = 60 * minutes
-        self.monitor = monitor
+    The Trainer would log at the steps of the checkpoint that it resumes. `checkpoint_minutes` count from the latest
+    checkpoint, and `minutes` are those of training, over all interruptions of the run.
+    """
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if broadcast_from_main(self.monitor.trained) > self.seconds:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-
-
-class PeriodicCheckpointCallback(TrainerCallback):
-    """Write a checkpoint every `steps` steps or `minutes` minutes, in addition to those after evaluations."""
-
-    def __init__(self, steps: int | None, minutes: float | None) -> None:
-        self.steps = steps
-        self.seconds = None if minutes is None else 60 * minutes
-        self.last = time.monotonic()
+    def __init__(self, training: TrainingRecipe, monitor: TrainingMonitor) -> None:
+        self.training, self.monitor = training, monitor
+        self.saved = time.monotonic()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.last = time.monotonic()
+        self.saved = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        is_due = self.steps is not None and state.global_step % self.steps == 0
-        if is_due or (self.seconds is not None and broadcast_from_main(time.monotonic() - self.last) > self.seconds):
+        training, step, minutes = self.training, state.global_step, self.training.checkpoint_minutes
+        if step % training.log_steps == 0:
+            control.should_log = True
+        if training.checkpoint_steps is not None and step % training.checkpoint_steps == 0:
             control.should_save = True
+        if minutes is not None and broadcast_from_main(time.monotonic() - self.saved) > 60 * minutes:
+            control.should_save = True
+        if training.minutes is not None and broadcast_from_main(self.monitor.trained) > 60 * training.minutes:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
 class StopSignalCallback(TrainerCallback):
@@ -110,17 +117,6 @@ class StopSignalCallback(TrainerCallback):
             self.end()
 
 
-class LogEveryCallback(TrainerCallback):
-    """Log an entry every `steps` steps; the Trainer would use the steps of the checkpoint that it resumes."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step % self.steps == 0:
-            control.should_log = True
-
-
 class LossTieBreaker(TrainerCallback):
     """Prefer the lower loss among evaluations with the same best `metric`, such as BLEU 0 at the start of a run.
 
@@ -161,11 +157,47 @@ class TrainingRateCallback(TrainerCallback):
         setattr(self.model, self.name, self.first + (self.last - self.first) * done)
 
 
-class StreamEpochCallback(TrainerCallback):
-    """Log the epoch of a stream, which the Trainer cannot compute without its length."""
+def read_stream(checkpoint: Path) -> dict[str, Any]:
+    """Return a checkpoint's `position` in the stream, and the fingerprints of the `pairs` up to it."""
+    return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
+
+
+class StreamCallback(TrainerCallback):
+    """Log the epoch of a stream, which the Trainer cannot compute without its length, and keep its position.
+
+    Args:
+        batches: of a `PairStream`.
+    """
 
     def __init__(self, batches: TokenBudgetBatches) -> None:
         self.batches = batches
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         state.epoch = float(self.batches.epoch)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the position, and the fingerprints of the pairs up to it."""
+        state = {"position": self.batches.state_dict(), "pairs": self.batches.source_state}
+        (checkpoint / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, checkpoint: Path) -> None:
+        """Continue at a checkpoint's position."""
+        state = read_stream(checkpoint)
+        self.batches.load_state_dict(state["position"])
+        cast(PairStream, self.batches.source).load_state_dict(state["pairs"], skipped=state["position"]["items"])
+
+
+def recipe_callbacks(recipe: Recipe, model: RecipeModel, monitor: TrainingMonitor) -> Iterator[TrainerCallback]:
+    """Yield the callbacks of a recipe's limits, its best metric, and the schedules of its kind of model."""
+    training, selection = recipe.training, selection_metric(recipe)
+    yield RecipeFlowCallback(training, monitor)
+    if selection.greater_is_better:
+        yield LossTieBreaker(selection.key)
+    if training.patience is not None:
+        yield EarlyStoppingCallback(training.patience)
+    if training.glancing is not None:
+        steps = training.glancing_steps or training.steps
+        yield TrainingRateCallback(model, "glancing_ratio", *training.glancing, steps)
+    if (steps := training.kl_warmup_steps or recipe.family.defaults.get("kl_warmup_steps")) is not None:
+        begin = training.decoder_steps - 1 if recipe.kind == "flowseq" else 0
+        yield TrainingRateCallback(model, "kl_scale", 0.0, training.kl_scale, steps, begin)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.recipe.fields import TrainingRecipe
-from training.run.checkpoints import checkpoints_folder, last_checkpoint, step_of
+from training.run.checkpoints import last_checkpoint, run_folder, step_of
 from training.run.distributed import RunError
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class DivergenceGuard(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Read the flags where the host waits for the device anyway, and check weights before their use."""
-        run = checkpoints_folder(args).parent
+        run = run_folder(args)
         is_counted = control.should_evaluate or control.should_save
         if is_counted or control.should_log or control.should_training_stop or self.device.type == "cpu":
             self.read_flags(run)
@@ -132,7 +132,6 @@ class DivergenceGuard(TrainerCallback):
             logger.warning("S%s; its update is left out.", what.removeprefix("s"))
 
     def stop(self, what: str, run: Path) -> None:
-        """End the run."""
         raise RunError(f"{what}; {remedy(run)}.")
 
     def describe(self, step: Step) -> str:

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from training.recipe.fields import Recipe
 from vaswani_transformer.cmlm_masks import mask_targets, sample_masks
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # between the states of a SplitMix64 generator
@@ -63,6 +65,13 @@ def pair_draws(batch: dict[str, Any], seed: int, step: int) -> Tensor:
     return draws
 
 
+def pin_like(batch: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Return the changed batch in pinned memory if the batch is, so that no copy to the device is waited for."""
+    if not batch["labels"].is_pinned():
+        return changed
+    return {name: tensor.pin_memory() for name, tensor in changed.items()}
+
+
 def add_latent_draws(batch: dict[str, Any], seed: int, step: int) -> dict[str, Any]:
     """Return a batch with the numbers by which FlowSeq drops words, and the states (B,) of its latents' generators."""
     states = torch.from_numpy(pair_states(batch, seed, step).view(np.int64))
@@ -105,8 +114,21 @@ def add_glancing_draws(batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
     return pin_like(batch, {**batch, "glancing_draws": draws[:, 1:]})
 
 
-def pin_like(batch: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """Return the changed batch in pinned memory if the batch is, so that no copy to the device is waited for."""
-    if not batch["labels"].is_pinned():
-        return changed
-    return {name: tensor.pin_memory() for name, tensor in changed.items()}
+def add_random_choices(
+    batch: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerBase, step: int
+) -> dict[str, Any]:
+    """Return a batch on the host with CMLM's masks, or with what GLAT shows words and FlowSeq draws latents by.
+
+    ENGINE masks every word. Other models learn from the batch as it is.
+    """
+    if recipe.kind == "flowseq":
+        return add_latent_draws(batch, recipe.seed, step)
+    if recipe.training.energy_from is not None:
+        is_real = batch["labels"].ne(-100)
+        return pin_like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))
+    if not recipe.family.needs_mask and recipe.training.glancing is None:
+        return batch
+    draws = pair_draws(batch, recipe.seed, step)
+    if not recipe.family.needs_mask:
+        return add_glancing_draws(batch, draws)
+    return add_masks(batch, draws, tokenizer.mask_token_id, tokenizer.pad_token_id)

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.recipe.flops import autoregressive_flops
-from training.trainer.draws import pin_like
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.cmlm_masks import mask_targets
 from vaswani_transformer.latent import gumbel_noise
 from vaswani_transformer.loss import accumulation_dtype
 
@@ -119,11 +117,6 @@ class EnergyTrainer(RecipeTrainer):
         super().__init__(*args, **kwargs)
         self.energy = energy
 
-    def add_random_choices(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
-        """Return a batch with every word masked."""
-        tokenizer, is_real = self.processing_class, batch["labels"].ne(-100)
-        return pin_like(batch, mask_targets(batch, is_real, tokenizer.mask_token_id, tokenizer.pad_token_id))
-
     def compute_loss(
         self,
         model: torch.nn.Module,
@@ -142,7 +135,6 @@ class EnergyTrainer(RecipeTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def sentence_statistics(self, logits: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the energy (B,) of each target's likeliest words."""
         is_real = inputs["labels"].ne(-100)
         energies = self.energy.of_argmax(logits, is_real, inputs["input_ids"], inputs["attention_mask"])
         return {"energy": energies}

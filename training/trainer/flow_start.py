@@ -6,30 +6,22 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from training.trainer.draws import STATES, draw_latents
 from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration
 from vaswani_transformer.flow import ActNorm
 from vaswani_transformer.support.modes import eval_mode
 
-INPUTS = ("input_ids", "attention_mask", "labels", "word_draws", STATES)
-
 
 def gather_pairs(batches: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Return the pairs of the micro-batches of all processes, which must call together, as one batch."""
-    parts, joined = gather_object(batches), {}
-    for name in INPUTS:
-        tensors = [part[name] for part in parts]
-        if name == STATES:
-            joined[name] = torch.cat(tensors)
-            continue
-        shape = (sum(map(len, tensors)), max(tensor.shape[1] for tensor in tensors))
-        joined[name] = tensors[0].new_full(shape, -100 if name == "labels" else 0)
-        first = 0
-        for tensor in tensors:
-            joined[name][first : first + len(tensor), : tensor.shape[1]] = tensor
-            first += len(tensor)
-    return joined
+    parts = gather_object(batches)
+    pairs = {STATES: torch.cat([part[STATES] for part in parts])}
+    for name in ("input_ids", "attention_mask", "labels", "word_draws"):
+        rows = [row for part in parts for row in part[name]]
+        pairs[name] = pad_sequence(rows, batch_first=True, padding_value=-100 if name == "labels" else 0)
+    return pairs
 
 
 class FlowStart:

@@ -1,16 +1,14 @@
 """Seq2SeqTrainer with a recipe's batches, optimizer, schedule, checkpoints, and evaluation by tokens and by task.
 
-It measures its speed and its phases. B batch, S source, T target, V vocabulary.
+Its methods stand in the order in which a run calls them. B batch, S source, T target, V vocabulary.
 """
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,12 +31,10 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from training.average import last_checkpoints, mean_weights
-from training.data.stream import PairStream
-from training.data.tokenizing import NUMBER, TEXTS, lengths, make_encode_fn
+from training.data.tokenizing import NUMBER, TEXTS, lengths
 from training.monitor.curves import CurvesCallback
 from training.monitor.monitor import TrainingMonitor
-from training.monitor.progress import LogLineCallback, MetricFormat, ProgressBarCallback
+from training.monitor.progress import progress_callback
 from training.publish import upload, write_repository
 from training.recipe.families import RecipeModel
 from training.recipe.fields import Recipe
@@ -49,39 +45,19 @@ from training.run.checkpoints import (
     STATE,
     best_fix,
     check_best,
-    check_same_sharding,
+    checked_weights,
     checkpoint_at,
-    checkpoints_folder,
-    fix_of,
-    has_ended,
     last_checkpoint,
-    read_state,
-    read_weights,
     rotate,
+    run_folder,
     run_write_errors,
-    step_of,
     writing,
 )
-from training.run.distributed import (
-    RunError,
-    check_weights,
-    drop_tied_duplicates,
-    load_weights,
-    open_store,
-    shard,
-)
+from training.run.distributed import RunError, drop_tied_duplicates, load_weights, shard
 from training.tasks import make_task, selection_metric
-from training.trainer.callbacks import (
-    LogEveryCallback,
-    LossTieBreaker,
-    PeriodicCheckpointCallback,
-    StopSignalCallback,
-    StreamEpochCallback,
-    TimeLimitCallback,
-    TrainingRateCallback,
-)
+from training.trainer.callbacks import StopSignalCallback, StreamCallback, recipe_callbacks
 from training.trainer.divergence import DivergenceGuard, is_finite
-from training.trainer.draws import STATES, add_glancing_draws, add_latent_draws, add_masks, draw_latents, pair_draws
+from training.trainer.draws import STATES, add_random_choices, draw_latents
 from training.trainer.evaluation import evaluation_batches, sentence_losses
 from training.trainer.flow_start import FlowStart
 from training.trainer.optimizers import make_optimizer, make_schedule
@@ -89,36 +65,9 @@ from vaswani_transformer import VaswaniFlowSeqForConditionalGeneration, VaswaniT
 from vaswani_transformer.batching import PairCollator, PairTokens, TokenBudgetBatches, TokenBudgetBatchSampler
 from vaswani_transformer.batching.prefetch import prefetch
 from vaswani_transformer.generation_settings import CallSettings
-from vaswani_transformer.support.files import PARTIAL, read_json, staged_files
 
 logger = logging.getLogger(__name__)
-STREAM_FILE = "stream.json"  # in a checkpoint: its position in the stream
 AHEAD = 2  # batches that a thread prepares
-
-
-def read_stream(checkpoint: Path) -> dict[str, Any]:
-    """Return a checkpoint's position in the stream, and the fingerprints of the pairs up to it."""
-    return read_json(checkpoint / STREAM_FILE, fix_of(checkpoint), position=dict, pairs=dict)
-
-
-def stream_batches(
-    pairs: PairStream, recipe: Recipe, args: Seq2SeqTrainingArguments, tokenizer: PreTrainedTokenizerBase
-) -> TokenBudgetBatches:
-    """Return this rank's batches of a stream, by token budget; all processes must call together."""
-    return TokenBudgetBatches(
-        pairs,
-        recipe.training.source_tokens,
-        recipe.training.target_tokens,
-        num_processes=args.world_size,
-        rank=args.process_index,
-        accumulation=args.gradient_accumulation_steps,
-        seed=recipe.seed,
-        buffer_size=recipe.data.buffer,
-        max_length=recipe.data.max_length,
-        too_long="error" if recipe.data.too_long == "error" else "drop",
-        encode=make_encode_fn(tokenizer, recipe.data),
-        store=open_store(),
-    )
 
 
 def by_layer(name: str, value: Tensor, config: VaswaniTransformerConfig) -> list[tuple[str, Tensor]]:
@@ -142,7 +91,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         args: the Trainer's arguments, from `training_arguments`.
         recipe: the run's recipe.
         tokenizer: the shared vocabulary.
-        train_dataset: `input_ids` and `labels` of the training pairs, or a stream of them as text.
+        train_dataset: `input_ids` and `labels` of the training pairs, or the batches of a `PairStream`.
         validation: the same of the validation pairs, with both sides as text in `source` and `reference`.
 
     Attributes:
@@ -166,20 +115,18 @@ class RecipeTrainer(Seq2SeqTrainer):
         args: Seq2SeqTrainingArguments,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
-        train_dataset: Dataset | PairStream,
+        train_dataset: Dataset | TokenBudgetBatches,
         validation: Dataset,
     ) -> None:
         self.recipe, self.family, self.task = recipe, recipe.family, make_task(recipe)
         self.selection = selection_metric(recipe)
-        self.stream, self.loaded = None, None
-        if isinstance(train_dataset, PairStream):
-            self.stream_pairs = train_dataset
-            self.stream = stream_batches(train_dataset, recipe, args, tokenizer)
+        self.stream = StreamCallback(train_dataset) if isinstance(train_dataset, TokenBudgetBatches) else None
+        self.loaded = None
         super().__init__(
             model=model,
             args=args,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-            train_dataset=cast(Any, train_dataset if self.stream is None else self.stream),
+            train_dataset=cast(Any, train_dataset),
             eval_dataset=cast(Any, validation),
             processing_class=tokenizer,
         )
@@ -193,85 +140,30 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.flow_start = FlowStart(model, recipe.training.decoder_steps, args.device)
         if (plugin := getattr(self.accelerator.state, "fsdp_plugin", None)) is not None:
             shard(model, plugin)
+        self.monitor = TrainingMonitor(args.device, self.accelerator.mixed_precision)
         self.guard = DivergenceGuard(recipe.training, tokenizer, args.device)
-        self.add_monitor()
-        self.add_recipe_callbacks(model)
+        self.stopping = StopSignalCallback()
+        self.add_callbacks()
 
-    def add_monitor(self) -> None:
-        """Add the callbacks that measure the run and show its progress."""
-        precision = self.accelerator.mixed_precision
-        if precision == "no":
-            precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
-        self.monitor = TrainingMonitor(self.args.device, precision)
+    def add_callbacks(self) -> None:
+        """Add the callbacks of the run, the guard after those that request an evaluation or a checkpoint."""
         self.add_callback(self.monitor)
         if self.pop_callback(TensorBoardCallback) is not None:
             self.add_callback(CurvesCallback())
         if self.pop_callback(ProgressCallback) is not None:
-            metrics = MetricFormat(self.task.best_metric)
-            is_terminal = sys.stderr.isatty()
-            self.add_callback(ProgressBarCallback(metrics) if is_terminal else LogLineCallback(metrics, self.monitor))
-
-    def add_recipe_callbacks(self, model: RecipeModel) -> None:
-        """Add the callbacks of the log, the limits, the checkpoints, the model's kind, the stream and the guard."""
-        training = self.recipe.training
-        self.add_callback(LogEveryCallback(training.log_steps))
-        if training.minutes is not None:
-            self.monitor.time_limit = 60 * training.minutes
-            self.add_callback(TimeLimitCallback(training.minutes, self.monitor))
-        self.add_callback(PeriodicCheckpointCallback(training.checkpoint_steps, training.checkpoint_minutes))
-        if self.selection.greater_is_better:
-            self.add_callback(LossTieBreaker(self.selection.key))
-        if training.glancing is not None:
-            steps = training.glancing_steps or training.steps
-            self.add_callback(TrainingRateCallback(model, "glancing_ratio", *training.glancing, steps))
-        if (steps := training.kl_warmup_steps or self.family.defaults.get("kl_warmup_steps")) is not None:
-            begin = 0 if self.flow_start is None else training.decoder_steps - 1
-            self.add_callback(TrainingRateCallback(model, "kl_scale", 0.0, training.kl_scale, steps, begin))
-        if self.stream is not None:
-            self.add_callback(StreamEpochCallback(self.stream))
-        self.stopping = StopSignalCallback()
-        self.add_callback(self.stopping)
-        self.add_callback(self.guard)  # after the callbacks that request an evaluation or a checkpoint
+            minutes = self.recipe.training.minutes
+            self.add_callback(progress_callback(self.task.best_metric, self.monitor, minutes))
+        for callback in recipe_callbacks(self.recipe, self.model, self.monitor):
+            self.add_callback(callback)
+        for callback in (self.stream, self.stopping, self.guard):
+            if callback is not None:
+                self.add_callback(callback)
 
     # Before the steps
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
-        return checkpoints_folder(self.args).parent
-
-    def train_or_resume(self) -> None:
-        """Train or resume, and keep the best model or the mean of the last checkpoints.
-
-        A run that was interrupted after its training is loaded and not trained further.
-        """
-        if (self.folder / STATE).exists():
-            fix = f"remove {self.folder / STATE}, and the run takes the weights of its last checkpoint."
-            self.monitor.restore(self.folder)
-            self.state = read_state(self.folder, fix)
-            load_weights(self.model, self.checked_weights(self.folder, fix))
-            return
-        self.train_from_last_checkpoint()
-        if (last := self.recipe.training.average_last) is not None:
-            checkpoints = last_checkpoints(self.folder, last)
-            load_weights(self.model, mean_weights(checkpoints))
-            logger.info("Took the mean of steps %s.", ", ".join(str(step_of(path)) for path in checkpoints))
-        self.save_trained()
-
-    def train_from_last_checkpoint(self) -> None:
-        """Train from the newest complete checkpoint, if there is one; load the best model if training had ended."""
-        if (checkpoint := last_checkpoint(self.folder)) is None:
-            self.train()
-            return
-        self.checked_weights(checkpoint, fix_of(checkpoint))  # the Trainer would load others too
-        check_same_sharding(checkpoint, self.is_fsdp_enabled)
-        logger.info("Resuming from step %s of %s.", f"{step_of(checkpoint):,d}", f"{self.args.max_steps:,d}")
-        self.monitor.restore(checkpoint)
-        if has_ended(checkpoint, self.recipe.training):  # the Trainer would take another step
-            self.state = read_state(checkpoint, fix_of(checkpoint))
-            self._load_best_model()
-        else:
-            self.train(resume_from_checkpoint=str(checkpoint))
+        return run_folder(self.args)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; a resumed stream continues at the checkpoint's position."""
@@ -279,19 +171,16 @@ class RecipeTrainer(Seq2SeqTrainer):
             checkpoint = last_checkpoint(self.folder)
             resume_from_checkpoint = None if checkpoint is None else str(checkpoint)
         if self.stream is not None and resume_from_checkpoint:
-            state = read_stream(Path(resume_from_checkpoint))
-            self.stream.load_state_dict(state["position"])
-            self.stream_pairs.load_state_dict(state["pairs"], skipped=state["position"]["items"])
+            self.stream.restore(Path(resume_from_checkpoint))
         try:
             with self.stopping.handlers():
                 return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:  # an error's traceback would keep the threads alive
             self.close_batches()
             if self.stream is not None:
-                self.stream.close()
+                self.stream.batches.close()
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return the recipe's optimizer."""
         if self.optimizer is None:
             parameters = (self.model if model is None else model).parameters()
             self.optimizer = make_optimizer(self.recipe.training, parameters)
@@ -301,7 +190,6 @@ class RecipeTrainer(Seq2SeqTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
-        """Return the learning rate of the recipe's optimizer."""
         if self.lr_scheduler is None:
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = make_schedule(self.recipe.training, optimizer, self.model.config.d_model)
@@ -346,9 +234,10 @@ class RecipeTrainer(Seq2SeqTrainer):
         """
         has_all = self.args.world_size == 1 and self.args.n_gpu <= 1
         loaded = self.prefetched if self.stream is None else self.with_random_choices
-        with self.monitor.phase("data"):
-            device = torch.device("cpu") if has_all else device
-            batches, items = super().get_batch_samples(loaded(epoch_iterator), num_batches, device)
+        self.monitor.stopwatch.enter("data")
+        device = torch.device("cpu") if has_all else device
+        batches, items = super().get_batch_samples(loaded(epoch_iterator), num_batches, device)
+        self.monitor.stopwatch.enter("other")
         if self.flow_start is not None:
             self.flow_start(self.state.global_step, batches, self.accelerator.autocast())
         return batches, items
@@ -367,24 +256,12 @@ class RecipeTrainer(Seq2SeqTrainer):
         """Yield batches, the first of which begins the present step, with their random choices."""
         micro_batches = self.args.gradient_accumulation_steps
         for number, batch in enumerate(batches, start=self.state.global_step * micro_batches):
-            yield self.add_random_choices(batch, number // micro_batches)
+            yield add_random_choices(batch, self.recipe, self.processing_class, number // micro_batches)
 
     def close_batches(self) -> None:
-        """End the thread of `prefetched`."""
         if self.loaded is not None:
             self.loaded[1].close()
         self.loaded = None
-
-    def add_random_choices(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
-        """Return a batch on the host with CMLM's masks, or what GLAT shows words and FlowSeq draws latents by."""
-        if self.flow_start is not None:
-            return add_latent_draws(batch, self.recipe.seed, step)
-        if not self.family.needs_mask and self.recipe.training.glancing is None:
-            return batch
-        draws = pair_draws(batch, self.recipe.seed, step)
-        if not self.family.needs_mask:
-            return add_glancing_draws(batch, draws)
-        return add_masks(batch, draws, self.processing_class.mask_token_id, self.processing_class.pad_token_id)
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -450,7 +327,6 @@ class RecipeTrainer(Seq2SeqTrainer):
         return norm
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return the operations of training on a batch."""
         return self.family.flops(self.model, inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -481,7 +357,6 @@ class RecipeTrainer(Seq2SeqTrainer):
         return self.make_loader(tokens, self.data_collator, batch_sampler=sampler)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """Return the loader of an evaluation."""
         return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(
@@ -494,29 +369,32 @@ class RecipeTrainer(Seq2SeqTrainer):
     ) -> EvalLoopOutput:
         """Return `metric_names`, the first of a target token, over all pairs on all ranks, each once, and hypotheses.
 
-        The Trainer's own loop averages over sentences, and counts some sentences twice on several ranks.
+        The Trainer's own loop averages over sentences, counts some twice on several ranks, whose batches must have one
+        size, and cannot evaluate a sharded model that it has not trained.
         """
+        self.monitor.stopwatch.enter("evaluation")
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        outputs: dict[int, tuple[float, int, str, dict[str, float]]] = {}
+        outputs: dict[int, tuple[str, dict[str, float]]] = {}
         sources = self.evaluated["source"][:]
-        with self.monitor.phase("evaluation"):
-            for batch in dataloader:
-                pairs = batch.pop("pair").tolist()
-                translations = self.translate(self._prepare_inputs(batch), [sources[pair] for pair in pairs])
-                outputs |= zip(pairs, translations, strict=True)
-                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            everything = dict(gather_object(list(outputs.items())))
-            losses, tokens, texts, figures = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
-            loss = sum(losses) / sum(tokens)
-            if self.is_in_train and not math.isfinite(loss):
-                self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", self.folder)
-            score = self.task.evaluate(list(texts), self.evaluated["reference"][:])
-        best = self.task.best_metric
+        for batch in dataloader:
+            pairs = batch.pop("pair").tolist()
+            translations = self.translate(self._prepare_inputs(batch), [sources[pair] for pair in pairs])
+            outputs |= zip(pairs, translations, strict=True)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        everything = dict(gather_object(list(outputs.items())))
+        texts, sums = zip(*(everything[pair] for pair in range(len(everything))), strict=True)
+        totals = {name: sum(each[name] for each in sums) for name in sums[0]}
+        tokens = totals.pop("tokens")
+        loss = totals.pop("loss") / tokens
+        if self.is_in_train and not math.isfinite(loss):
+            self.guard.stop(f"step {self.state.global_step}: the validation loss is {loss}", self.folder)
+        score, best = self.task.evaluate(list(texts), self.evaluated["reference"][:]), self.task.best_metric
+        self.monitor.stopwatch.enter("other")
         self.signature = score[best.signature_key]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700)), best.key: score[best.key]}
         metrics = {name: metrics[name] for name in self.metric_names}
-        metrics |= {name: sum(pair[name] for pair in figures) / sum(tokens) for name in figures[0]}
+        metrics |= {name: total / tokens for name, total in totals.items()}
         return EvalLoopOutput(
             predictions=cast(Any, list(texts)),
             label_ids=None,
@@ -525,18 +403,16 @@ class RecipeTrainer(Seq2SeqTrainer):
         )
 
     @torch.no_grad()
-    def translate(
-        self, inputs: dict[str, Tensor], sources: list[str]
-    ) -> list[tuple[float, int, str, dict[str, float]]]:
-        """Return for each pair of a batch the summed loss of its target, the target's tokens, a hypothesis, figures."""
+    def translate(self, inputs: dict[str, Tensor], sources: list[str]) -> list[tuple[str, dict[str, float]]]:
+        """Return for each pair of a batch a hypothesis, and `loss`, `tokens` and statistics of its target, summed."""
         labels, model = inputs["labels"], self.model
         model_inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
         if not self.family.is_autoregressive:
             model_inputs["decoder_attention_mask"] = labels.ne(-100).long()  # the reference's length, and no word of it
         with self.accelerator.autocast():  # without labels, or the loss would be computed twice
             logits = model(**model_inputs, use_cache=False).logits  # (B, T, V)
-            figures = {name: values.tolist() for name, values in self.sentence_statistics(logits, inputs).items()}
-        losses = sentence_losses(logits, labels)
+            statistics = self.sentence_statistics(logits, inputs)
+        sums = {"loss": sentence_losses(logits, labels), "tokens": labels.ne(-100).sum(1)} | statistics
         del logits  # frees memory for the search
         with self.accelerator.autocast():
             if isinstance(model, FSDPModule):  # the search calls the embeddings outside the model's forward
@@ -549,8 +425,8 @@ class RecipeTrainer(Seq2SeqTrainer):
                 synced_gpus=self.is_fsdp_enabled,  # all ranks must call a layer to gather it
             )
         texts = self.processing_class.batch_decode(cast(Tensor, translations), skip_special_tokens=True)
-        by_pair = [{name: values[row] for name, values in figures.items()} for row in range(len(texts))]
-        return list(zip(losses.tolist(), labels.ne(-100).sum(1).tolist(), texts, by_pair, strict=True))
+        rows = zip(*(values.tolist() for values in sums.values()), strict=True)
+        return [(text, dict(zip(sums, row, strict=True))) for text, row in zip(texts, rows, strict=True)]
 
     def processors(self, mask: Tensor, sources: list[str]) -> list[LogitsProcessor] | None:
         """Return what excludes tokens from the search for sources with this mask (B, S), if the task does."""
@@ -563,45 +439,41 @@ class RecipeTrainer(Seq2SeqTrainer):
         """Return what evaluations log besides loss and metric, by name, summed over the tokens of each target (B,)."""
         return {}
 
+    def scores_of(self, metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        """Return the scores of the last evaluation, whose metrics have a prefix, as `results.json` has them."""
+        scores = {name: metrics[f"{prefix}_{name}"] for name in self.metric_names}
+        return scores | {self.task.best_metric.signature_key: self.signature}
+
     # A checkpoint
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint, and delete older ones; a failed write becomes one line."""
+        """Save a checkpoint with the time so far and the position in a stream, and delete older ones.
+
+        A failed write becomes one line.
+        """
+        self.monitor.stopwatch.enter("saving")
         checkpoint = checkpoint_at(self.folder, self.state.global_step)
         with run_write_errors(checkpoint), writing(checkpoint):
             super()._save_checkpoint(model, trial)
-            if self.args.should_save and self.stopping.is_extra:
-                (checkpoint / EXTRA).touch()
-            if self.args.should_save:  # without the best one's path, since the run's folder may move
-                dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
+            if self.args.should_save:
+                self.save_position(checkpoint)
         if self.args.should_save:
             rotate(self.folder, self.recipe.training.keep_checkpoints, self.state.best_global_step)
         PartialState().wait_for_everyone()  # all ranks find the same checkpoints from here on
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and in a checkpoint the time so far and the position in the stream with its pairs so far.
-
-        Other files of a checkpoint follow until `on_save`.
-        """
-        self.monitor.stopwatch.enter("saving")
-        super().save_model(output_dir, _internal_call)
-        if not _internal_call:
-            self.monitor.stopwatch.enter("other")
-        elif self.args.should_save and output_dir is not None:
-            self.monitor.save(Path(output_dir))
-            if self.stream is not None:
-                state = {"position": self.stream.state_dict(), "pairs": self.stream.source_state}
-                (Path(output_dir) / STREAM_FILE).write_text(json.dumps(state), encoding="utf-8")
+    def save_position(self, checkpoint: Path) -> None:
+        """Write the files of a checkpoint that the Trainer does not write."""
+        self.monitor.save(checkpoint)
+        # without the best one's path, since the run's folder may move
+        dataclasses.replace(self.state, best_model_checkpoint=None).save_to_json(str(checkpoint / STATE))
+        if self.stream is not None:
+            self.stream.save(checkpoint)
+        if self.stopping.is_extra:
+            (checkpoint / EXTRA).touch()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the model with a tied matrix once."""
         super()._save(output_dir, None if state_dict is None else drop_tied_duplicates(state_dict, self.model))
-
-    def checked_weights(self, folder: Path, fix: str) -> dict[str, Tensor]:
-        """Return the weights in a folder of the run: exactly those of its model, all finite; `fix` ends the message."""
-        weights = read_weights(folder, fix)
-        check_weights(self.model, weights, str(folder), fix)
-        return weights
 
     # The end
 
@@ -614,21 +486,7 @@ class RecipeTrainer(Seq2SeqTrainer):
             step = self.state.best_global_step or self.state.global_step
             check_best(self.folder, step)
             best = checkpoint_at(self.folder, step)
-            load_weights(self.model, self.checked_weights(best, best_fix(self.folder, step)))
-
-    def save_trained(self) -> None:
-        """Save the trained model, the time and the Trainer's state, which says that training has ended."""
-        weights = self.accelerator.get_state_dict(self.model)  # all ranks take part
-        weights = drop_tied_duplicates(weights, self.model)
-        if self.is_world_process_zero():
-            with run_write_errors(self.folder):
-                with staged_files(self.folder) as staging:
-                    self.model.save_pretrained(staging, state_dict=weights)
-                self.monitor.save(self.folder)
-                partial = self.folder / f"{STATE}{PARTIAL}"
-                self.state.save_to_json(str(partial))
-                partial.replace(self.folder / STATE)
-        PartialState().wait_for_everyone()
+            load_weights(self.model, checked_weights(self.model, best, best_fix(self.folder, step)))
 
     def results(self) -> dict[str, Any]:
         """Return what `results.json` says of training so far; every process must call."""
@@ -683,7 +541,4 @@ class RecipeTrainer(Seq2SeqTrainer):
     def last_validation(self) -> dict[str, Any]:
         """Return `validation`, as in `results.json`, of the last evaluation in training, if there was one."""
         evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
-        if not evaluations:
-            return {}
-        scores = {name: evaluations[-1][f"eval_{name}"] for name in self.metric_names}
-        return {"validation": scores | {"signature": self.signature}}
+        return {"validation": self.scores_of(evaluations[-1], "eval")} if evaluations else {}

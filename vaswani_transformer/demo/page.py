@@ -74,7 +74,7 @@ def search_outputs(is_autoregressive: bool) -> dict[str, Any]:
         steps = gr.Dataframe(
             label="Beams and targets that ended, after each step",
             headers=list(COLUMNS),
-            column_widths=["70px", "80px", "340px", "110px", "100px", "150px"],
+            column_widths=["62px", "70px", "250px", "96px", "86px", "130px"],
             interactive=False,
             wrap=True,
             max_height=400,

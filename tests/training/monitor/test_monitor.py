@@ -32,12 +32,12 @@ from training import train
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
 from training.monitor.stopwatch import PHASES
-from training.recipe.fields import Recipe, load_recipe
+from training.recipe.fields import Recipe, TrainingRecipe, load_recipe
 from training.recipe.flops import training_flops
 from training.run.checkpoints import mark_complete
 from training.run.checks import config_for_tokenizer
 from training.train import run
-from training.trainer.callbacks import LossTieBreaker, TimeLimitCallback
+from training.trainer.callbacks import LossTieBreaker, RecipeFlowCallback
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
@@ -277,9 +277,9 @@ def test_minutes_before_an_interruption_count() -> None:
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
     seen.on_train_begin(UNREAD, state, control)
-    TimeLimitCallback(2, seen).on_step_end(UNREAD, state, control)
+    RecipeFlowCallback(TrainingRecipe(minutes=2), seen).on_step_end(UNREAD, state, control)
     assert not control.should_training_stop
-    TimeLimitCallback(0.98, seen).on_step_end(UNREAD, state, control)
+    RecipeFlowCallback(TrainingRecipe(minutes=0.98), seen).on_step_end(UNREAD, state, control)
     assert control.should_training_stop
     assert control.should_save
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.helpers import run_python, user_error
@@ -24,9 +25,10 @@ from training.recipe.fields import (
     load_recipe,
 )
 from training.recipe.help import field_descriptions, recipe_help
+from training.recipe.machine import trains_slowly_in_bf16
 from training.run import preparation
-from training.run.folder import prepare_folder, write_recipe
-from training.run.preparation import load_inputs
+from training.run.folder import prepare_folder
+from training.run.preparation import load_inputs, write_recipe
 
 RECIPES = sorted((Path(__file__).parents[3] / "training" / "recipes").glob("*.yaml"))
 
@@ -106,7 +108,7 @@ def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
     recipe = load_recipe(recipe_file(f"data: {{kind: grammar}}\ntraining: {{precision: {given}}}\n"), [])
     assert recipe.training.precision == taken
     load_inputs(recipe, tmp_path)
-    has_warning = "no instructions for bf16" in caplog.text and "--training.precision=fp32" in caplog.text
+    has_warning = "this CPU trains faster in fp32" in caplog.text and "--training.precision=fp32" in caplog.text
     assert has_warning == (given == "bf16")
 
 
@@ -122,6 +124,21 @@ def test_run_keeps_its_precision_on_another_machine(
     with user_error(r"^training\.precision: .* got fp32, expected bf16\. Give --training\.prec"):
         prepare_folder(load_recipe(path, given))
     prepare_folder(load_recipe(path, [*given, "--training.precision=bf16"]))
+
+
+@pytest.mark.parametrize(
+    ("cpu_name", "amx_bf16", "is_slow"),
+    [("Intel Xeon", False, True), ("Intel Xeon", True, False), ("AMD EPYC", False, False)],
+)
+def test_instructions_for_bf16_are_no_gain_on_intel_without_a_matrix_unit(
+    cpu_name: str, amx_bf16: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    capabilities = {"cpu_name": cpu_name, "amx_bf16": amx_bf16}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert trains_slowly_in_bf16() == is_slow
 
 
 @pytest.mark.slow

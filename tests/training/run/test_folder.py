@@ -12,7 +12,6 @@ from tests.training.runs import begin_run, prepare_run, recipe_in, train_in
 from training import train
 from training.recipe.fields import load_recipe
 from training.run import checkpoints, preparation
-from training.run import folder as run_folder
 from training.run.checkpoints import run_lock
 from training.run.folder import diff_trees, prepare_folder
 from training.train import run
@@ -67,10 +66,9 @@ def test_second_command_changes_nothing_in_any_phase_before_training(
 
         monkeypatch.setattr(module, name, begin_another)
 
-    for name in ("load_pairs", "tokenize", "record_models"):
+    for name in ("load_pairs", "make_tokenizer", "tokenize", "record_models"):
         interpose(preparation, name)
     interpose(train, "make_trainer")
-    interpose(run_folder, "make_tokenizer")
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     assert phases == ["load_pairs", "make_tokenizer", "tokenize", "record_models", "make_trainer"]
@@ -160,7 +158,7 @@ def test_longer_run_that_the_disk_does_not_hold_is_one_line(
     def fail(path: Path, text: str) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("training.run.folder.write_atomically", fail)
+    monkeypatch.setattr("training.run.preparation.write_atomically", fail)
     with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
         prepare_run(longer)
 

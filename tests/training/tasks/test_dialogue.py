@@ -85,7 +85,8 @@ def test_card_of_a_dialogue_model_names_no_translation() -> None:
     recipe = to_dict(load_recipe(RECIPES[0], ["--data.path=self-dialogue"]))
     scores = {"bleu_1": 9.0, "bleu_1_signature": "s", "bleu_2": 3.0, "bleu_2_signature": "s"}
     curve = [{"step": 3, "loss": 1.0, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu_2": 3.0}]
-    shown = {"name": "dialogue", "recipe": recipe, "curve": curve, "validation": scores}
+    best = {"loss": 1.0, "perplexity": 2.7, "bleu_2": 3.0, "bleu_2_signature": "s"}
+    shown = {"name": "dialogue", "recipe": recipe, "curve": curve, "validation": best}
     card = make_card(results | shown | {"test": results["test"] | scores}, "somebody/dialogue")
     assert card.data.get("language") is None
     assert card.data.get("pipeline_tag") == "text-generation"
