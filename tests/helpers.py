@@ -4,6 +4,7 @@ B batch, S source, T target.
 """
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
@@ -211,6 +212,11 @@ def run_python(code: str, *arguments: str, folder: Path | None = None, **environ
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+def no_space(*_: Any, **__: Any) -> NoReturn:
+    """Fail as a write to a full disk does, in place of a function that writes."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @contextlib.contextmanager

@@ -6,11 +6,9 @@ B batch, S source, T target.
 import pytest
 import torch
 
-from vaswani_transformer.lengths import (
-    LengthDifference,
-    choose_positions,
-    soft_copy,
-)
+from tests.nar_models import tiny_nat
+from vaswani_transformer.lengths import LengthDifference, choose_positions, soft_copy
+from vaswani_transformer.nar_head import EncodedSource
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -44,16 +42,16 @@ def test_soft_copy_passes_the_gradient_to_the_memory() -> None:
 
 def test_length_candidates_equal_lists() -> None:
     """max(1, n + class - 20) for all n up to 40 and all classes."""
-    head = LengthDifference(4, -20, 20)
+    head, logits = tiny_nat(), -torch.arange(41.0)[None]
     for n in range(1, 41):
-        actual = head.lengths(torch.arange(41)[None], torch.tensor([n]))
-        assert actual.tolist() == [[max(1, n + label - 20) for label in range(41)]]
-        classes = head.classes(torch.full((80,), n), torch.arange(1, 81))
+        source = EncodedSource(torch.zeros(1, n, 1), None, torch.ones(1, n).bool(), logits)
+        assert head.best_lengths(source, 41).tolist() == [[max(1, n + label - 20) for label in range(41)]]
+        classes = head.length_classes(source, torch.arange(1, 81))
         assert classes.tolist() == [min(20, max(-20, m - n)) + 20 for m in range(1, 81)]
 
 
 def test_length_pools_real_rows_only() -> None:
-    head, memory = LengthDifference(8, -3, 3), torch.randn(2, 5, 8)
+    head, memory = LengthDifference(8, 7), torch.randn(2, 5, 8)
     is_real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     changed = memory.clone()
     changed[0, 3:] = 1e6

@@ -6,10 +6,13 @@ import math
 import pkgutil
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from docs.tools import formulas, repository
 from docs.tools.listings import BLOCK, lines_of, listing, on_page_markdown, source_of
@@ -157,21 +160,23 @@ def test_notebook_has_no_link_that_leads_nowhere_and_nothing_folded(path: Path) 
     assert not any("<details" in text or "<summary" in text for text in texts)
 
 
+@pytest.fixture(scope="module")
+def variables() -> Iterator[dict[str, Any]]:
+    """Yield the variables of the notebook, whose pages share them and torch's settings."""
+    default, is_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
+    yield {}
+    torch.set_default_dtype(default)
+    torch.set_grad_enabled(is_enabled)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_page_prints_what_it_shows_and_draws_its_pictures(
-    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, folder: Path, variables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     monkeypatch.chdir(folder)
     text = TEXTS[path.stem]
-    default, is_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
-    try:
-        page = run_page(text, folder)
-    finally:
-        torch.set_default_dtype(default)
-        torch.set_grad_enabled(is_enabled)
+    page = run_page(text, folder, variables)
     for (code, expected), (same_code, printed) in zip(examples_of(text), examples_of(page), strict=True):
         assert code == same_code
         assert_same_output(code, printed, expected)

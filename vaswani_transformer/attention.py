@@ -52,10 +52,7 @@ def scaled_dot_product_attention(
 
 
 def padding_mask(
-    config: VaswaniTransformerConfig,
-    queries: Tensor,
-    attention_mask: Tensor | None,
-    memory: Tensor | None = None,
+    config: VaswaniTransformerConfig, queries: Tensor, attention_mask: Tensor | None, memory: Tensor | None = None
 ) -> Tensor | BlockMask | None:
     """Return the mask of attention to all tokens of a text, in the form that the attention implementation takes.
 
@@ -78,11 +75,6 @@ def padding_mask(
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what "eager" attention adds to scores: 0 where a boolean mask allows attention, else the lowest number."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-
-
-def pad_last_dim(heads: Tensor, width: int) -> Tensor:
-    """Pad the last dimension with zeros, which changes no dot product of two tensors padded so."""
-    return nn.functional.pad(heads, (0, width - heads.shape[-1]))
 
 
 class MultiHeadAttention(nn.Module):
@@ -110,7 +102,6 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def is_flash(self) -> bool:
-        """Return whether the configuration selects one of the flash attentions."""
         return "flash" in (self.config._attn_implementation or "")
 
     def split_heads(self, projected: Tensor, width: int) -> Tensor:
@@ -126,13 +117,15 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute equation (1) with the configured implementation; shapes as in `scaled_dot_product_attention`.
 
-        Flash attention needs d_k = d_v: the narrower heads are padded with zeros, and the padding is cut off again.
+        Flash attention needs d_k = d_v: zeros pad the narrower heads, which changes no product, and are cut off again.
         """
         implementation = self.config._attn_implementation or "eager"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
         if self.head_dim != self.value_head_dim and "flash" in implementation:
             width = max(self.head_dim, self.value_head_dim)
-            query, key, value = (pad_last_dim(heads, width) for heads in (query, key, value))
+            query, key, value = (
+                nn.functional.pad(heads, (0, width - heads.shape[-1])) for heads in (query, key, value)
+            )
         dropout = self.dropout if self.training else 0.0
         attended, weights = attention(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs

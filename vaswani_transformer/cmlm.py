@@ -71,7 +71,6 @@ class VaswaniCmlmModel(EncoderDecoder):
 
     config_class = VaswaniCmlmConfig
     decoder_class = NarDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
 
 
 class VaswaniCmlmForConditionalGeneration(NarGeneration):
@@ -91,7 +90,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
     config_class = VaswaniCmlmConfig
     body_class = VaswaniCmlmModel
     refines = True
-    _no_split_modules = VaswaniCmlmModel._no_split_modules
 
     def __init__(self, config: VaswaniCmlmConfig) -> None:
         super().__init__(config)
@@ -115,7 +113,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
 
     @property
     def num_length_classes(self) -> int:
-        """Return C, the lengths that a length beam can try."""
         return self.config.max_target_length
 
     def get_encoder(self, modality: str | None = None) -> Any:
@@ -132,11 +129,7 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         *args: Any,
         **inputs: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's output for a source, or `encoder_outputs` where they are given.
-
-        Raises:
-            ValueError: neither a mask nor their class shows that `encoder_outputs` begin with the length token.
-        """
+        """Return the encoder's output for a source, or `encoder_outputs` that begin with the length token."""
         if encoder_outputs is None or attention_mask is not None or isinstance(encoder_outputs, CmlmEncoderOutput):
             return super().encode(input_ids, attention_mask, encoder_outputs, *args, **inputs)
         raise ValueError(
@@ -195,7 +188,6 @@ class VaswaniCmlmForConditionalGeneration(NarGeneration):
         return lengths.clamp(1, self.config.max_target_length)
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
         return source.best_classes(count)
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:

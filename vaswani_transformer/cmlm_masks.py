@@ -68,11 +68,7 @@ class MaskingCollator:
     """
 
     def __init__(
-        self,
-        collator: Callable[[Sequence[Any]], dict[str, Any]],
-        mask_token_id: int,
-        pad_token_id: int,
-        seed: int = 0,
+        self, collator: Callable[[Sequence[Any]], dict[str, Any]], mask_token_id: int, pad_token_id: int, seed: int = 0
     ) -> None:
         if mask_token_id is None or pad_token_id is None:
             raise ValueError(

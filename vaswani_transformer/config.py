@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import as_validated_field, strict
@@ -10,7 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
-MAX_LAYERS = 1000
+MAX_LAYERS = 1000  # their objects take time and memory before any weight does
 TOKEN_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 """The special tokens, which a configuration and its GenerationConfig both name."""
 
@@ -23,49 +24,39 @@ def as_token_ids(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-@as_validated_field
-def positive_int(value: int | None) -> None:
-    """Check a size or a count: positive, or None where the field allows it."""
-    if value is not None and value < 1:
-        raise ValueError(f"{value} is not positive; give a whole number of at least 1.")
+def checked_field(is_valid: Callable[[Any], bool], problem: str) -> Callable[..., Any]:
+    """Return what makes fields whose values must be valid; the error is the value and the `problem` with it."""
+
+    @as_validated_field
+    def check(value: Any) -> None:
+        if not is_valid(value):
+            raise ValueError(f"{value!r} {problem}")
+
+    return check
 
 
-@as_validated_field
-def layer_count(value: int) -> None:
-    """Check a number of layers, whose objects take time and memory before any weight does."""
-    if not 1 <= value <= MAX_LAYERS:
-        raise ValueError(f"{value} is no number of layers; give at least 1 and at most {MAX_LAYERS:,}.")
-
-
-@as_validated_field
-def unit_rate(value: float | int) -> None:
-    """Check a dropout rate or a smoothing share: at least 0 and below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{value} is outside [0, 1); give a rate of at least 0 and below 1, for example 0.1.")
-
-
-@as_validated_field
-def positive_float(value: float | int) -> None:
-    """Check a positive and finite number."""
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{value} is not positive and finite; give a number above 0, for example 1e-6.")
-
-
-@as_validated_field
-def activation_name(value: str) -> None:
-    """Check the name of one of Transformers' activation functions."""
-    if value not in ACT2FN:
-        raise ValueError(
-            f"{value!r} is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
-        )
-
-
-@as_validated_field
-def position_embedding_type(value: str) -> None:
-    """Check the type of position embedding."""
-    if value not in ("sinusoidal", "learned"):
-        raise ValueError(f"{value!r} is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).")
-
+positive_int = checked_field(  # a size or a count; None where the field allows it
+    lambda value: value is None or value >= 1, "is not positive; give a whole number of at least 1."
+)
+layer_count = checked_field(
+    lambda value: 1 <= value <= MAX_LAYERS, f"is no number of layers; give at least 1 and at most {MAX_LAYERS:,}."
+)
+unit_rate = checked_field(
+    lambda value: 0 <= value < 1, "is outside [0, 1); give a rate of at least 0 and below 1, for example 0.1."
+)
+positive_float = checked_field(
+    lambda value: 0 < value < float("inf"), "is not positive and finite; give a number above 0, for example 1e-6."
+)
+loss_weight = checked_field(
+    lambda value: 0 <= value < float("inf"), "is negative or not finite; give a number of at least 0, for example 1.0."
+)
+activation_name = checked_field(
+    lambda value: value in ACT2FN, f"is not an activation function; the paper's is 'relu', others: {', '.join(ACT2FN)}."
+)
+position_embedding_type = checked_field(
+    lambda value: value in ("sinusoidal", "learned"),
+    "is not a position embedding; choose 'sinusoidal' (3.5) or 'learned' (Table 3, E).",
+)
 
 _BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
 _PARSING = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024}
@@ -227,7 +218,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             )
 
     def validate_token_ids(self) -> None:
-        """Check that every special token lies inside the vocabulary."""
         for name in TOKEN_IDS:
             for token_id in as_token_ids(getattr(self, name)):
                 if not 0 <= token_id < self.vocab_size:

@@ -49,6 +49,7 @@ class VaswaniTransformerDecoder(VaswaniTransformerPreTrainedModel):
 
     layer_class: type[nn.Module] = VaswaniTransformerDecoderLayer
     is_stack = True
+    _no_split_modules = ["VaswaniTransformerDecoderLayer"]
     _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
     _fsdp_plan = {"layers.*": "free_full_weight"}
     _can_record_outputs = {

@@ -41,11 +41,7 @@ class VaswaniFlowSeqConfig(LengthDifferenceConfig):
     """
 
     model_type = "vaswani_flowseq"
-    keys_to_ignore_at_inference = [
-        *LengthDifferenceConfig.keys_to_ignore_at_inference,
-        "kl_loss",
-        "log_determinant",
-    ]
+    keys_to_ignore_at_inference = [*LengthDifferenceConfig.keys_to_ignore_at_inference, "kl_loss", "log_determinant"]
 
     flow_steps: int = layer_count(default=4)
     word_dropout: float | int = unit_rate(default=0.2)
@@ -91,7 +87,6 @@ class VaswaniFlowSeqModel(EncoderDecoder):
 
     config_class = VaswaniFlowSeqConfig
     decoder_class = FlowSeqDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -150,7 +145,7 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
     draws = ("word_draws", "latent_noise")
     has_latents = True
     kl_scale = TrainingRate(1.0, None, "weighs a loss")
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "NarDecoderLayer", "Posterior", "Flow"]
+    _no_split_modules = ["Posterior", "Flow"]
     _keep_in_fp32_modules_strict = ["flow"]
 
     def __init__(self, config: VaswaniFlowSeqConfig) -> None:
@@ -287,9 +282,6 @@ class VaswaniFlowSeqForConditionalGeneration(LengthDifferenceHead):
             tokens: (k B, T), y; padding has any token.
             lengths: (k B,), m.
             samples: the number of z_i, which are drawn from the posterior by torch's generator.
-
-        Raises:
-            FlowError: as `embed_target`.
         """
         mask = canvas(lengths, tokens.shape[1])
         posterior, weights = self.encode_target(source, mask, tokens), []

@@ -144,7 +144,6 @@ class ModelDecoder:
             self.model(**self.last_inputs, return_dict=True)
 
     def recorded(self, name: str) -> tuple[Any, ...]:
-        """Return an output of every step."""
         return tuple(getattr(outputs, name) for outputs in self.records or [])
 
 

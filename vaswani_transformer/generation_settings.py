@@ -84,7 +84,6 @@ class CallSettings:
 
     @property
     def has_own_limit(self) -> bool:
-        """True if the call limits the length of a target."""
         return any(self.given.get(name) is not None for name in ("max_new_tokens", "max_length"))
 
     @property

@@ -14,14 +14,13 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .body import EncoderDecoder
 from .config import positive_float, unit_rate
 from .embeddings import read_table
 from .latent import LatentPass, LatentStep
 from .lengths import canvas
 from .nar_generation import NarSettings, NarTargets
 from .nar_head import EncodedSource, NarLMOutput, Target, TargetInputs, TrainingRate
-from .nat import LengthDifferenceHead, VaswaniNatConfig
+from .nat import LengthDifferenceHead, VaswaniNatConfig, VaswaniNatModel
 from .nat_decoder import PositionalDecoder
 
 
@@ -76,6 +75,8 @@ class VaswaniIterativeVaeConfig(VaswaniNatConfig):
 class LatentDecoder(PositionalDecoder):
     """NAT's decoder with a latent step before each layer but the first."""
 
+    _no_split_modules = ["PositionalDecoderLayer", "LatentStep"]
+
     def __init__(self, config: VaswaniIterativeVaeConfig) -> None:
         super().__init__(config)
         settings = (config, config.gumbel_temperature, config.latent_dropout)
@@ -101,14 +102,11 @@ class LatentDecoder(PositionalDecoder):
         return hidden_states
 
 
-class VaswaniIterativeVaeModel(EncoderDecoder):
+class VaswaniIterativeVaeModel(VaswaniNatModel):
     """Encoder and latent decoder over one embedding matrix, which is also the projection of its latent steps."""
 
     config_class = VaswaniIterativeVaeConfig
     decoder_class = LatentDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "PositionalDecoderLayer", "LatentStep"]
-    _supports_flash_attn = False
-    _supports_flex_attn = False
 
 
 @dataclass
@@ -146,7 +144,6 @@ class VaswaniIterativeVaeForConditionalGeneration(LengthDifferenceHead):
     output_class = IterativeVaeLMOutput
     samples = True
     kl_scale = TrainingRate(1.0, None, "weighs a loss")
-    _no_split_modules = VaswaniIterativeVaeModel._no_split_modules
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
         """Return the target of `forward`, with what its latent steps get."""

@@ -4,6 +4,8 @@ B batch, S source, T target, k target rows of one source row. The norm follows t
 as in the paper: every sub-layer returns LayerNorm(x + Dropout(Sublayer(x))).
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
@@ -64,8 +66,8 @@ class VaswaniTransformerEncoderLayer(GradientCheckpointingLayer):
 class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
     """Masked self-attention, cross-attention and a feed-forward network, each with its residual and norm (3.1).
 
-    Without `encoder_hidden_states` the layer skips cross-attention. A subclass with another self-attention sets
-    `self_attention`.
+    Without `encoder_hidden_states` the layer skips cross-attention. A subclass sets another `self_attention`, or
+    overrides how the target attends to itself (`attend_to_target`).
     """
 
     self_attention: type[SelfAttention] = CausalSelfAttention
@@ -89,21 +91,16 @@ class VaswaniTransformerDecoderLayer(GradientCheckpointingLayer):
         **kwargs: object,
     ) -> Tensor:
         """Map states (k B, T, d_model) to the same shape, attending to `encoder_hidden_states` (B, S, d_model)."""
-        attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
-        hidden_states = self.self_attn_add_norm(hidden_states, attended)
-        memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)
-        return self.after_self_attention(hidden_states, *memory, **kwargs)
-
-    def after_self_attention(
-        self,
-        hidden_states: Tensor,
-        memory: Tensor | None,
-        memory_mask: Tensor | None,
-        past_key_values: Cache | None,
-        **kwargs: object,
-    ) -> Tensor:
-        """Apply cross-attention, where there is a `memory` (B, S, d_model), and the feed-forward network."""
-        if memory is not None:
-            attended, _ = self.cross_attn(hidden_states, memory, memory_mask, past_key_values, **kwargs)
+        hidden_states = self.attend_to_target(hidden_states, attention_mask, past_key_values, **kwargs)
+        if encoder_hidden_states is not None:
+            memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)
+            attended, _ = self.cross_attn(hidden_states, *memory, **kwargs)
             hidden_states = self.cross_attn_add_norm(hidden_states, attended)
         return self.feed_forward_add_norm(hidden_states, self.feed_forward(hidden_states))
+
+    def attend_to_target(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
+    ) -> Tensor:
+        """Apply self-attention to states (k B, T, d_model)."""
+        attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values, **kwargs)
+        return self.self_attn_add_norm(hidden_states, attended)

@@ -89,27 +89,13 @@ def length_cross_entropy(logits: Tensor, classes: Tensor, is_target: Tensor) -> 
 
 
 class LengthDifference(nn.Module):
-    """Predicts m - n from the maximum over the encoder's real rows, by one linear layer over classes.
+    """Predicts m - n from the maximum over the encoder's real rows, by one linear layer over C classes."""
 
-    Args:
-        d_model: width of the encoder's output.
-        smallest, largest: the first and the last class; differences beyond them count as these.
-    """
-
-    def __init__(self, d_model: int, smallest: int, largest: int) -> None:
+    def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__()
-        self.smallest, self.largest = smallest, largest
-        self.proj = nn.Linear(d_model, largest - smallest + 1)
+        self.proj = nn.Linear(d_model, num_classes)
 
     def forward(self, memory: Tensor, is_real: Tensor) -> Tensor:
         """Return the logits (B, C) of the differences for `memory` (B, S, d_model)."""
         lowest = torch.finfo(memory.dtype).min
         return self.proj(memory.masked_fill(~is_real.unsqueeze(-1), lowest).amax(1))  # (B, C)
-
-    def classes(self, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-        """Return the class (B,) of each pair of lengths."""
-        return (target_lengths - source_lengths).clamp(self.smallest, self.largest) - self.smallest
-
-    def lengths(self, classes: Tensor, source_lengths: Tensor) -> Tensor:
-        """Return the target lengths (B, l) of `classes` (B, l): n plus the difference, at least 1."""
-        return (source_lengths[:, None] + classes + self.smallest).clamp(min=1)

@@ -22,26 +22,18 @@ class NarDecoderLayer(VaswaniTransformerDecoderLayer):
 
     self_attention = SelfAttention
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
+    def attend_to_target(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
     ) -> Tensor:
-        """Map states (k B, T, d_model) to the same shape, attending to `encoder_hidden_states` (B, S, d_model)."""
-        attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
-        hidden_states = self.self_attn_add_norm(hidden_states, attended)
-        memory = (encoder_hidden_states, encoder_attention_mask, past_key_values)
-        return self.after_self_attention(hidden_states, *memory, **kwargs)
+        """Apply self-attention to states (k B, T, d_model), without the cache."""
+        return super().attend_to_target(hidden_states, attention_mask, None, **kwargs)
 
 
 class NarDecoder(VaswaniTransformerDecoder):
     """The paper's decoder without a causal mask."""
 
     layer_class = NarDecoderLayer
+    _no_split_modules = ["NarDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": NarDecoderLayer,
         "attentions": OutputRecorder(SelfAttention, index=1),

@@ -211,17 +211,13 @@ class NarGeneration(NarHead, GenerationMixin):
         settings = self.read_settings(generation_config, {k: v for k, v in kwargs.items() if k not in TARGET_INPUTS})
         source = self.read_source(self.encode(**source_inputs)[0], source_inputs.get("attention_mask"))
         lengths = self.best_lengths(source, settings.length_beam_size)  # (B, l)
-        lengths = self.limit_lengths(lengths, source, settings).repeat_interleave(settings.num_latent_samples, dim=1)
-        targets = self.decode_targets(source, lengths.flatten(), settings)
-        return self.best_targets(targets, lengths, settings)
-
-    def limit_lengths(self, lengths: Tensor, source: EncodedSource, settings: NarSettings) -> Tensor:
-        """Return `lengths` (B, l) where they are within the limits of a call, else the limit."""
         if settings.max_tokens is not None:
             lengths = lengths.clamp(max=settings.max_tokens)
         if settings.max_source_relative_length is not None:
             lengths = torch.minimum(lengths, source.lengths[:, None] + settings.max_source_relative_length)
-        return lengths
+        lengths = lengths.repeat_interleave(settings.num_latent_samples, dim=1)
+        targets = self.decode_targets(source, lengths.flatten(), settings)
+        return self.best_targets(targets, lengths, settings)
 
     def check_arguments(self, given: dict[str, Any]) -> None:
         """Raise ValueError for an argument that needs a search from left to right."""
@@ -247,10 +243,13 @@ class NarGeneration(NarHead, GenerationMixin):
             value, expected = given.get(name), getattr(self.config, name)
             if value is not None and value != expected:
                 fail(name, f"got {value!r}, the model's configuration has {expected!r}", "Set it there.")
+        relative = values.get("max_source_relative_length")
+        if relative is not None:
+            relative = whole_number("max_source_relative_length", relative, "Give one such as 50, or None.", 0)
         settings = NarSettings(
             **{name: whole_number(name, values.get(name, 1), "Give 1 or more.") for name in COUNTS},
             max_tokens=self.max_tokens(values),
-            max_source_relative_length=self.max_relative_length(values),
+            max_source_relative_length=relative,
             suppressed=self.suppressed_tokens(values.get("suppress_tokens") or []),
             return_dict=bool(values.get("return_dict_in_generate")),
             return_history=bool(values.get("return_history")),
@@ -322,11 +321,6 @@ class NarGeneration(NarHead, GenerationMixin):
                 bounds.append(whole_number(name, values[name], "A target has its `</s>`.", least) - least + 1)
         bounds += [self.config.max_position_embeddings] if self.config.position_embedding == "learned" else []
         return min(bounds, default=None)
-
-    def max_relative_length(self, values: dict[str, Any]) -> int | None:
-        """Return the largest m - n; None: no bound."""
-        name = "max_source_relative_length"
-        return whole_number(name, values[name], "Give one such as 50, or None.", 0) if name in values else None
 
     def suppressed_tokens(self, extra: list[int]) -> list[int]:
         """Return the ids that are never predicted freely: start, padding, end, `<mask>` and `extra` ones."""

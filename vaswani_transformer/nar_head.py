@@ -9,29 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from huggingface_hub.dataclasses import as_validated_field, strict
+from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from .body import ProjectedModel, as_encoder_output
-from .config import VaswaniTransformerConfig
+from .config import VaswaniTransformerConfig, loss_weight
 from .decoder import check_rows
 from .lengths import check_right_padded, length_cross_entropy
 from .loss import accumulation_dtype, chunk_size, reduce_loss
 from .pretrained import check_labels_are_ids
-
-
-@as_validated_field
-def loss_weight(value: float | int) -> None:
-    """Check the weight of a loss: at least 0 and finite."""
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{value} is negative or not finite; give a number of at least 0, for example 1.0.")
 
 
 @strict
@@ -249,15 +238,8 @@ class NarHead(ProjectedModel):
         encoder_outputs = self.encode(input_ids, attention_mask, encoder_outputs, inputs_embeds, **kwargs)
         kwargs.pop("position_ids", None)
         source = self.read_source(encoder_outputs[0], attention_mask)
-        given = TargetInputs(
-            labels,
-            num_items_in_batch,
-            decoder_input_ids,
-            decoder_attention_mask,
-            decoder_inputs_embeds,
-            target_lengths,
-            draws,
-        )
+        words = (decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
+        given = TargetInputs(labels, num_items_in_batch, *words, target_lengths, draws)
         target = self.make_target(source, given)
         outputs = self.run_decoder(source, target.mask, **target.decoder_inputs, **kwargs)
         token_loss, logits = self.loss_and_logits(outputs[0], target.labels, 0, skip_logits, target.num_items)
@@ -288,7 +270,6 @@ class NarHead(ProjectedModel):
         return self.run_encoder(**inputs, **settings)
 
     def run_encoder(self, **inputs: Any) -> BaseModelOutput:
-        """Return the encoder's output for its inputs."""
         return self.model.encoder(**inputs)
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
@@ -329,11 +310,7 @@ class NarHead(ProjectedModel):
         return lengths, int(lengths.max())
 
     def run_decoder(
-        self,
-        source: EncodedSource,
-        target_mask: Tensor,
-        cache: Cache | None = None,
-        **inputs: Any,
+        self, source: EncodedSource, target_mask: Tensor, cache: Cache | None = None, **inputs: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Return the decoder's output (k B, T, d_model) where `target_mask` (k B, T) is 1.
 

@@ -66,7 +66,6 @@ class VaswaniNatModel(EncoderDecoder):
 
     config_class = VaswaniNatConfig
     decoder_class = PositionalDecoder
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "PositionalDecoderLayer"]
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -75,15 +74,12 @@ class LengthDifferenceHead(NarGeneration):
     """A head whose length is a difference from the source's, and whose decoder begins with a copy of the source."""
 
     config_class = LengthDifferenceConfig
-    _no_split_modules = VaswaniNatModel._no_split_modules
     _supports_flash_attn = False
     _supports_flex_attn = False
 
     def __init__(self, config: LengthDifferenceConfig) -> None:
         super().__init__(config)
-        self.length_difference = LengthDifference(
-            config.d_model, config.min_length_difference, config.max_length_difference
-        )
+        self.length_difference = LengthDifference(config.d_model, self.num_length_classes)
         self.post_init()
 
     @property
@@ -95,7 +91,6 @@ class LengthDifferenceHead(NarGeneration):
 
     @property
     def num_length_classes(self) -> int:
-        """Return C, the lengths that a length beam can try."""
         return self.config.max_length_difference - self.config.min_length_difference + 1
 
     def read_source(self, states: Tensor, attention_mask: Tensor | None) -> EncodedSource:
@@ -104,16 +99,16 @@ class LengthDifferenceHead(NarGeneration):
         return EncodedSource(states, attention_mask, is_real, self.length_difference(states, is_real))
 
     def length_classes(self, source: EncodedSource, lengths: Tensor) -> Tensor:
-        """Return the class (k B,) of m - n for `lengths` (k B,)."""
+        """Return the class (k B,) of m - n for `lengths` (k B,); beyond the classes the nearest."""
         per_row = source.lengths.repeat_interleave(len(lengths) // len(source.lengths))
-        return self.length_difference.classes(per_row, lengths)
+        smallest, largest = self.config.min_length_difference, self.config.max_length_difference
+        return (lengths - per_row).clamp(smallest, largest) - smallest
 
     def best_lengths(self, source: EncodedSource, count: int) -> Tensor:
-        """Return the `count` best target lengths (B, l) of each source, the best first."""
-        return self.length_difference.lengths(source.best_classes(count), source.lengths)
+        differences = source.best_classes(count) + self.config.min_length_difference
+        return (source.lengths[:, None] + differences).clamp(min=1)
 
     def make_target(self, source: EncodedSource, given: TargetInputs) -> Target:
-        """Return the target of `forward`."""
         labels, num_items, inputs_embeds = given.labels, given.num_items_in_batch, given.decoder_inputs_embeds
         lengths, width = self.target_shape(source, labels, given.decoder_attention_mask, inputs_embeds)
         if labels is not None and num_items is None:
@@ -157,11 +152,7 @@ class VaswaniNatForConditionalGeneration(LengthDifferenceHead):
 
     @torch.no_grad()
     def glance(
-        self,
-        source: EncodedSource,
-        inputs_embeds: Tensor,
-        labels: Tensor,
-        glancing_draws: Tensor | None = None,
+        self, source: EncodedSource, inputs_embeds: Tensor, labels: Tensor, glancing_draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the positions (k B, T) whose reference word GLAT shows, and the first pass's accuracy.
 

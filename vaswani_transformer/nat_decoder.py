@@ -108,16 +108,10 @@ class PositionalDecoderLayer(NarDecoderLayer):
         self.positional_attn = PositionalAttention(config, layer_idx)
         self.positional_attn_add_norm = AddAndNorm(config)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
+    def attend_to_target(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, **kwargs: Any
     ) -> Tensor:
-        """Map states (k B, T, d_model) to the same shape.
+        """Apply self-attention and positional attention to states (k B, T, d_model).
 
         Args:
             attention_mask: of positional attention, which may attend to its own position.
@@ -125,19 +119,16 @@ class PositionalDecoderLayer(NarDecoderLayer):
             self_attention_mask: of self-attention.
         """
         positions, self_attention_mask = kwargs.pop("positions"), kwargs.pop("self_attention_mask")
-        attended, _ = self.self_attn(hidden_states, self_attention_mask, **kwargs)
-        hidden_states = self.self_attn_add_norm(hidden_states, attended)
+        hidden_states = super().attend_to_target(hidden_states, self_attention_mask, past_key_values, **kwargs)
         attended, _ = self.positional_attn(hidden_states, positions, attention_mask, **kwargs)
-        hidden_states = self.positional_attn_add_norm(hidden_states, attended)
-        return self.after_self_attention(
-            hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
-        )
+        return self.positional_attn_add_norm(hidden_states, attended)
 
 
 class PositionalDecoder(NarDecoder):
     """A non-autoregressive decoder with positional attention, in whose self-attention no position attends to itself."""
 
     layer_class = PositionalDecoderLayer
+    _no_split_modules = ["PositionalDecoderLayer"]
     _tp_plan = tensor_parallel_plan("self_attn", "positional_attn", "cross_attn")
     _supports_flash_attn = False
     _supports_flex_attn = False

@@ -119,7 +119,6 @@ class VaswaniTransformerTranslationPipeline(Pipeline):
 
 
 def check_text(text: Any) -> str:
-    """Return `text`."""
     if not isinstance(text, str):
         raise TypeError(f"{text!r}: not a text to translate; got {type(text).__name__}, expected str.")
     return text

@@ -43,7 +43,6 @@ _FEED_FORWARD_PLAN = {"layers.*.feed_forward.fc1": "colwise", "layers.*.feed_for
 
 
 def check_private_names() -> None:
-    """Check that Transformers has every private name that the models of this package set or read."""
     owned = [(owner, name) for owner, names in PRIVATE_NAMES.items() for name in names]
     if missing := [f"{owner.__name__}.{name}" for owner, name in owned if not hasattr(owner, name)]:
         raise RuntimeError(
@@ -61,11 +60,7 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 def embed_text(
     embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
 ) -> Tensor:
-    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given.
-
-    Raises:
-        ValueError: neither is given, or both; there is no text, or none with a token.
-    """
+    """Return the scaled embeddings (B, S, d_model) of `input_ids` (B, S), or `inputs_embeds` where they are given."""
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither was" if input_ids is None else "both were"
         raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds; {given} given.")
@@ -123,7 +118,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     _own_auto_class = "AutoModel"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["VaswaniTransformerEncoderLayer", "VaswaniTransformerDecoderLayer"]
+    _no_split_modules = ["VaswaniTransformerEncoderLayer"]  # Transformers adds those of the stacks
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
     _supports_sdpa = True

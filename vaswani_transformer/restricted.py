@@ -143,7 +143,6 @@ class Window:
         return attention_mask.masked_fill(is_far.to(attention_mask.device), lowest)
 
     def sees_all(self, attention_mask: Tensor | None) -> bool:
-        """Return whether every query may attend to every key."""
         has_every_key = isinstance(self.past, int) and self.offset + self.num_keys == self.past + self.queries.shape[1]
         is_last = not self.is_causal or self.queries.shape[1] == 1
         return attention_mask is None and has_every_key and is_last and self.num_keys - 1 <= self.reach

@@ -36,10 +36,7 @@ def train_byte_pair_encoding(texts: Iterable[str], vocab_size: int) -> Tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=alphabet,
-        special_tokens=[*SPECIAL_TOKENS.values()],
-        show_progress=False,
+        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=[*SPECIAL_TOKENS.values()], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

@@ -15,8 +15,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import torch
-
 FOLDER = Path(__file__).resolve().parents[1]
 PAGES = [FOLDER / f"paper-{name}.md" for name in ("walk", "model", "training", "decoding")]
 NOTEBOOK = FOLDER / "paper.ipynb"
@@ -63,14 +61,15 @@ def execute(code: str, variables: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def run_page(page: str, pictures: Path) -> str:
+def run_page(page: str, pictures: Path, variables: dict[str, Any]) -> str:
     """Return the page with the output of its blocks, and write its pictures into a folder.
 
     Args:
         page: the text of the page.
         pictures: the folder that gets `images/NAME.svg`.
+        variables: what its blocks begin with; it gets what they define.
     """
-    variables: dict[str, Any] = {"__name__": "paper"}
+    variables["__name__"] = "paper"
     blocks, position = [], 0
     for match in PYTHON.finditer(page):
         blocks.append(page[position : match.start()])
@@ -162,8 +161,7 @@ def main() -> None:
     """Update the pages, their pictures and the notebook."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for path in PAGES:
-            torch.set_grad_enabled(True)  # the page before may have left it off
-            path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
+            path.write_text(run_page(path.read_text(encoding="utf-8"), FOLDER, {}), encoding="utf-8")
     NOTEBOOK.write_text(to_notebook(), encoding="utf-8")
 
 

@@ -7,9 +7,7 @@ Lengths and tokens are invented. With `--texts` and `--tokenizer` the first line
 one rank and by two, and translated and distilled by an engine that returns at once.
 """
 
-import argparse
 import itertools
-import json
 import os
 import statistics
 import tempfile
@@ -28,20 +26,16 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from tests.benchmarks.host_pace import FAMILIES, measure_host_step
 from tests.benchmarks.stream_pace import measure_streams
 from tests.benchmarks.text_pace import measure_texts
+from tests.measuring import in_turns, make_parser, medians, report, seconds_of
 from training.data.tokenizing import token_ids
 from vaswani_transformer import PairCollator, PairTokens, TokenBudgetBatchSampler, VaswaniTransformerTokenizer
 
 MEAN_LENGTH, LONGEST, VOCABULARY = 25, 256, 32_000
 
 
-def cpu_seconds(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    """Return the median CPU time of some work, and its last result."""
-    times, result = [], None
-    for _ in range(rounds):
-        start = time.process_time()
-        result = work()
-        times.append(time.process_time() - start)
-    return statistics.median(times), result
+def cpu_seconds(work: Callable[[], Any], rounds: int) -> float:
+    """Return the median CPU time of some work."""
+    return statistics.median(seconds_of(work, time.process_time) for _ in range(rounds))
 
 
 def invent_lengths(pairs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,8 +49,9 @@ def invent_lengths(pairs: int) -> tuple[np.ndarray, np.ndarray]:
 def measure_order(pairs: int, rounds: int) -> dict[str, float]:
     """Measure the sampler's constructor, the first batch of an epoch, and the memory that they need."""
     lengths = invent_lengths(pairs)
-    constructor, sampler = cpu_seconds(lambda: TokenBudgetBatchSampler(*lengths), rounds)
-    first_batch, _ = cpu_seconds(lambda: next(iter(sampler)), rounds)
+    constructor = cpu_seconds(lambda: TokenBudgetBatchSampler(*lengths), rounds)
+    sampler = TokenBudgetBatchSampler(*lengths)
+    first_batch = cpu_seconds(lambda: next(iter(sampler)), rounds)
     tracemalloc.start()
     next(iter(TokenBudgetBatchSampler(*lengths)))
     megabytes = tracemalloc.get_traced_memory()[1] / 1e6
@@ -85,11 +80,11 @@ def measure_batches(tokenizer: PreTrainedTokenizerBase, pairs: int, rounds: int)
         steps = list(itertools.islice(TokenBudgetBatchSampler(flat.source_lengths, flat.target_lengths), 20))
         tokens = sum(int(flat.target_lengths[step].sum()) for step in steps)
         collate, stock = PairCollator(tokenizer), DataCollatorForSeq2Seq(tokenizer)
-        turns: dict[str, list[float]] = {"flat": [], "stock": []}
-        for _ in range(rounds):
-            turns["flat"].append(cpu_seconds(lambda: [collate(flat.__getitems__(step)) for step in steps], 1)[0])
-            turns["stock"].append(cpu_seconds(lambda: [stock(lists.__getitems__(step)) for step in steps], 1)[0])
-    seconds = {name: statistics.median(times) for name, times in turns.items()}
+        turns = {
+            "flat": lambda: cpu_seconds(lambda: [collate(flat.__getitems__(step)) for step in steps], 1),
+            "stock": lambda: cpu_seconds(lambda: [stock(lists.__getitems__(step)) for step in steps], 1),
+        }
+        seconds = medians(in_turns(turns, rounds))
     return {
         "ms_a_step": 1000 * seconds["flat"] / len(steps),
         "target_tokens_per_s": tokens / seconds["flat"],
@@ -113,10 +108,11 @@ def measure_tokenizing(tokenizer: PreTrainedTokenizerBase, texts: list[str], rou
             for _ in ("source", "target"):
                 tokenizer(texts[first : first + 1000])
 
-    turns = [(cpu_seconds(through_map, 1), cpu_seconds(library, 1)[0]) for _ in range(rounds)]
-    seconds, own = (statistics.median(times) for times in zip(*((one[0], own) for one, own in turns), strict=True))
-    tokens = int(PairTokens(turns[0][0][1]).target_lengths.sum())
-    return {"target_tokens_per_s_a_core": tokens / seconds, "share_of_library_rate": own / seconds}
+    turns = {"map": lambda: cpu_seconds(through_map, 1), "library": lambda: cpu_seconds(library, 1)}
+    seconds = medians(in_turns(turns, rounds))
+    tokens = int(PairTokens(through_map()).target_lengths.sum())
+    rates = {"target_tokens_per_s_a_core": tokens / seconds["map"]}
+    return rates | {"share_of_library_rate": seconds["library"] / seconds["map"]}
 
 
 def measure_given(tokenizer_path: str, texts: list[str], rounds: int) -> dict[str, dict[str, float]]:
@@ -130,10 +126,9 @@ def measure_given(tokenizer_path: str, texts: list[str], rounds: int) -> dict[st
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Print what is measured, and write it as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("tests.benchmarks.data_pace", __doc__, rounds=3)
     parser.add_argument("--pairs", type=int, default=1_500_000, help="pairs to order (1500000)")
     parser.add_argument("--batch-pairs", type=int, default=200_000, help="pairs with tokens (200000)")
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
     parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=[*FAMILIES], help="of steps (all)")
     parser.add_argument("--step-tokens", type=int, default=25_000, help="of each side of these steps (25000)")
     parser.add_argument("--tokenizer", help="a folder or Hub name, to tokenize --texts")
@@ -156,11 +151,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         with options.texts.open(encoding="utf-8") as lines:
             texts = [line.strip() for line in itertools.islice(lines, options.lines) if line.strip()]
         results |= measure_given(options.tokenizer, texts, options.rounds)
-    for name, values in results.items():
-        if isinstance(values, dict):
-            print(f"{name:<11}", "   ".join(f"{key} {value:,.4g}" for key, value in values.items()))
-    if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    report(results, options.output)
     return results
 
 

@@ -8,6 +8,7 @@ caches. All arms but int8 must write the same tokens. `decode_against_marian` ex
 """
 
 import argparse
+import functools
 import importlib
 import json
 import statistics
@@ -19,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 from transformers.utils import logging
 
-from tests.benchmarks.decode_against_marian import OwnLengths, search, seconds, sources, target_lengths
-from tests.benchmarks.train_against_marian import SHAPES, make_model
+from tests.benchmarks.decode_against_marian import decoding_parser, inputs_of, seconds, target_lengths
+from tests.benchmarks.train_against_marian import make_model
 from vaswani_transformer import prepare_for_inference
 
 BEFORE = "vaswani_transformer_before"
@@ -40,42 +41,33 @@ def import_before(checkout: Path) -> tuple[Any, Any]:
 
 
 def calls(
-    shape: dict[str, int], arm: str, beams: int, lengths: Tensor, before: tuple[Any, Any]
+    options: argparse.Namespace, arm: str, lengths: Tensor, before: tuple[Any, Any]
 ) -> list[Callable[[], Tensor]]:
     """Return the search of the other checkout and of this one, over the same weights."""
     torch.manual_seed(0)
-    ours: Any = make_model("ours", shape).eval()
+    ours: Any = make_model("ours", options.shape).eval()
     config = importlib.import_module(f"{BEFORE}.config").VaswaniTransformerConfig(**ours.config.to_diff_dict())
     other = before[0].VaswaniTransformerForConditionalGeneration(config).eval()
     other.load_state_dict(ours.state_dict())
     other.set_attn_implementation(ours.config._attn_implementation)
     models: list[Any] = [other, ours]
     if arm != "plain":
-        models = [
-            prepare(model, arm) for prepare, model in zip((before[1], prepare_for_inference), models, strict=True)
-        ]
-    ids, mask = sources(len(lengths), shape["vocab_size"])
-    criteria = StoppingCriteriaList([OwnLengths(lengths)] if int(lengths.max()) > int(lengths.min()) else [])
-    settings = search(beams, shape["vocab_size"], int(lengths.max()))
+        prepares = (before[1], prepare_for_inference)
+        models = [prepare(model, arm) for prepare, model in zip(prepares, models, strict=True)]
+    inputs = inputs_of(config.vocab_size, options.beams, lengths)
     for model in models:
         model.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=1)
-
-    def call_of(model: Any) -> Callable[[], Tensor]:
-        return lambda: model.generate(
-            input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria
-        )
-
-    return [call_of(model) for model in models]
+    return [functools.partial(model.generate, **inputs) for model in models]
 
 
-def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: argparse.Namespace) -> dict[str, Any]:
+def compare(arm: str, count: int, before: tuple[Any, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of both checkouts, round by round, and the median of their ratios."""
     lengths = target_lengths(count, options.lengths)
     longest = int(lengths.max())
-    searches = calls(SHAPES[options.shape], arm, beams, lengths, before)
+    searches = calls(options, arm, lengths, before)
     tokens_before, tokens_after = (call() for call in searches)
     if arm != "int8" and not torch.equal(tokens_before, tokens_after):
-        raise RuntimeError(f"{arm}, beam {beams}, batch {count}: the checkouts find different tokens.")
+        raise RuntimeError(f"{arm}, beam {options.beams}, batch {count}: the checkouts find different tokens.")
     rounds = []
     for _ in range(options.rounds):
         taken = [0.0, 0.0]
@@ -85,7 +77,7 @@ def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: 
     ratios = sorted(before / after for before, after in rounds)
     return {
         "arm": arm,
-        "beams": beams,
+        "beams": options.beams,
         "batch": count,
         "same_tokens": torch.equal(tokens_before, tokens_after),
         "milliseconds": [round(1000 * statistics.median(side), 2) for side in zip(*rounds, strict=True)],
@@ -95,17 +87,12 @@ def compare(arm: str, beams: int, count: int, before: tuple[Any, Any], options: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = decoding_parser("tests.benchmarks.decode_before_after", __doc__, rounds=9)
     parser.add_argument("before", type=Path, help="another checkout")
-    parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument(
         "--arms", nargs="+", choices=("plain", "float32", "bfloat16", "int8"), default=["float32", "int8"]
     )
     parser.add_argument("--beams", type=int, default=4)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
@@ -113,7 +100,7 @@ def main() -> None:
     with torch.inference_mode():
         for arm in options.arms:
             for count in options.batches:
-                print(json.dumps(compare(arm, options.beams, count, before, options)), flush=True)
+                print(json.dumps(compare(arm, count, before, options)), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from transformers.utils import logging
 
 from tests.benchmarks.family_arms import BATCH, Arm, encode, load_arms, padded
 from tests.benchmarks.family_details import history, parts_table, refinement_table
+from tests.measuring import clock, make_parser, median_ratio, rotated
 from training.data.pairs import load_pairs
 from training.recipe.fields import DataRecipe
 from training.report.results import commit, cpu_name, versions
 from training.tasks.metrics import bleu, chrf
 from training.tasks.text_statistics import text_statistics
-from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import write_errors
 
@@ -55,40 +55,35 @@ def read_data(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def interleaved(
-    arms: list[Arm], batches: list[list[list[int]]], clock: Callable[[], float]
+    arms: list[Arm], batches: list[list[list[int]]], now: Callable[[], float]
 ) -> Iterator[tuple[Arm, int, float, Tensor]]:
     """Yield each arm, a batch number, and the seconds and tokens of the translation; the first arm alternates."""
     for number, rows in enumerate(batches):
-        inputs, first = padded(rows), number % len(arms)
-        for arm in arms[first:] + arms[:first]:
-            start = clock()
+        inputs = padded(rows)
+        for arm in rotated(arms, number):
+            start = now()
             tokens = arm.generate(inputs)
-            yield arm, number, clock() - start, tokens
+            yield arm, number, now() - start, tokens
 
 
 def measure(arms: list[Arm], rows: list[list[int]], threads: int, options: argparse.Namespace) -> None:
     """Time every arm at batch 1 and 32 on `threads` threads, and keep its translations."""
     torch.set_num_threads(threads)
-    clock = time.process_time if threads == 1 else time.perf_counter
+    now = clock(threads)
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     singles = [[rows[index]] for index in range(min(len(rows), options.warmup + options.sentences))]
-    for arm, number, seconds, _ in interleaved(arms, singles, clock):
+    for arm, number, seconds, _ in interleaved(arms, singles, now):
         if number >= options.warmup:
             arm.single.setdefault(threads, []).append(seconds)
     batches = [[rows[index] for index in group] for group in groups]
-    for _ in interleaved(arms, batches[:1], clock):
+    for _ in interleaved(arms, batches[:1], now):
         pass  # a warm-up
-    for arm, number, seconds, tokens in interleaved(arms, batches, clock):
+    for arm, number, seconds, tokens in interleaved(arms, batches, now):
         arm.batched.setdefault(threads, []).append(seconds)
         arm.texts = arm.texts or [""] * len(rows)
         for index, text in zip(groups[number], arm.decode(tokens), strict=True):
             arm.texts[index] = text
-
-
-def median_ratio(other_seconds: list[float], seconds: list[float]) -> float:
-    """Return the median over sentences of how many times as long another arm takes."""
-    return statistics.median(other / second for other, second in zip(other_seconds, seconds, strict=True))
 
 
 def speed(arm: Arm, threads: int, baselines: dict[str, Arm], sentences: int) -> dict[str, Any]:
@@ -178,11 +173,7 @@ def markdown(measured: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog="python -m tests.benchmarks.decode_family",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("tests.benchmarks.decode_family", __doc__)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="once for each model")
     parser.add_argument("--distilled", nargs="+", default=[], metavar="NAME", help="models trained on distilled data")
     parser.add_argument("--data", type=Path, required=True, help="JSON Lines, or a folder with test.jsonl.gz")

@@ -4,7 +4,6 @@
 of JSON, the share of held-out sentences right after each layer, without and with noise, and the share of right words.
 """
 
-import argparse
 import json
 import random
 
@@ -18,10 +17,11 @@ from tests.dialects import (
     share_of_words,
     train_iterative_vae,
 )
+from tests.measuring import make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("tests.benchmarks.dialects_by_layer", __doc__)
     parser.add_argument("--kl_scale", type=float, nargs="+", default=[1.0], help="kappa in the second half of training")
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the weights, the dropout and the noise")
     options = parser.parse_args()

@@ -5,7 +5,6 @@ prior, and prints as a line of JSON the shares of held-out sentences and of word
 of several latents of a temperature the ones that importance weights rank first.
 """
 
-import argparse
 import json
 import random
 from typing import Any
@@ -22,10 +21,11 @@ from tests.dialects import (
     share_of_words,
     train_flowseq,
 )
+from tests.measuring import make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("tests.benchmarks.dialects_of_flowseq", __doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the latents")
     parser.add_argument("--samples", type=int, default=4, help="latents of each sentence above temperature 0")
@@ -42,10 +42,7 @@ def main() -> None:
     shares: dict[str, Any] = {"steps": options.steps, "seed": options.seed}
     for name, settings in searches.items():
         answers = answers_of(model.generate(**encode(sources), **settings))
-        shares[name] = {
-            "right": share_of_answers(sources, answers),
-            "right_words": share_of_words(sources, answers),
-        }
+        shares[name] = {"right": share_of_answers(sources, answers), "right_words": share_of_words(sources, answers)}
     print(json.dumps(shares), flush=True)
 
 

@@ -5,8 +5,6 @@ and prints one JSON object: MB (10^6 bytes) of the files. `prepare_for_inference
 weights of the safetensors file while it loads them.
 """
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from transformers.utils import logging
 
 from tests.benchmarks.train_against_marian import SHAPES, make_model
+from tests.measuring import make_parser, report
 from vaswani_transformer.convert import to_ctranslate2
 
 
@@ -30,7 +29,7 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def sizes_of(shape: dict[str, int]) -> dict[str, float]:
+def sizes_of(shape: str) -> dict[str, float]:
     """Return the MB of each form of a model of this shape."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -39,11 +38,11 @@ def sizes_of(shape: dict[str, int]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("tests.benchmarks.engine_sizes", __doc__)
     parser.add_argument("--shapes", choices=SHAPES, nargs="+", default=["base", "small"])
     options = parser.parse_args(arguments)
     logging.set_verbosity_error()
-    print(json.dumps({shape: sizes_of(SHAPES[shape]) for shape in options.shapes}, indent=2))
+    report({shape: sizes_of(shape) for shape in options.shapes})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The first run tokenizes, by all cores; the second finds the tokens on the disk. 
 tokenizers library encodes the same texts by its own threads. Texts are invented: three of 20,000 phrases each.
 """
 
-import argparse
+import functools
 import json
 import os
 import subprocess
@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 
 from tests.benchmarks.host_pace import TINY
+from tests.measuring import make_parser, report, seconds_of
 from vaswani_transformer import VaswaniTransformerTokenizer
 
 PHRASES, PARTS, BATCH = 20_000, 3, 10_000
@@ -62,7 +63,7 @@ def write_run(folder: Path, pairs: int) -> tuple[Any, list[str], list[str]]:
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Print what is measured, and write it as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("tests.benchmarks.first_step", __doc__)
     parser.add_argument("--pairs", type=int, default=4_500_000, help="pairs of the training set (4500000)")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
     options = parser.parse_args(arguments)
@@ -71,19 +72,15 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         tokenizer, phrases, command = write_run(folder, options.pairs)
         environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")}
         for run in ("first_run", "second_run"):
-            start = time.perf_counter()
-            subprocess.run([*command, f"--output_dir={folder / run}"], check=True, env=environment)
-            seconds[run] = time.perf_counter() - start
-        seconds["library"] = 0.0
-        for texts in invent_texts(phrases, options.pairs, seed=len("train")):
-            start = time.perf_counter()
-            tokenizer(texts)
-            seconds["library"] += time.perf_counter() - start
+            given = [*command, f"--output_dir={folder / run}"]
+            train = functools.partial(subprocess.run, given, check=True, env=environment)
+            seconds[run] = seconds_of(train, time.perf_counter)
+        texts_of = invent_texts(phrases, options.pairs, seed=len("train"))
+        encodings = (functools.partial(tokenizer, texts) for texts in texts_of)
+        seconds["library"] = sum(seconds_of(encode, time.perf_counter) for encode in encodings)
     results = {"pairs": options.pairs} | {f"{name}_s": value for name, value in seconds.items()}
     results["times_library"] = seconds["first_run"] / seconds["library"]
-    print("   ".join(f"{name} {value:,.4g}" for name, value in results.items()))
-    if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    report(results, options.output)
     return results
 
 

@@ -32,12 +32,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.measuring import clock, in_turns, make_parser, resident, seconds_of
 from training.report.results import commit, versions
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.attention import SelfAttention
 from vaswani_transformer.figures import draw_layer_complexity
 from vaswani_transformer.restricted import MIN_BLOCK, Window
-from vaswani_transformer.support.command_line import ArgumentParser, positive_argument
+from vaswani_transformer.support.command_line import positive_argument
 from vaswani_transformer.support.errors import UserError, exit_on_user_error
 from vaswani_transformer.support.files import atomic_folder, write_errors
 
@@ -105,23 +106,16 @@ def expected_gib(name: str, n: int, d: int, options: argparse.Namespace) -> floa
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one call; a short one is repeated until all take five milliseconds."""
-    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    repeats = 1
-    while True:
-        began = clock()
-        for _ in range(repeats):
+    now, settle = (clock(), lambda: None) if device.type == "cpu" else (time.perf_counter, torch.cuda.synchronize)
+    count = 1
+
+    def repeat() -> None:
+        for _ in range(count):
             call()
-        if device.type != "cpu":
-            torch.cuda.synchronize(device)
-        if (taken := clock() - began) >= 0.005:
-            return taken / repeats
-        repeats *= 4
 
-
-def resident(field: str) -> float:
-    """Return the MiB of this process now ("VmRSS") or at its peak ("VmHWM")."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+    while (taken := seconds_of(repeat, now, settle)) < 0.005:
+        count *= 4
+    return taken / count
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
@@ -164,12 +158,8 @@ def measure(n: int, d: int, options: argparse.Namespace) -> list[dict[str, Any]]
                 raise
             rows[name]["skipped"] = "out of memory"
             del calls[name]
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(options.rounds):
-        order = list(calls)
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            times[name].append(seconds(calls[name], device))
-    for name, taken in times.items():
+    timed = {name: functools.partial(seconds, call, device) for name, call in calls.items()}
+    for name, taken in in_turns(timed, options.rounds).items():
         rows[name] |= {"seconds": statistics.median(taken), "rounds": taken}
     return list(rows.values())
 
@@ -224,19 +214,13 @@ def markdown(results: dict[str, Any]) -> str:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options."""
-    parser = ArgumentParser(
-        prog="python -m tests.benchmarks.layer_complexity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("tests.benchmarks.layer_complexity", __doc__, rounds=3, threads=1)
     lengths = [2**power for power in range(4, 14)]
     parser.add_argument("--lengths", type=positive_argument, nargs="+", default=lengths, help="n (16 to 8,192)")
     parser.add_argument("--widths", type=positive_argument, nargs="+", default=[64, 512], help="d, even (64 512)")
     parser.add_argument("--reach", type=positive_argument, default=MIN_BLOCK, help=f"r of the window ({MIN_BLOCK})")
     parser.add_argument("--kernel", type=positive_argument, default=3, help="k of the convolution (3)")
     parser.add_argument("--cell", choices=GATES, default="lstm", help="the recurrent layer (lstm)")
-    parser.add_argument("--rounds", type=positive_argument, default=3, help="how often each layer is timed (3)")
-    parser.add_argument("--threads", type=positive_argument, default=1, help="of a CPU (1)")
     parser.add_argument("--memory", type=float, default=4.0, help="GiB that a layer may take (4)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--output", type=Path, default=Path("table1"), help="a new folder (table1)")

@@ -8,7 +8,6 @@ With `--recipes` the jobs are the shipped recipes, on invented texts with as man
 and only their peaks are measured: of a few steps, the evaluation, the test and the final files.
 """
 
-import argparse
 import json
 import random
 import re
@@ -30,6 +29,7 @@ import psutil
 import yaml
 
 from tests.helpers import PAIRS, ROOT, model_of_pairs
+from tests.measuring import make_parser, report
 from tests.training.runs import SPLITS, TINY, TWO_PROCESSES, last_of_each, make_arguments, start
 from training.report.results import commit, cpu_name
 
@@ -195,7 +195,7 @@ def measure(job: Job, output: Path) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure the jobs, print the figures as JSON, and return 1 if a slope is above the bound."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.memory", description=__doc__)
+    parser = make_parser("tests.benchmarks.memory", __doc__)
     parser.add_argument("--steps", type=int, default=5000, help="of each job (5000)")
     parser.add_argument("--recipes", action="store_true", help="measure the peaks of the shipped recipes instead")
     parser.add_argument("--only", default="", metavar="JOB", help="the jobs whose name begins so")
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
                 if options.recipes:
                     del figures[name]["MiB_per_1000_steps"]  # so few steps say nothing of it
                 print(name, figures[name], file=sys.stderr, flush=True)
-    print(json.dumps({"commit": commit(), "cpu": cpu_name(), "jobs": figures}, indent=1))
+    report({"commit": commit(), "cpu": cpu_name(), "jobs": figures})
     return int(any(each.get("MiB_per_1000_steps", 0) > BOUND for each in figures.values()))
 
 

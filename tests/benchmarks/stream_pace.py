@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import statistics
 import time
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
+from tests.measuring import in_turns, median_ratio, medians, seconds_of
 from training.data.stream import PairStream
 from training.data.tokenizing import make_encode_fn
 from training.recipe.fields import DataRecipe
@@ -59,18 +59,17 @@ def measure_streams(folder: Path, tokenizer_path: str, texts: list[str], rounds:
     Two processes at a time measure one rank too, since two slow each other down on one processor.
     """
     write_stream(texts, folder)
-    seconds: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(rounds):
-        for num_processes, measured in seconds.items():
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+
+        def slower_one(num_processes: int) -> float:
             server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-                arguments = (folder, tokenizer_path, len(texts), server.port, num_processes)
-                ranks = [pool.submit(rank_seconds, *arguments, rank % num_processes) for rank in range(2)]
-                measured.append(max(rank.result() for rank in ranks))
-    start = time.process_time()
-    deque(PairStream(recipe_of(folder), 0), maxlen=0)
-    read = len(texts) / (time.process_time() - start)
-    one, two = (len(texts) / statistics.median(measured) for measured in seconds.values())
-    ratios = [single / both for single, both in zip(seconds[1], seconds[2], strict=True)]
-    rates = {"read_only": read, "one_rank": one, "two_ranks": two}
-    return {f"pairs_per_s_{name}": rate for name, rate in rates.items()} | {"times_one_rank": statistics.median(ratios)}
+            arguments = (folder, tokenizer_path, len(texts), server.port, num_processes)
+            ranks = [pool.submit(rank_seconds, *arguments, rank % num_processes) for rank in range(2)]
+            return max(rank.result() for rank in ranks)
+
+        turns = {"one_rank": lambda: slower_one(1), "two_ranks": lambda: slower_one(2)}
+        seconds = in_turns(turns, rounds)
+    read = seconds_of(lambda: deque(PairStream(recipe_of(folder), 0), maxlen=0), time.process_time)
+    rates = {name: len(texts) / taken for name, taken in ({"read_only": read} | medians(seconds)).items()}
+    ratio = median_ratio(seconds["one_rank"], seconds["two_ranks"])
+    return {f"pairs_per_s_{name}": rate for name, rate in rates.items()} | {"times_one_rank": ratio}

@@ -21,23 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import datasets
 import torch
 from torch.utils.data import DataLoader
-from transformers import (
-    DataCollatorForSeq2Seq,
-    MarianConfig,
-    MarianMTModel,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-)
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
+from tests.measuring import StepClock, in_turns, make_parser, marian_like, median_ratio, report, resident, seconds_of
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.recipe.flops import pair_lengths, training_flops
 from training.run.checks import attention
@@ -49,10 +43,11 @@ from vaswani_transformer import (
 )
 from vaswani_transformer.loss import projected_cross_entropy
 
-SHAPES = {
-    "base": {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab_size": 37_000},
-    "small": {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab_size": 10_000},
-    "tiny": {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "vocab_size": 500},
+SIZES = ("vocab_size", "d_model", "num_heads", "d_ff", "encoder_layers", "decoder_layers")
+SHAPES: dict[str, dict[str, Any]] = {  # what differs from the paper's base model
+    "base": {},
+    "small": dict(zip(SIZES, (10_000, 256, 4, 1024, 3, 3), strict=True)),
+    "tiny": dict(zip(SIZES, (500, 32, 2, 64, 1, 1), strict=True)),
 }
 ARMS = ("ours", "marian_random", "marian_grouped")
 MEAN_LENGTH = 25
@@ -77,22 +72,6 @@ def sentences(count: int, vocab_size: int) -> datasets.Dataset:
             }
         )
     return datasets.Dataset.from_list(rows)
-
-
-class Clock(TrainerCallback):
-    """Measures the seconds of all steps but the first two, which warm up."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.start: float | None = None
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 2:
-            self.start = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.start is not None:
-            self.seconds = time.perf_counter() - self.start
 
 
 def sampled(loader: DataLoader, lengths: list[int], count: int, phase: float) -> DataLoader:
@@ -127,35 +106,14 @@ def counting(collate: Any, seen: list[dict[str, int]], config: VaswaniTransforme
     return collated
 
 
-def common_fields(shape: dict[str, int]) -> dict[str, Any]:
-    """Return the fields that have one name in both configurations."""
-    layers = {"encoder_layers": shape["layers"], "decoder_layers": shape["layers"]}
-    return layers | {"vocab_size": shape["vocab_size"], "d_model": shape["d_model"], "dropout": 0.1}
-
-
-def our_config(shape: dict[str, int]) -> VaswaniTransformerConfig:
-    return VaswaniTransformerConfig(num_heads=shape["heads"], d_ff=shape["d_ff"], **common_fields(shape))
-
-
-def make_model(arm: str, shape: dict[str, int]) -> torch.nn.Module:
-    if arm == "ours":
-        model = VaswaniTransformerForConditionalGeneration(our_config(shape))
-        model.set_attn_implementation(attention(Recipe()))
-        return model
-    sides = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (("attention_heads", shape["heads"]), ("ffn_dim", shape["d_ff"]))
-    }
-    ids = {
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-        "forced_eos_token_id": 2,
-    }
-    extra = {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 512}
-    return MarianMTModel(MarianConfig(**common_fields(shape), **sides, **ids, **extra))
+def make_model(arm: str, shape: str) -> torch.nn.Module:
+    """Return our model of a shape, or MarianMTModel, with random weights."""
+    config = VaswaniTransformerConfig(**SHAPES[shape])
+    if arm != "ours":
+        return marian_like(config)
+    model = VaswaniTransformerForConditionalGeneration(config)
+    model.set_attn_implementation(attention(Recipe()))
+    return model
 
 
 def make_trainer(
@@ -204,10 +162,10 @@ def one_round(
     arm: str, model: Any, data: datasets.Dataset, tokenizer: Any, options: argparse.Namespace, phase: float
 ) -> dict[str, float]:
     """Return speed and padding of one arm over `steps` batches."""
-    trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), Clock(), []
+    trainer, clock, seen = make_trainer(arm, model, data, tokenizer, options), StepClock(warm_up=2), []
     loader = trainer.get_train_dataloader()
     trainer.get_train_dataloader = lambda: sampled(loader, data["length"][:], options.steps, phase)
-    trainer.data_collator = counting(trainer.data_collator, seen, our_config(SHAPES[options.shape]))
+    trainer.data_collator = counting(trainer.data_collator, seen, VaswaniTransformerConfig(**SHAPES[options.shape]))
     loader.collate_fn = trainer.data_collator
     trainer.add_callback(clock)
     trainer.train()
@@ -222,13 +180,10 @@ def one_round(
 
 def gemm_peak(precision: str) -> float:
     """Return the FLOP a second of a large matrix product, the fastest of several."""
-    size, times = 2048, []
+    size = 2048
     device = torch.accelerator.current_accelerator() or "cpu"
     factor = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    for _ in range(6):
-        start = time.perf_counter()
-        (factor @ factor)[0, 0].item()
-        times.append(time.perf_counter() - start)
+    times = [seconds_of(lambda: (factor @ factor)[0, 0].item(), time.perf_counter) for _ in range(6)]
     return 2 * size**3 / min(times)
 
 
@@ -243,15 +198,9 @@ def memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def resident(field: str) -> float:
-    """Return the MiB of this process now ("VmRSS") or at its peak ("VmHWM", without the parent's)."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
-
-
 def measure_memory(arm: str, options: argparse.Namespace) -> dict[str, float]:
-    shape = SHAPES[options.shape]
-    model, data, tokenizer = make_model(arm, shape), sentences(2000, shape["vocab_size"]), make_tokenizer()
+    model: Any = make_model(arm, options.shape)
+    data, tokenizer = sentences(2000, model.config.vocab_size), make_tokenizer()
     of_loss = loss_memory(arm, model, options)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
     model.zero_grad()
@@ -282,26 +231,24 @@ def make_tokenizer() -> VaswaniTransformerTokenizer:
 
 def train_in_turn(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Return the figures of each arm's rounds."""
-    shape = SHAPES[options.shape]
-    data, tokenizer = sentences(options.sentences, shape["vocab_size"]), make_tokenizer()
-    models = {arm: make_model(arm, shape) for arm in options.arms}
-    rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
-    for turn in range(options.rounds):
-        for arm in options.arms:
-            phase = (turn + 0.5) / options.rounds
-            rounds[arm].append(one_round(arm, models[arm], data, tokenizer, options, phase))
-    return rounds
+    models: dict[str, Any] = {arm: make_model(arm, options.shape) for arm in options.arms}
+    vocab_size = next(iter(models.values())).config.vocab_size
+    data, tokenizer = sentences(options.sentences, vocab_size), make_tokenizer()
+    phases = {arm: iter((turn + 0.5) / options.rounds for turn in range(options.rounds)) for arm in options.arms}
+
+    def round_of(arm: str) -> Callable[[], dict[str, float]]:
+        return lambda: one_round(arm, models[arm], data, tokenizer, options, next(phases[arm]))
+
+    return in_turns({arm: round_of(arm) for arm in options.arms}, options.rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("tests.benchmarks.train_against_marian", __doc__, rounds=3, threads=1)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tokens", type=int, default=2048, help="real tokens a side in a step")
     parser.add_argument("--sentences", type=int, default=20_000, help="pairs of an epoch")
     parser.add_argument("--steps", type=int, default=8, help="timed steps a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--memory_of", choices=ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -317,17 +264,10 @@ def main() -> None:
         | memory(arm, options)
         for arm in options.arms
     }
-    ratios = {
-        f"ours_to_{arm}": statistics.median(
-            ours["tokens_per_second"] / theirs["tokens_per_second"]
-            for ours, theirs in zip(rounds["ours"], rounds[arm], strict=True)
-        )
-        for arm in options.arms
-        if arm != "ours" and "ours" in options.arms
-    }
-    print(
-        json.dumps({"options": vars(options), "torch": torch.__version__, "arms": summary, "ratios": ratios}, indent=2)
-    )
+    speeds = {arm: [one["tokens_per_second"] for one in rounds[arm]] for arm in options.arms}
+    others = [arm for arm in options.arms if arm != "ours" and "ours" in options.arms]
+    ratios = {f"ours_to_{arm}": median_ratio(speeds["ours"], speeds[arm]) for arm in others}
+    report({"options": vars(options), "torch": torch.__version__, "arms": summary, "ratios": ratios})
 
 
 if __name__ == "__main__":

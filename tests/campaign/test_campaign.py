@@ -81,8 +81,7 @@ def fail(case: Case) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "problem"),
-    [(crash, "ends its process"), (hang, "hangs for 1 seconds"), (fail, "TypeError: 'no User")],
+    ("target", "problem"), [(crash, "ends its process"), (hang, "hangs for 1 seconds"), (fail, "TypeError: 'no User")]
 )
 def test_reader_that_fails_costs_one_case_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, target: inputs.Check, problem: str

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.builders import uneven_model
-from tests.helpers import PAIRS, load_tokenizer, model_of_pairs, padded_batch, random_tokens, tiny_model
+from tests.helpers import PAIRS, Batch, load_tokenizer, model_of_pairs, random_tokens, tiny_model
 from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     VaswaniTransformerTokenizer,
@@ -28,17 +28,18 @@ START, PAD, END = 0, 1, 2
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
+def padded(sources: list[list[int]]) -> Batch:
+    """Return sources of unequal length as a batch, padded on the right, and their mask."""
+    rows = [torch.tensor(row) for row in sources]
+    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return {"input_ids": input_ids, "attention_mask": input_ids.ne(PAD).long()}
+
+
 def log_probs(model: nn.Module, sources: list[list[int]], targets: Tensor) -> Tensor:
     """Return log P of each target token and of the end after it, for padded sources of unequal length: (B, T + 1)."""
-    width = max(map(len, sources))
-    input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
     starts, ends = torch.full((len(targets), 1), START), torch.full((len(targets), 1), END)
     with torch.no_grad():
-        logits = model(
-            input_ids=input_ids,
-            attention_mask=input_ids.ne(PAD).long(),
-            decoder_input_ids=torch.cat((starts, targets), dim=1),
-        ).logits
+        logits = model(**padded(sources), decoder_input_ids=torch.cat((starts, targets), dim=1)).logits
     return logits.float().log_softmax(-1).gather(2, torch.cat((targets, ends), dim=1)[..., None])[..., 0]
 
 
@@ -75,10 +76,12 @@ def assert_same_probabilities(model: nn.Module, folder: Path, **tolerance: Any) 
         {"d_k": 12, "d_v": 4},
         {"encoder_layers": 1, "decoder_layers": 3, "num_heads": 1},
         {"num_heads": 5, "d_k": 7, "d_v": 3},
+        *({"activation_function": name} for name in ACTIVATIONS),
     ],
     ids=str,
 )
 def test_converted_model_has_the_same_probabilities(overrides: dict[str, Any], tmp_path: Path) -> None:
+    """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
     model = uneven_model(**overrides)
     to_ctranslate2(model, None, tmp_path / "converted")
     assert_same_probabilities(model, tmp_path / "converted")
@@ -92,23 +95,13 @@ def test_converted_output_projection_keeps_its_bias(tmp_path: Path) -> None:
     assert_same_probabilities(model, tmp_path / "converted")
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_converted_activation_is_the_same(name: str, tmp_path: Path) -> None:
-    """gelu_fast and gelu_new are one formula with other rounding, far closer to each other than to the exact GELU."""
-    model = uneven_model(activation_function=name)
-    to_ctranslate2(model, None, tmp_path / "converted")
-    assert_same_probabilities(model, tmp_path / "converted")
-
-
 def generate_with_scores(
     model: VaswaniTransformerForConditionalGeneration, sources: list[list[int]], **settings: Any
 ) -> list[list[tuple[list[int], float]]]:
     """Return what `generate()` returns: the tokens of each source's n best and their scores."""
-    width = max(map(len, sources))
-    input_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
     options: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": True, "output_scores": True}
     options |= settings
-    generated = model.generate(input_ids, attention_mask=input_ids.ne(PAD).long(), **options)
+    generated: Any = model.generate(**padded(sources), **options)
     rows = [row[: row.index(END) + 1] if END in row else row for row in generated.sequences[:, 1:].tolist()]
     scores = generated.sequences_scores.tolist()
     every, count = list(zip(rows, scores, strict=True)), options["num_return_sequences"]
@@ -158,13 +151,8 @@ def test_beam_search_under_power_equals_generate(
     to_ctranslate2(model, None, folder)
     sources = [[*random_tokens(length, vocab_size=20).tolist(), END] for length in lengths]
     count = num_beams if every else 1
-    settings: dict[str, Any] = {
-        "num_beams": num_beams,
-        "length_penalty": alpha,
-        "max_new_tokens": limit,
-        "num_return_sequences": count,
-    }
-    assert_same_search(model, folder, sources, is_early, **settings)
+    search = {"num_beams": num_beams, "length_penalty": alpha, "max_new_tokens": limit, "num_return_sequences": count}
+    assert_same_search(model, folder, sources, is_early, **search)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -172,10 +160,7 @@ def test_search_with_one_beam_equals_greedy_generate(seed: int, tmp_path: Path) 
     model = uneven_model(seed, vocab_size=12)
     to_ctranslate2(model, None, tmp_path / "converted")
     sources = [[*random_tokens(length, vocab_size=12).tolist(), END] for length in (3, 8, 1)]
-    input_ids, mask = padded_batch([4, 9, 2])
-    for row, source in enumerate(sources):
-        input_ids[row, : len(source)] = torch.tensor(source)
-    greedy = model.generate(input_ids, attention_mask=mask, max_new_tokens=9)[:, 1:].tolist()
+    greedy = model.generate(**padded(sources), max_new_tokens=9)[:, 1:].tolist()
     converted = CTranslate2Engine(tmp_path / "converted", max_new_tokens=9, threads=1)(sources)
     expected = [row[: row.index(END) + 1] if END in row else row for row in greedy]
     assert [tokens for ((tokens, _),) in converted] == expected
@@ -205,13 +190,8 @@ def test_trained_model_translates_the_same_in_every_stored_dtype(
 def test_search_of_a_trained_model_equals_generate(num_beams: int, is_early: bool, pairs_folder: Path) -> None:
     model, tokenizer = model_of_pairs()
     sources = tokenizer([*PAIRS, "hello", "my book is black", "</s> <s>", "cat " * 20])["input_ids"]
-    settings: dict[str, Any] = {
-        "num_beams": num_beams,
-        "length_penalty": 0.6,
-        "num_return_sequences": 2,
-        "max_new_tokens": 30,
-    }
-    assert_same_search(model, pairs_folder, sources, is_early, **settings)
+    search = {"num_beams": num_beams, "length_penalty": 0.6, "num_return_sequences": 2, "max_new_tokens": 30}
+    assert_same_search(model, pairs_folder, sources, is_early, **search)
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForSeq2SeqLM
 
 from tests.convert.originals import END, FF, HEADS, LAYERS, PAD, D, V, assert_alike, randomize_weights
 from tests.helpers import load_tokenizer, user_error
@@ -105,10 +103,13 @@ ARGUMENTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+SIDES = ("encoder", "decoder")
+
+
 def save_checkpoint(path: Path, state: dict[str, Tensor], newer: bool = True, **arguments: Any) -> Path:
     arguments = {**ARGUMENTS, **arguments}
     extra = {"encoder.version": torch.tensor([3.0]), "decoder.version": torch.tensor([3.0])}
-    for stack in ("encoder", "decoder"):
+    for stack in SIDES:
         extra[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
     if newer:
         state = split(state) | {"decoder.output_projection.weight": state["decoder.embed_tokens.weight"]}
@@ -181,27 +182,19 @@ def test_missing_checkpoint_is_an_error_that_asks_for_the_file(tmp_path: Path) -
         (
             {"decoder.layers.0.fc2.bias": torch.ones(30)},
             {},
-            r"decoder.layers.0.feed_forward.fc2.bias does not fit .*; got shape \(30,\), expected \(16,\)\. Here",
+            r"feed_forward.fc2.bias .* got shape \(30,\), expected \(16,",
         ),
         ({"encoder.layers.0.fc1.weight": 3}, {}, "encoder.layers.0.fc1.weight is of type int, not a weight; save the"),
-        (
-            {},
-            {"encoder_attention_heads": 3, "decoder_attention_heads": 3},
-            r"its settings are invalid: .*d_model \(16\) must be divisible by num_heads \(3\)",
-        ),
+        ({}, {f"{side}_attention_heads": 3 for side in SIDES}, r"settings are invalid: .*\(16\) .* by num_heads \(3\)"),
         ({"encoder.layers.1000000000.fc1.weight": torch.ones(1)}, {}, r"has a layer encoder\.layers\.1000000000 "),
         ({"encoder.layers.x.fc1.weight": torch.ones(1)}, {}, r"has a layer encoder\.layers\.x and not all before it"),
         ({"decoder.embed_tokens.weight": torch.ones(3)}, {}, r"cannot be loaded: "),
         ({"encoder.layers.0.fc1.weight": torch.eye(3).to_sparse()}, {}, r"is of type Tensor, not a weight"),
         ({}, {"max_source_positions": 10**12}, r"max_source_positions is 1000000000000, expected a whole"),
         ({}, {"max_target_positions": [1]}, r"max_target_positions is \[1\], expected a whole number"),
+        ({}, {f"{side}_attention_heads": {} for side in SIDES}, r"(settings are invalid|cannot be loaded)"),
         (
-            {},
-            {"encoder_attention_heads": {}, "decoder_attention_heads": {}},
-            r"(settings are invalid|cannot be loaded)",
-        ),
-        (
-            {"encoder.layers.0.self_attn.in_proj_bias": None, "encoder.layers.1.self_attn.in_proj_bias": None},
+            {f"encoder.layers.{layer}.self_attn.in_proj_bias": None for layer in range(LAYERS)},
             {},
             r"has model\.\S+bias, which a model with its other weights does not have",
         ),
@@ -249,21 +242,7 @@ def test_checkpoint_without_its_settings_takes_them_from_a_file(tmp_path: Path) 
 
 
 WORDS = [
-    "l@@",
-    "o@@",
-    "w@@",
-    "e@@",
-    "r@@",
-    "s@@",
-    "t",
-    "r",
-    "w",
-    "lo@@",
-    "low",
-    "low@@",
-    "es@@",
-    "est",
-    "er",
+    *("l@@", "o@@", "w@@", "e@@", "r@@", "s@@", "t", "r", "w", "lo@@", "low", "low@@", "es@@", "est", "er"),
     "madeupword0000",
 ]
 CODES = "#version: 0.2\nl o\nlo w\nlo w</w>\ne s\nes t</w>\ne r</w>\n"

@@ -51,12 +51,7 @@ class Golden:
 GOLDEN = {
     "transformer": Golden(
         VaswaniTransformerConfig,
-        search={
-            "num_beams": 4,
-            "length_penalty": 0.6,
-            "length_penalty_type": "gnmt",
-            "max_source_relative_length": 50,
-        },
+        search={"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt", "max_source_relative_length": 50},
     ),
     # what adds weights or gives them another shape, byte pairs, bfloat16 and several files of weights
     "every-weight": Golden(

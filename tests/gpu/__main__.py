@@ -1,6 +1,5 @@
 """`python -m tests.gpu`: correctness on an accelerator against the CPU, then speed; see docs/gpu.md."""
 
-import argparse
 import fnmatch
 import os
 import platform
@@ -16,6 +15,7 @@ import transformers
 from tests.gpu.parts import parts
 from tests.gpu.runner import TABLES, Report, run_parts, summary
 from tests.helpers import ROOT
+from tests.measuring import make_parser
 from vaswani_transformer.support.errors import one_line
 
 
@@ -62,7 +62,7 @@ def default_device() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0 if nothing failed, 1 if a part failed or was too slow, 2 if it cannot run."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser = make_parser("tests.gpu", __doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="the time of the whole command (9)")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results; continues there")
     parser.add_argument("--device", default=None, help="cuda, cpu, ...; the accelerator where there is one")

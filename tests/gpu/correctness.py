@@ -16,20 +16,11 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from tests.gpu.models import (
-    PARALLEL,
-    STATIC,
-    collate,
-    collate_for_nar,
-    compile_steps,
-    make_model,
-    make_nar,
-    make_pairs,
-    sources,
-)
+from tests.gpu.models import PARALLEL, STATIC, collate, collate_for_nar, compile_steps, make_model, make_nar, make_pairs
 from tests.gpu.runner import Part, Row, Setting, SkipPart, nothing
 from tests.gpu.training_run import Run
 from tests.helpers import PAIRS, ROOT, model_of_pairs
+from tests.measuring import random_sources
 from vaswani_transformer.loss import cross_entropy, projected_cross_entropy
 from vaswani_transformer.support.errors import one_line
 
@@ -177,7 +168,7 @@ def random_tokens(setting: Setting) -> Iterator[Row]:
     torch.backends.cuda.matmul.allow_tf32 = False
     model = reference(setting.is_tiny)[0].eval()
     moved, _ = on_device(setting, "sdpa")
-    batch = sources(4, model.config.vocab_size)
+    batch = random_sources(4, model.config.vocab_size)
     on_it = {name: tensor.to(setting.device) for name, tensor in batch.items()}
     for name, search in SEARCHES.items():
         expected = model.generate(**batch, max_new_tokens=20, **search)

@@ -11,35 +11,18 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from tests.gpu.models import PARALLEL, STATIC, compile_steps, make_marian, make_model, make_nar, sources
+from tests import measuring
+from tests.gpu.models import PARALLEL, STATIC, compile_steps, make_marian, make_model, make_nar
 from tests.gpu.runner import Part, Row, Setting, SkipPart
+from tests.measuring import TARGET_LENGTH, endless_ctranslate2, endless_search, random_sources
 
 DECODING = "Decoding"
-TARGET_LENGTH = 27  # tokens that every search writes
 
 
 def seconds_of(setting: Setting, call: Callable[[], Any], rounds: int) -> float:
     """Return the median seconds of a call after one to warm up."""
-    taken = []
-    for _ in range(rounds + 1):
-        setting.synchronize()
-        start = time.perf_counter()
-        call()
-        setting.synchronize()
-        taken.append(time.perf_counter() - start)
+    taken = [measuring.seconds_of(call, time.perf_counter, setting.synchronize) for _ in range(rounds + 1)]
     return statistics.median(taken[1:])
-
-
-def search_config(num_beams: int, vocab_size: int) -> GenerationConfig:
-    """Return a search that writes `TARGET_LENGTH` tokens, because its end token is outside of the vocabulary."""
-    return GenerationConfig(
-        max_new_tokens=TARGET_LENGTH,
-        num_beams=num_beams,
-        decoder_start_token_id=0,
-        pad_token_id=1,
-        eos_token_id=vocab_size,
-        do_sample=False,
-    )
 
 
 def generating(setting: Setting, arm: str, dtype: torch.dtype) -> Callable[[int, int], Callable[[], int]]:
@@ -56,8 +39,8 @@ def generating(setting: Setting, arm: str, dtype: torch.dtype) -> Callable[[int,
         compile_steps(model, setting)
 
     def prepared(num_beams: int, count: int) -> Callable[[], int]:
-        batch = {name: tensor.to(setting.device) for name, tensor in sources(count, vocab_size).items()}
-        config = search_config(num_beams, vocab_size)
+        batch = {name: tensor.to(setting.device) for name, tensor in random_sources(count, vocab_size).items()}
+        config = endless_search(num_beams, vocab_size)
         return lambda: model.generate(**batch, generation_config=config, **cached).shape[1] - 1
 
     return prepared
@@ -91,11 +74,8 @@ def translating(setting: Setting, dtype: torch.dtype) -> Callable[[int, int], Ca
         raise SkipPart(f"ctranslate2: {error}") from error
 
     def prepared(num_beams: int, count: int) -> Callable[[], int]:
-        batch = sources(count, model.config.vocab_size)
-        rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-        texts = [[str(token) for token in row[mask].tolist()] for row, mask in rows]
-        options = {"max_decoding_length": TARGET_LENGTH, "min_decoding_length": TARGET_LENGTH, "max_batch_size": count}
-        return lambda: len(translator.translate_batch(texts, beam_size=num_beams, **options)[0].hypotheses[0])
+        batch = random_sources(count, model.config.vocab_size)
+        return endless_ctranslate2(translator, batch, num_beams, TARGET_LENGTH)
 
     return prepared
 
@@ -128,7 +108,8 @@ def parallel_part(setting: Setting) -> Iterator[Row]:
         precision = "fp32" if dtype == torch.float32 else "bf16"
         passes = {"num_iterations": 4} if name == "CMLM" else {}
         for count in (1, 2) if setting.is_tiny else (1, 32, 256):
-            batch = {key: tensor.to(setting.device) for key, tensor in sources(count, model.config.vocab_size).items()}
+            batch = random_sources(count, model.config.vocab_size)
+            batch = {key: tensor.to(setting.device) for key, tensor in batch.items()}
             seconds = seconds_of(
                 setting,
                 lambda batch=batch, model=model, passes=passes: model.generate(**batch, **passes),

@@ -4,15 +4,15 @@ B batch, S source, T target, V vocabulary.
 """
 
 import functools
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MarianConfig, MarianMTModel
 
 from tests.gpu.runner import Setting
+from tests.helpers import TINY
+from tests.measuring import marian_like
 from vaswani_transformer import (
     MaskingCollator,
     VaswaniCmlmForConditionalGeneration,
@@ -22,14 +22,6 @@ from vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
 )
 
-TINY: dict[str, Any] = {
-    "vocab_size": 99,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "num_heads": 4,
-    "d_ff": 64,
-}
 MEAN_LENGTH = 25  # tokens of a side
 PARALLEL: dict[str, Any] = {
     "NAT": VaswaniNatForConditionalGeneration,
@@ -93,35 +85,13 @@ def compile_steps(model: Any, setting: Setting) -> None:
     model.forward = forward
 
 
-STATIC: dict[str, Any] = {
-    "cache_implementation": "static",
-    "disable_compile": True,
-}  # `compile_steps` compiles, not Transformers
+STATIC: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}  # `compile_steps` compiles
 
 
 def make_marian(name: str, setting: Setting) -> nn.Module:
-    """Return Transformers' MarianMTModel of the same shape."""
-    config = config_of(name, setting)
-    sides: dict[str, Any] = {
-        f"{side}_{key}": value
-        for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
-        for key, value in (("attention_heads", config.num_heads), ("ffn_dim", config.d_ff), ("layers", layers))
-    }
+    """Return Transformers' MarianMTModel of the same shape, the same one at each call."""
     torch.manual_seed(1)
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "dropout": config.dropout,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-        "forced_eos_token_id": None,
-        "activation_function": "relu",
-        "scale_embedding": True,
-        "max_position_embeddings": 512,
-    }
-    return MarianMTModel(MarianConfig(**sides, **settings))
+    return marian_like(config_of(name, setting))
 
 
 def make_pairs(count: int, vocab_size: int) -> Pairs:
@@ -160,11 +130,3 @@ def collate_for_marian(pairs: Pairs) -> dict[str, Tensor]:
     batch = collate(pairs)
     shifted = nn.functional.pad(batch["labels"][:, :-1], (1, 0), value=0)
     return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, 1)}
-
-
-def sources(count: int, vocab_size: int) -> dict[str, Tensor]:
-    """Return `count` random sources of 22 to 28 tokens and their mask."""
-    generator = random.Random(count)
-    rows = [[generator.randrange(4, vocab_size) for _ in range(generator.randint(22, 28))] for _ in range(count)]
-    tokens = pad([torch.tensor(row) for row in rows], 1)
-    return {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}

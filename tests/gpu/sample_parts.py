@@ -1,5 +1,6 @@
 """Parts for the tests of the runner, each with another ending."""
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def writing(setting: Setting) -> Iterator[Row]:
     yield {"ms": 2.5}
 
 
+def importing(setting: Setting) -> Iterator[Row]:
+    importlib.import_module("no_such_package")
+    yield {}
+
+
+def importing_ours(setting: Setting) -> Iterator[Row]:
+    importlib.import_module("vaswani_transformer.gone")
+    yield {}
+
+
 def parts() -> list[Part]:
     return [
         Part("good", "Correctness", good),
@@ -61,4 +72,6 @@ def parts() -> list[Part]:
         Part("hanging", "Speed", hanging, limit=2),
         Part("crashing", "Speed", crashing),
         Part("writing", "Speed", writing),
+        Part("importing", "Speed", importing),
+        Part("importing ours", "Speed", importing_ours),
     ]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.gpu.decoding import TARGET_LENGTH, seconds_of
+from tests.gpu.decoding import seconds_of
 from tests.gpu.models import (
     MEAN_LENGTH,
     PARALLEL,
@@ -27,11 +27,11 @@ from tests.gpu.models import (
     make_model,
     make_nar,
     make_pairs,
-    sources,
 )
 from tests.gpu.runner import Part, Row, Setting, SkipPart
 from tests.gpu.synchronizations import SynchronizationCounter, move, pretended_device
-from tests.gpu.training_run import Clock, TokenBudgetTrainer, arguments, sampler_of
+from tests.gpu.training_run import TokenBudgetTrainer, arguments, sampler_of
+from tests.measuring import TARGET_LENGTH, StepClock, random_sources
 from training.recipe.flops import peak_teraflops, training_flops  # the only import from the training package
 from vaswani_transformer import loss as loss_module
 from vaswani_transformer.batching.schedule import paper_adam
@@ -132,7 +132,7 @@ def train(setting: Setting, arm: str, shape: str, attention: str, compiles: bool
     collator = collate if arm == "ours" else collate_for_marian
     args = arguments(setting.folder, count, **settings)
     trainer = TokenBudgetTrainer(model, args, pairs, batches, collate=collator)
-    clock = Clock(setting, warm_up)
+    clock = StepClock(warm_up, setting.synchronize)
     trainer.add_callback(clock)
     reset_peak(setting)
     trainer.train()
@@ -235,7 +235,7 @@ def synchronization_part(setting: Setting) -> Iterator[Row]:
             waits = count_waits(setting, lambda model=model, batch=batch: model(**batch).loss.backward())
             yield from ({"operation": f"{name}, step: {line}", "calls a step": waits[line]} for line in waits)
         model: Any = to_device(make_model("base", setting)).eval()
-        batch = {name: tensor.to(device) for name, tensor in sources(4, model.config.vocab_size).items()}
+        batch = {name: tensor.to(device) for name, tensor in random_sources(4, model.config.vocab_size).items()}
         for name, beams in searches.items():
             search = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": beams}
             waits = count_waits(setting, lambda search=search: model.generate(**batch, **search))

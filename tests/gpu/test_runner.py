@@ -1,9 +1,7 @@
 """Parts that raise, hang, crash or lack a package keep their rows and change no other part."""
 
-import importlib
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from tests.gpu.runner import (
     Part,
     Report,
     Result,
-    Row,
     Setting,
     perform,
     render,
@@ -32,6 +29,7 @@ from tests.gpu.runner import (
     summary,
 )
 from tests.gpu.sample_parts import parts
+from tests.helpers import no_space
 
 SAMPLES = {part.name: part for part in parts()}
 ABOUT = {"device": "cpu (a processor)", "commit": "0123abc"}
@@ -47,6 +45,8 @@ COMMAND = ["python", "-m", "tests.gpu"]
         ("skipping", 0, SKIPPED, "there is no such kernel"),
         ("lacking", 0, SKIPPED, "cpu is not enough"),
         ("exhausting", 1, SKIPPED, "out of memory: CUDA out of memory. Tried to allocate 20 GiB"),
+        ("importing", 0, SKIPPED, "No module named 'no_such_package'"),
+        ("importing ours", 0, FAILED, "ModuleNotFoundError: No module named 'vaswani_transformer.gone'"),
     ],
 )
 def test_part_ends_with_a_status_and_one_line_of_reason(
@@ -56,21 +56,6 @@ def test_part_ends_with_a_status_and_one_line_of_reason(
     setting = Setting(torch.device("cpu"), True, tmp_path)
     assert perform(SAMPLES[name], setting, results.append) == (status, reason)
     assert len(results) == rows
-
-
-@pytest.mark.parametrize(("module", "status"), [("no_such_package", SKIPPED), ("vaswani_transformer.gone", FAILED)])
-def test_part_without_a_package_is_skipped_and_one_without_a_module_of_the_project_fails(
-    module: str, status: str, tmp_path: Path
-) -> None:
-    def importing(setting: Setting) -> Iterator[Row]:
-        importlib.import_module(module)
-        yield {}
-
-    part = Part("importing", "Speed", importing)
-    outcome, reason = perform(part, Setting(torch.device("cpu"), True, tmp_path), lambda _: None)
-    assert outcome == status
-    assert reason is not None
-    assert f"No module named '{module}'" in reason
 
 
 class FakeWorker:
@@ -199,10 +184,7 @@ def test_run_continues_where_the_disk_fails(
 ) -> None:
     report = Report(tmp_path, ABOUT, COMMAND)
 
-    def full(path: Path, text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tests.gpu.runner.replace", full)
+    monkeypatch.setattr("tests.gpu.runner.replace", no_space)
     assert run_parts([SAMPLES["good"], SAMPLES["skipping"]], "", "cpu", report, minutes=1) is True
     assert not report.is_written
     assert "| good | sums | 0.001 | 0.01 |" in report.tables().replace("|  |", "|")

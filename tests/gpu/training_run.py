@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -36,23 +35,6 @@ class Losses(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" in logs:
             self.losses.append(logs["loss"])
-
-
-class Clock(TrainerCallback):
-    """Measures the seconds of all steps but the first ones, on a device that has finished them."""
-
-    def __init__(self, setting: Setting, warm_up: int) -> None:
-        self.setting, self.warm_up = setting, warm_up
-        self.start = self.seconds = 0.0
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.warm_up:
-            self.setting.synchronize()
-            self.start = time.perf_counter()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.setting.synchronize()
-        self.seconds = time.perf_counter() - self.start
 
 
 def arguments(folder: Path, steps: int, **settings: Any) -> Seq2SeqTrainingArguments:

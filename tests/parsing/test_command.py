@@ -1,20 +1,17 @@
 """The command and `parse`: a tree a line with the line's words, resuming, drawing, and errors of one line."""
 
-import io
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.helpers import ModelAndTokenizer, Run, error_line, model_of_pairs, run_main, save, tiny_model
+from tests.helpers import ModelAndTokenizer, Run, error_line, model_of_pairs, save, tiny_model
+from tests.translation.commands import lines, run_on
 from tests.trees import GOLD, read
 from vaswani_transformer import Tree, VaswaniTransformerTokenizer, draw_tree, draw_tree_text, parse
 from vaswani_transformer.parsing import command, linearize
 from vaswani_transformer.parsing.linear import linear_tokens
-from vaswani_transformer.parsing.parser import SourceTexts
 
 TREES = read(GOLD)[:4]
 SENTENCES = [" ".join(tree.words) for tree in TREES]
@@ -44,18 +41,15 @@ def parser() -> ModelAndTokenizer:
 @pytest.fixture(scope="module")
 def folder(parser: ModelAndTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save the model and its tokenizer."""
-    saved = tmp_path_factory.mktemp("parser")
-    save(saved, *parser)
-    return str(saved)
+    return str(save(tmp_path_factory.mktemp("parser"), *parser))
 
 
 @pytest.fixture
-def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
     def run(*arguments: object, stdin: str = "", model: object = folder) -> tuple[str, str, str | int | None]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-        return run_main(command.main, [model, *arguments], capsysbinary)
+        return run_on(stdin.encode(), command.main, [model, *arguments], capsysbinary)
 
     return run
 
@@ -67,10 +61,6 @@ def test_model_that_is_no_parser_is_refused(run: Run, saved: Path) -> None:
         )
     with pytest.raises(ValueError, match="is no parser"):
         list(parse(*model_of_pairs(), ["I know"]))
-
-
-def lines(texts: Iterable[str | Tree]) -> str:
-    return "".join(f"{text}\n" for text in texts)
 
 
 def test_every_line_has_its_tree_and_an_empty_line_stays_empty(run: Run) -> None:
@@ -151,10 +141,8 @@ def test_parse_takes_text_or_words_and_returns_the_commands_trees(parser: ModelA
             next(parse(*parser, [["The", word]]))
 
 
-def test_source_texts_keep_no_words_of_sentences_that_are_skipped() -> None:
-    texts = SourceTexts([["a"], ["b"], ["c", "d"]], skip=2)
-    assert list(texts) == ["a", "b", "c d"]
-    assert list(texts.words) == [["c", "d"]]
+def test_tree_after_skipped_sentences_has_its_own_words(parser: ModelAndTokenizer) -> None:
+    assert list(parse(*parser, ["The dog slept.", TREES[1].words], num_beams=2, skip=1)) == [(TREES[1], False)]
 
 
 def test_drawing_has_a_line_a_node() -> None:

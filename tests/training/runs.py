@@ -16,11 +16,19 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import set_seed
 
 from tests.forks import ForkedCommand
 from tests.helpers import FLOAT32, ROOT
 from training.recipe.fields import Recipe, load_recipe, to_dict
-from training.run.checkpoints import all_checkpoints, complete_checkpoints, last_checkpoint, remove, step_of
+from training.run.checkpoints import (
+    all_checkpoints,
+    checkpoint_at,
+    complete_checkpoints,
+    last_checkpoint,
+    remove,
+    step_of,
+)
 from training.run.folder import prepare_folder
 from training.run.preparation import Prepared, load_inputs, prepare
 from training.train import run
@@ -101,10 +109,7 @@ def launched_by(file: str, *options: str) -> tuple[str, ...]:
 
 
 TWO_PROCESSES = launched_by("two-cpu-processes")
-SHARDED: dict[str, Any] = {
-    "launcher": launched_by("eight-gpus-fsdp2", "--num_processes=2"),
-    "module": "tests.training.sharding_on_cpu",
-}
+TWO_SHARDS = launched_by("eight-gpus-fsdp2", "--num_processes=2")
 
 
 def start(
@@ -113,14 +118,19 @@ def start(
     *more: str,
     launcher: Sequence[str] = (),
     module: str = "training.train",
+    change: str | None = None,
     is_fork: bool = True,
 ) -> Process:
-    """Start the command, or another module with its arguments, in processes that SIGINT can interrupt.
+    """Start the command, another module or a changed run with its arguments, in processes that SIGINT can interrupt.
 
     `is_fork=False` starts a new interpreter, and the launcher itself. A background job of a shell ignores SIGINT, and
     processes inherit that.
     """
     arguments = [*arguments, f"--output_dir={folder}", *more]
+    if change is not None:
+        module, arguments = "tests.training.changed_run", [change, *arguments]
+    elif launcher == TWO_SHARDS:
+        module = "tests.training.sharding_on_cpu"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if is_fork:
         return ForkedCommand(module, arguments, environment, launch=launcher[1:])
@@ -153,10 +163,15 @@ def last_step(folder: Path) -> int:
     return step_of(last)
 
 
-def kill_after(step: int, process: Process, folder: Path) -> Path:
-    """Kill a run after its checkpoint of this step; return its last checkpoint."""
+def wait_for_checkpoint(process: Process, folder: Path, step: int = 0) -> None:
+    """Wait until a run has a complete checkpoint of this step or a later one, or has ended."""
     while ((last := last_checkpoint(folder)) is None or step_of(last) < step) and process.poll() is None:
         time.sleep(0.02)
+
+
+def kill_after(step: int, process: Process, folder: Path) -> Path:
+    """Kill a run after its checkpoint of this step; return its last checkpoint."""
+    wait_for_checkpoint(process, folder, step)
     kill(process)
     assert not (folder / "results.json").exists()
     last = last_checkpoint(folder)
@@ -175,8 +190,23 @@ def finish(process: Process, seconds: float = 300) -> str:
     return output
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+def results_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def entries(results: dict[str, Any], name: str = "loss") -> list[dict[str, Any]]:
+    """Return the entries of a curve that have a value of this name: of training, or of evaluations."""
+    return [entry for entry in results["curve"] if name in entry]
+
+
+def run_to_end(arguments: list[str], folder: Path, *more: str, seconds: float = 300, **launch: Any) -> str:
+    """Start the command, which must succeed, and return its output."""
+    return finish(start(arguments, folder, *more, **launch), seconds)
+
+
+def weights(folder: Path, step: int | None = None) -> dict[str, Tensor]:
+    """Return the weights of a run, or of its checkpoint of a step."""
+    return load_file((folder if step is None else checkpoint_at(folder, step)) / "model.safetensors")
 
 
 def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
@@ -213,3 +243,14 @@ def rewound(folder: Path, step: int, copy: Path) -> Path:
     shutil.copytree(folder, copy)
     rewind(copy, step)
     return copy
+
+
+def assert_resumes(arguments: list[str], whole: Path, step: int, copy: Path, *more: str) -> None:
+    """Assert that a run that was killed after this step ends with the bits of the whole one.
+
+    The process draws other random numbers before.
+    """
+    rewound(whole, step, copy)
+    set_seed(99)
+    assert train_in(arguments, copy, *more)["steps"] == results_in(whole)["steps"]
+    assert_same_checkpoints(whole, copy)

@@ -1,16 +1,16 @@
 """Distillation: a teacher's translations as training targets, written in parts, resumed, sharded and checked."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.helpers import PAIRS, Run, error_line, model_of_pairs, run_main, save, tiny_model, user_error
+from tests.helpers import PAIRS, Run, error_line, model_of_pairs, no_space, run_main, save, tiny_model, user_error
 from tests.nar_models import tiny_nat
-from tests.training.runs import TINY, TWO_PROCESSES, finish, kill, start
+from tests.training.runs import TWO_PROCESSES, kill, last_of_each, make_arguments, run_to_end, start
 from training import distill as command
 from training.data import distilled
 from training.data.distilled import Distillation, open_distilled
@@ -31,13 +31,22 @@ SOURCES = list(PAIRS) * 2  # four parts of three sentences
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Write a recipe whose real targets are their reversed sources."""
-    for split, sources in (("train", SOURCES), ("validation", SOURCES[:2]), ("test", SOURCES[2:4])):
-        rows = [json.dumps({"translation": {"en": source, "de": source[::-1]}}) for source in sources]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
-    files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump({"name": "own", "data": {"kind": "json", "path": str(tmp_path)} | files} | TINY))
-    return path
+    return Path(make_arguments(tmp_path, train=SOURCES, validation=SOURCES[:2], test=SOURCES[2:4])[0])
+
+
+@pytest.fixture(scope="module")
+def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a distillation of the sources in parts of three, which no test changes."""
+    folder = tmp_path_factory.mktemp("finished")
+    (path,) = make_arguments(folder, train=SOURCES)
+    main([str(saved), path, f"--output_dir={folder / 'distilled'}", "--window=3"])
+    return folder / "distilled"
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of that distillation, which a test may change."""
+    return shutil.copytree(finished, tmp_path / "distilled")
 
 
 @pytest.fixture
@@ -73,8 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def data_of(recipe: Path, folder: Path, *fields: str) -> DataRecipe:
-    is_given = any(field.startswith("--data.distilled=") for field in fields)
-    return load_recipe(recipe, [*([] if is_given else [f"--data.distilled={folder}"]), *fields]).data
+    return load_recipe(recipe, last_of_each(f"--data.distilled={folder}", *fields)).data
 
 
 def test_distillation_replaces_training_targets_only(distill: Run, recipe: Path, tmp_path: Path) -> None:
@@ -101,23 +109,20 @@ def test_run_says_which_targets_it_learns_from(distill: Run, saved: Path, recipe
     assert targets_line(energy, None).startswith("Training targets, for their lengths only: those of the data")
 
 
-def test_distilled_stream_equals_the_pairs_in_memory(distill: Run, recipe: Path, tmp_path: Path) -> None:
-    distill()
-    data = data_of(recipe, tmp_path / "distilled", "--data.streaming=true")
+def test_distilled_stream_equals_the_pairs_in_memory(finished: Path, recipe: Path) -> None:
+    data = data_of(recipe, finished, "--data.streaming=true")
     assert list(PairStream(data, seed=0)) == list(PAIRS.items()) * 2
     assert load_pairs(data)["train"]["target"][:] == list(PAIRS.values()) * 2
 
 
-def test_parts_are_plain_pairs_that_a_recipe_reads_by_themselves(distill: Run, recipe: Path, tmp_path: Path) -> None:
-    distill()
-    fields = [f"--data.path={tmp_path}", "--data.train=distilled/00001.jsonl"]
-    assert load_pairs(load_recipe(recipe, fields).data)["train"]["target"][:] == list(PAIRS.values())[3:]
+def test_parts_are_plain_pairs_that_a_recipe_reads_by_themselves(folder: Path, recipe: Path) -> None:
+    data = load_recipe(recipe, [f"--data.train=../{folder.name}/00001.jsonl"]).data
+    assert load_pairs(data)["train"]["target"][:] == list(PAIRS.values())[3:]
 
 
 def test_interrupted_distillation_resumes_to_the_same_bytes(
-    distill: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    distill: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    distill(folder=tmp_path / "whole")
     write = distilled.write_atomically
 
     def interrupted(path: Path, text: str) -> None:
@@ -132,22 +137,18 @@ def test_interrupted_distillation_resumes_to_the_same_bytes(
     monkeypatch.undo()
     before = (tmp_path / "distilled" / "00001.jsonl").stat().st_mtime_ns
     assert distill()[2] == 0
-    assert contents(tmp_path / "distilled") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "distilled") == contents(finished)
     assert (tmp_path / "distilled" / "00001.jsonl").stat().st_mtime_ns == before
 
 
 def test_full_disk_ends_the_command_with_one_line(distill: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(distilled, "write_atomically", full)
+    monkeypatch.setattr(distilled, "write_atomically", no_space)
     assert error_line(distill()).endswith(
         "cannot be written: No space left on device; make room, and the same command resumes it.\n"
     )
 
 
-def test_shards_together_equal_the_whole(distill: Run, recipe: Path, tmp_path: Path) -> None:
-    distill(folder=tmp_path / "whole")
+def test_shards_together_equal_the_whole(distill: Run, finished: Path, recipe: Path, tmp_path: Path) -> None:
     output, _, _ = distill("--shard=2/3")
     assert json.loads(output)["missing_parts"] == 3
     with user_error(r"distillation is unfinished; part 00000 of 4 is missing"):
@@ -156,7 +157,7 @@ def test_shards_together_equal_the_whole(distill: Run, recipe: Path, tmp_path: P
         distill(f"--shard={shard}", folder=tmp_path / "elsewhere")
     for path in (tmp_path / "elsewhere").iterdir():
         path.replace(tmp_path / "distilled" / path.name)
-    assert contents(tmp_path / "distilled") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "distilled") == contents(finished)
     assert len(load_pairs(data_of(recipe, tmp_path / "distilled"))["train"]) == 12
 
 
@@ -186,19 +187,12 @@ def test_limits_include_their_ends(tokens: int, reason: str) -> None:
     assert command.select_pair(translation, tokens, limits) == reason
 
 
+@pytest.mark.parametrize(("text", "reason"), [("z " * 50, "too_long"), (" ", "empty")])
 def test_lengths_are_those_of_the_text_in_training_and_not_of_the_ids_that_the_teacher_wrote(
-    distill: Run, monkeypatch: pytest.MonkeyPatch
+    distill: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
-    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis("z " * 50, 3, None)])
-    assert json.loads(distill("--batch_tokens=1", "--max_length=30")[0])["dropped"] == {"too_long": 12}
-
-
-def test_empty_translations_are_dropped(
-    distill: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis(" ", 3, None)])
-    output, _, _ = distill("--batch_tokens=1")
-    assert json.loads(output)["dropped"] == {"empty": 12}
+    monkeypatch.setattr(command.Translator, "_decode", lambda self, targets: [Hypothesis(text, 3, None)])
+    assert json.loads(distill("--batch_tokens=1", "--max_length=30")[0])["dropped"] == {reason: 12}
     with user_error("has no pairs, since all were dropped"):
         load_pairs(data_of(recipe, tmp_path / "distilled"))
 
@@ -230,88 +224,79 @@ def test_output_is_another_name_of_output_dir(saved: Path, recipe: Path, tmp_pat
 
 
 def test_fingerprint_of_the_data_holds_that_of_the_distillation(
-    distill: Run, saved: Path, recipe: Path, tmp_path: Path
+    folder: Path, saved: Path, recipe: Path, tmp_path: Path
 ) -> None:
-    distill()
-    complete = load_recipe(recipe, [f"--data.distilled={tmp_path / 'distilled'}"])
-    prints = fingerprints(complete.data, load_pairs(complete.data), open_distilled(complete.data))
+    data = data_of(recipe, folder)
+    prints = fingerprints(data, load_pairs(data), open_distilled(data))
     assert "distilled" not in prints["validation"]
     distillation = prints["train"]["distilled"]
     assert distillation["teacher"] == {"name": saved.name, "digest": LoadOptions(str(saved)).digest()}
     assert distillation["kept"] == prints["train"]["pairs"] == 12
     assert distillation["search"]["num_beams"] == 4
     assert json.loads(json.dumps(prints)) == prints
-    (tmp_path / "distilled").rename(tmp_path / "moved")
-    assert Distillation.load(tmp_path / "moved").fingerprint() == distillation
+    assert Distillation.load(folder.rename(tmp_path / "moved")).fingerprint() == distillation
+
+
+OTHER = "was written for other sources than data.train has; got 12"
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         (["--data.source=de", "--data.target=en"], "has other sides; got en-de, expected de-en. Name another"),
-        (
-            ["--data.train=validation.jsonl"],
-            "was written for other sources than data.train has; got 12 of another text",
-        ),
-        (
-            ["--data.train=test.jsonl", "--data.streaming=true"],
-            "was written for other sources than data.train has; got 12",
-        ),
+        (["--data.train=validation.jsonl"], f"{OTHER} of another text"),
+        (["--data.train=test.jsonl", "--data.streaming=true"], OTHER),
         (["--data.distilled=nowhere"], "nowhere: has no readable distillation.json, so it is no folder of python -m"),
-        (
-            ["--data.distilled=null", "--data.teacher=."],
-            "data.teacher: without effect, since data.distilled is null; leave",
-        ),
+        (["--data.distilled=null", "--data.teacher=."], "data.teacher: without effect, since data.distilled is null;"),
     ],
 )
 def test_training_rejects_a_distillation_of_other_data(
-    distill: Run, recipe: Path, tmp_path: Path, fields: list[str], message: str
+    finished: Path, recipe: Path, fields: list[str], message: str
 ) -> None:
-    distill()
     with user_error(message):
-        load_pairs(data_of(recipe, tmp_path / "distilled", *fields))
+        load_pairs(data_of(recipe, finished, *fields))
 
 
 @pytest.mark.parametrize("field", ["data.teacher", "training.encoder_from"])
 def test_training_rejects_a_distillation_by_another_teacher(
-    distill: Run, saved: Path, recipe: Path, tmp_path: Path, field: str
+    finished: Path, saved: Path, recipe: Path, tmp_path: Path, field: str
 ) -> None:
-    distill()
     other = tmp_path / "other"
     tiny_model().save_pretrained(other)
-    fields = [f"--data.distilled={tmp_path / 'distilled'}", f"--{field}={other}"]
+    fields = [f"--data.distilled={finished}", f"--{field}={other}"]
     with user_error(rf"was written by another teacher; got {saved.name}, expected the present"):
-        check_distilling_teacher(load_recipe(recipe, fields), Distillation.load(tmp_path / "distilled"), {})
+        check_distilling_teacher(load_recipe(recipe, fields), Distillation.load(finished), {})
     recipe_of_run = load_recipe(recipe, [f"--output_dir={tmp_path / 'run'}", *fields])
     if field == "data.teacher":
         with user_error("was written by another teacher"):
             train(recipe_of_run)
         assert not (tmp_path / "run").exists()
     checked = load_recipe(recipe, [fields[0], f"--data.teacher={saved}", f"--training.encoder_from={other}"])
-    check_distilling_teacher(checked, Distillation.load(tmp_path / "distilled"), {})
+    check_distilling_teacher(checked, Distillation.load(finished), {})
 
 
-def test_training_rejects_parts_that_were_changed_or_mixed(distill: Run, recipe: Path, tmp_path: Path) -> None:
-    distill()
+def test_training_rejects_parts_that_were_changed_or_mixed(
+    distill: Run, folder: Path, recipe: Path, tmp_path: Path
+) -> None:
     distill("--beams=2", folder=tmp_path / "greedy")
-    part = tmp_path / "distilled" / "00001.jsonl"
+    data, part = data_of(recipe, folder), folder / "00001.jsonl"
     text = part.read_text()
     part.write_text(text.replace("libro", "lobro"))
     with user_error(r"00001\.jsonl: was changed after it was written; remove it and repeat"):
-        load_pairs(data_of(recipe, tmp_path / "distilled"))
+        load_pairs(data)
     for byte in (b"\xff", b"{", b"\n"):
         content = bytearray(text.encode())
         content[20:21] = byte
         part.write_bytes(content)
         with user_error(r"00001\.jsonl: was changed after it was written; remove it and repeat"):
-            list(PairStream(data_of(recipe, tmp_path / "distilled", "--data.streaming=true"), seed=0))
+            list(PairStream(data_of(recipe, folder, "--data.streaming=true"), seed=0))
     part.write_text(text[:-10])
     with user_error(r"unfinished; part 00001 of 4 is missing"):
-        load_pairs(data_of(recipe, tmp_path / "distilled"))
+        load_pairs(data)
     for name in ("00001.json", "00001.jsonl"):
-        (tmp_path / "greedy" / name).replace(tmp_path / "distilled" / name)
+        (tmp_path / "greedy" / name).replace(folder / name)
     with user_error(r"00001\.json: is of another distillation than .*distillation\.json; put only"):
-        load_pairs(data_of(recipe, tmp_path / "distilled"))
+        load_pairs(data)
 
 
 @pytest.mark.parametrize(
@@ -345,8 +330,7 @@ def test_invalid_folder_or_model_ends_the_command_with_one_line(distill: Run, re
         (distill(folder=recipe), "own.yaml"),
         (distill(model="./nothing"), "./nothing: there is no such folder"),
     ):
-        assert (result[0], result[2], result[1].count("\n")) == ("", 2, 1)
-        assert message in result[1]
+        assert message in error_line(result)
 
 
 @pytest.mark.slow
@@ -354,7 +338,7 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
     distill: Run, saved: Path, recipe: Path, tmp_path: Path
 ) -> None:
     rows = [json.dumps({"translation": {"en": f"{source} {n}", "de": "x"}}) for n in range(30) for source in PAIRS]
-    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(rows))
     arguments: list[str] = [str(saved), str(recipe)]
     more: dict[str, Any] = {"module": "training.distill"}
     distill("--window=9", folder=tmp_path / "whole")
@@ -363,24 +347,22 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
         time.sleep(0.005)
     kill(killed)
     assert len(Distillation.load(tmp_path / "killed").missing_parts()) > 3
-    finish(start(arguments, tmp_path / "killed", "--window=9", launcher=TWO_PROCESSES, **more))
+    run_to_end(arguments, tmp_path / "killed", "--window=9", launcher=TWO_PROCESSES, **more)
     assert len(contents(tmp_path / "whole")) == 41
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
-    distill: Run, recipe: Path, tmp_path: Path
+    distill: Run, folder: Path, recipe: Path, tmp_path: Path
 ) -> None:
-    distill()
     fields = [f"--output_dir={tmp_path / 'run'}", f"--data.distilled={tmp_path / 'distilled'}"]
     results = train(load_recipe(recipe, [*fields, "--training.steps=3"]))
-    distillation = Distillation.load(tmp_path / "distilled")
-    assert results["data"]["train"]["distilled"] == distillation.fingerprint()
+    assert results["data"]["train"]["distilled"] == Distillation.load(folder).fingerprint()
     assert results["recipe"]["data"]["distilled"] == "distilled"
     distill("--beams=2", folder=tmp_path / "other")
-    (tmp_path / "distilled").rename(tmp_path / "first")
-    (tmp_path / "other").rename(tmp_path / "distilled")
+    folder.rename(tmp_path / "first")
+    (tmp_path / "other").rename(folder)
     with user_error(r"data\.train: these are not the pairs that the run .* was begun with"):
         train(load_recipe(recipe, [*fields, "--training.steps=6"]))
 
@@ -394,10 +376,7 @@ def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
         ("00000.json", '{"kept": 1, "dropped": 1, "bytes": 0, "sha256": "x", "distillation": "x"}'),
     ],
 )
-def test_hostile_folder_of_distilled_pairs_is_an_error(
-    distill: Run, recipe: Path, tmp_path: Path, name: str, content: str
-) -> None:
-    distill()
-    (tmp_path / "distilled" / name).write_text(content)
+def test_hostile_folder_of_distilled_pairs_is_an_error(folder: Path, recipe: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
     with user_error(r"(so it is no folder of|part 00000 of \d is missing)"):
-        load_pairs(data_of(recipe, tmp_path / "distilled"))
+        load_pairs(data_of(recipe, folder))

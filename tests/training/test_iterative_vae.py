@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.nar_models import tiny_iterative_vae
-from tests.training.runs import assert_same_checkpoints, rewound, train_in
+from tests.training.runs import assert_resumes, entries, train_in
 from training.trainer.trainer import by_layer
 
 KIND = "--model.kind=iterative_vae"
@@ -25,8 +25,7 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     """Noise and dropout are those of an uninterrupted run, and the warm-up depends on the step."""
     more = [KIND, "--model.decoder_layers=2", "--training.kl_warmup_steps=8", "--training.steps=6"]
     whole = tmp_path / "whole"
-    first = train_in(arguments, whole, *more)
-    entry = next(entry for entry in first["curve"] if "loss" in entry)
+    entry = entries(train_in(arguments, whole, *more))[0]
     names = {"layer_loss_1", "layer_loss_2", "layer_kl_2", "prior_weight_2", "hint_weight_2", "kl_loss", "length_loss"}
     assert names <= entry.keys()
     assert entry["layer_kl_2"] > 0
@@ -34,7 +33,5 @@ def test_run_logs_its_layers_and_resumes_to_the_bit(arguments: list[str], tmp_pa
     total = sum(entry[f"layer_loss_{layer}"] for layer in (1, 2)) + entry["length_loss"]
     assert entry["step"] == 1
     assert entry["loss"] == pytest.approx(total, rel=1e-5)  # kl_scale is 0 at the first step
-    resumed = rewound(whole, 3, tmp_path / "resumed")
-    assert train_in(arguments, resumed, *more)["steps"] == 6
-    assert_same_checkpoints(whole, resumed)
-    assert json.loads((resumed / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"
+    assert json.loads((whole / "config.json").read_text())["model_type"] == "vaswani_iterative_vae"
+    assert_resumes(arguments, whole, 3, tmp_path / "resumed", *more)

@@ -19,6 +19,7 @@ from training.data import sources
 from training.data.files import read_json_lines, read_tree_pairs
 from training.recipe.fields import DataRecipe
 
+Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder
 COLUMNS = "AssignmentStatus,WorkerId,Answer.sentence1,Answer.sentence2,Answer.sentence3,Approve,Reject\n"
 SPLITS = (("train", "train"), ("val", "validation"), ("test_2016_flickr", "test"))
 
@@ -79,7 +80,7 @@ def small_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Callable[[str], Path]:
+def copy(tmp_path: Path) -> Copy:
     """Return a function that writes a local copy of a source."""
 
     def write(name: str) -> Path:
@@ -159,9 +160,7 @@ def pairs(folder: Path, source: str, target: str) -> dict[str, list[tuple[str, s
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-tokenized"])
-def test_multi30k_has_the_published_split_in_three_languages(
-    name: str, copy: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_multi30k_has_the_published_split_in_three_languages(name: str, copy: Copy, tmp_path: Path) -> None:
     assert run(name, tmp_path / "set", f"--from={copy(name)}") == 0
     for target in ("de", "fr"):
         expected = {
@@ -171,7 +170,7 @@ def test_multi30k_has_the_published_split_in_three_languages(
 
 
 def test_no_sentence_of_tatoeba_is_in_two_splits(
-    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={copy('tatoeba-en-de')}") == 0
     split = pairs(tmp_path / "set", "en", "de")
@@ -183,7 +182,7 @@ def test_no_sentence_of_tatoeba_is_in_two_splits(
     )
 
 
-def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Callable[[str], Path], tmp_path: Path) -> None:
+def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Copy, tmp_path: Path) -> None:
     assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
     recipe = DataRecipe(kind="trees")
     names = ("train.ptb.gz", "validation.ptb.gz")
@@ -192,9 +191,7 @@ def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Callable[[str]
     assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
 
 
-def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(
-    copy: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(copy: Copy, tmp_path: Path) -> None:
     assert run("self-dialogue", tmp_path / "set", f"--from={copy('self-dialogue')}") == 0
     split = pairs(tmp_path / "set", "prompt", "reply")
     # A's only pair fits the test set of one pair, but C, who does not fit, has it in train too.
@@ -241,7 +238,7 @@ def test_changed_file_is_one_error_with_both_sums(
 
 
 def test_another_archive_of_a_set_that_changes_is_no_silent_replacement(
-    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive = copy("tatoeba-en-de") / "deu-eng.zip"
     assert run("tatoeba-en-de", tmp_path / "set", f"--from={archive}") == 0
@@ -262,7 +259,7 @@ def test_archive_of_a_repository_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_file_of_an_archive_that_fills_the_memory_is_not_read(
-    copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = copy("tatoeba-en-de") / "deu-eng.zip"
     size = zipfile.ZipFile(archive).getinfo("deu.txt").file_size
@@ -286,7 +283,7 @@ def test_file_of_an_archive_that_fills_the_memory_is_not_read(
     ],
 )
 def test_invalid_copy_or_folder_is_one_line(
-    case: str, message: str, copy: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, message: str, copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = copy("gum"), tmp_path / "set"
     match case:

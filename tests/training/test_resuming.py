@@ -1,7 +1,6 @@
 """A run that was killed, interrupted or extended goes through the steps of an uninterrupted one."""
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -16,53 +15,35 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import load_tokenizer, run_main, user_error
-from tests.training.runs import (
-    TIRED,
-    TWO_PROCESSES,
-    FinishedRun,
-    assert_same_checkpoints,
-    equal,
-    finish,
-    kill_after,
-    last_of_each,
-    last_step,
-    prepare_run,
-    recipe_in,
-    rewind,
-    rewound,
-    start,
-    train_in,
-    weights,
-)
+from tests.training import runs
 from training import train
-from training.recipe.fields import load_recipe
-from training.run.checkpoints import has_ended, last_checkpoint, step_of
+from training.run.checkpoints import checkpoint_at, has_ended, step_of
 from training.run.folder import prepare_folder
-from training.train import run
 from training.trainer import trainer as trainer_module
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching.prefetch import prefetch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_killed_run_resumes_by_the_same_command_to_the_same_weights(
-    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
-    """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch."""
+def test_killed_launch_resumes_by_the_same_command_to_the_same_weights(arguments: list[str], tmp_path: Path) -> None:
+    """Bit for bit on a CPU, dropout and the order of batches included, in the middle of a later epoch.
+
+    test_checkpoints kills a single process.
+    """
     arguments = [*arguments, "--training.steps=40"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    finish(start(arguments, uninterrupted, launcher=launcher))
-    assert step_of(kill_after(9, start(arguments, killed, launcher=launcher, is_fork=not launcher), killed)) < 30
-    finish(start(arguments, killed, launcher=launcher))
-    assert_same_checkpoints(uninterrupted, killed)
-    results = json.loads((killed / "results.json").read_text())
-    assert (results["steps"], results["processes"]) == (40, 2 if launcher else 1)
+    runs.run_to_end(arguments, uninterrupted, launcher=runs.TWO_PROCESSES)
+    process = runs.start(arguments, killed, launcher=runs.TWO_PROCESSES, is_fork=False)
+    assert step_of(runs.kill_after(9, process, killed)) < 30
+    runs.run_to_end(arguments, killed, launcher=runs.TWO_PROCESSES)
+    runs.assert_same_checkpoints(uninterrupted, killed)
+    results = runs.results_in(killed)
+    assert (results["steps"], results["processes"]) == (40, 2)
 
 
 @pytest.mark.slow
 def test_rest_of_a_resumed_epoch_is_loaded_ahead(
-    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished_run: runs.FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accelerate's loader for the rest of an epoch is another one than the trainer's."""
     loaded: list[int] = []
@@ -74,8 +55,8 @@ def test_rest_of_a_resumed_epoch_is_loaded_ahead(
             yield batch
 
     monkeypatch.setattr(trainer_module, "prefetch", counted)
-    folder = rewound(finished_run.folder, 3, tmp_path / "run")
-    train_in(finished_run.arguments, folder)
+    folder = runs.rewound(finished_run.folder, 3, tmp_path / "run")
+    runs.train_in(finished_run.arguments, folder)
     assert loaded[:2] == [1, 2]
     assert sum(loaded) == 6
 
@@ -83,7 +64,7 @@ def test_rest_of_a_resumed_epoch_is_loaded_ahead(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
-    [["--training.steps=7"], TIRED, ["--training.steps=7", "--training.average_last=2"]],
+    [["--training.steps=7"], runs.TIRED, ["--training.steps=7", "--training.average_last=2"]],
     ids=["steps", "patience", "mean"],
 )
 def test_run_killed_after_its_last_step_trains_no_further_step(
@@ -94,18 +75,17 @@ def test_run_killed_after_its_last_step_trains_no_further_step(
     The number of steps is no multiple of an epoch's, so the Trainer by itself would take one more.
     """
     settings, whole = [*arguments, "--training.steps=20", *end], tmp_path / "whole"
-    first = train_in(settings, whole)
-    last = whole / "checkpoints" / f"checkpoint-{first['steps']}"
-    assert has_ended(last, recipe_in(settings, whole).training)
+    first = runs.train_in(settings, whole)
+    assert has_ended(checkpoint_at(whole, first["steps"]), runs.recipe_in(settings, whole).training)
     for phase, lost in (("saving", ["model.safetensors", "trainer_state.json"]), ("scoring", [])):
         killed = shutil.copytree(whole, tmp_path / phase)
         for name in ("results.json", *lost):
             (killed / name).unlink()
-        again = train_in(settings, killed)
+        again = runs.train_in(settings, killed)
         assert again["steps"] == first["steps"] <= 20
         for split, name in (("validation", "loss"), ("validation", "bleu"), ("test", "bleu"), ("test", "examples")):
             assert again[split][name] == first[split][name]
-        assert_same_checkpoints(whole, killed)
+        runs.assert_same_checkpoints(whole, killed)
 
 
 @pytest.mark.slow
@@ -113,31 +93,31 @@ def test_run_killed_after_its_last_step_trains_no_further_step(
 def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
     arguments: list[str], tmp_path: Path, limit: str
 ) -> None:
-    settings = [*arguments[1:], "--training.steps=12", "--training.evaluation_steps=5"]
+    settings = [*arguments, "--training.steps=12", "--training.evaluation_steps=5"]
     short, long = tmp_path / "short", tmp_path / "whole"
-    first = run(load_recipe(arguments[0], last_of_each(*settings, limit, f"--output_dir={short}")))
+    first = runs.train_in(settings, short, limit)
     assert first["steps"] < 12
-    kept, model = (short / "results.json").read_text(), weights(short)
+    kept, model = (short / "results.json").read_text(), runs.weights(short)
     for more in ([limit], [limit, "--training.warmup_steps=9"], ["--training.warmup_steps=9"]):
         with user_error(r"holds a finished run; give another --output_dir, remove the folder, or"):
-            run(load_recipe(arguments[0], last_of_each(*settings, *more, f"--output_dir={short}")))
+            runs.train_in(settings, short, *more)
     assert (short / "results.json").read_text() == kept
-    cut = rewound(short, first["steps"], tmp_path / "cut")
-    less = load_recipe(arguments[0], [*settings, f"--output_dir={cut}", "--training.minutes=0.00001"])
+    cut = runs.rewound(short, first["steps"], tmp_path / "cut")
     with user_error(rf"unfinished run of {first['steps']} steps in .* give training\.steps and"):
-        prepare_folder(less)
-    remarks = ["--expected=better", "--published=as good"]
-    again = run(load_recipe(arguments[0], [*settings, *remarks, f"--output_dir={short}"]))
-    true = run(load_recipe(arguments[0], [*settings, f"--output_dir={long}"]))
+        prepare_folder(runs.recipe_in(settings, cut, "--training.minutes=0.00001"))
+    again, true = (
+        runs.train_in(settings, short, "--expected=better", "--published=as good"),
+        runs.train_in(settings, long),
+    )
     assert again["recipe"]["published"] == "as good"
     assert again["steps"] == true["steps"] == 12
     before = short / f"finished-{first['steps']}"
     assert (before / "results.json").read_text() == kept
-    assert equal(weights(before), model)
+    assert runs.equal(runs.weights(before), model)
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(before), VaswaniTransformerForConditionalGeneration)
     assert load_tokenizer(before)("a").input_ids == load_tokenizer(short)("a").input_ids
     assert again["test"]["bleu"] == true["test"]["bleu"]
-    assert equal(weights(short / "checkpoints" / "checkpoint-12"), weights(long / "checkpoints" / "checkpoint-12"))
+    assert runs.equal(runs.weights(short, 12), runs.weights(long, 12))
 
 
 @pytest.mark.parametrize(
@@ -148,31 +128,31 @@ def test_finished_run_with_larger_limits_equals_one_that_began_with_them(
 def test_data_that_changed_since_the_run_began_is_an_error(
     arguments: list[str], tmp_path: Path, split: str, more: list[str], change: Callable[[str], str]
 ) -> None:
-    recipe = recipe_in(arguments, tmp_path / "run", *more)
-    prepare_run(recipe)
+    recipe = runs.recipe_in(arguments, tmp_path / "run", *more)
+    runs.prepare_run(recipe)
     path = tmp_path / "data" / f"{split}.jsonl"
     good = path.read_text()
     path.write_text(change(good))
     with user_error(rf"^data\.{split}: these are not the pairs that the run in .* \(16 then, 1[56] n"):
-        prepare_run(recipe)
+        runs.prepare_run(recipe)
     path.write_text(good)
-    prepare_run(recipe)
+    runs.prepare_run(recipe)
 
 
 @pytest.mark.slow
 def test_clock_that_jumps_and_files_of_the_future_change_no_bit(
-    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished_run: runs.FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments, folder = finished_run.arguments, tmp_path / "run"
     jumps, now = itertools.cycle((1e9, -1e9, 0.0)), time.time
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
-    train_in(arguments, folder)
-    rewind(folder, 3)
+    runs.train_in(arguments, folder)
+    runs.rewind(folder, 3)
     for path, year in zip(sorted(folder.rglob("*")), itertools.cycle((1970, 2100))):
         seconds = 31_556_952 * (year - 1970)
         os.utime(path, (seconds, seconds))
-    results = train_in(arguments, folder)
-    assert_same_checkpoints(finished_run.folder, folder)
+    results = runs.train_in(arguments, folder)
+    runs.assert_same_checkpoints(finished_run.folder, folder)
     assert all(0 <= seconds < 1000 for seconds in (*results["time"].values(), results["seconds"]))
 
 
@@ -183,36 +163,29 @@ def test_run_resumes_with_other_execution_settings_to_the_same_weights_without_a
     """A step is the same for any split into micro-batches."""
     settings = [*arguments, "--training.steps=9", "--model.dropout=0.0"]
     uninterrupted, other = tmp_path / "uninterrupted", tmp_path / "other"
-    train_in(settings, uninterrupted)
-    rewound(uninterrupted, 3, other)
+    runs.train_in(settings, uninterrupted)
+    runs.rewound(uninterrupted, 3, other)
     more = ["--training.device_tokens=20", "--training.log_steps=2", "--training.evaluation_batch_size=3"]
     caplog.clear()
     with caplog.at_level("INFO"):
         more += ["--training.gradient_checkpointing=true", "--training.on_divergence=skip"]
-        results = train_in(settings, other, *more)
+        results = runs.train_in(settings, other, *more)
     assert results["recipe"]["training"]["device_tokens"] == 20
-    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == [1, 2, 3, 4, 6, 8]
-    first, second = (
-        weights(uninterrupted / "checkpoints" / "checkpoint-9"),
-        weights(other / "checkpoints" / "checkpoint-9"),
-    )
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
+    assert [entry["step"] for entry in runs.entries(results)] == [1, 2, 3, 4, 6, 8]
+    torch.testing.assert_close(runs.weights(uninterrupted, 9), runs.weights(other, 9), rtol=1e-3, atol=1e-4)
     assert "Resuming from step 3 of 9." in caplog.text
     assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     with user_error(r"holds a finished run"):
-        train_in(settings, other, "--training.device_tokens=30")
+        runs.train_in(settings, other, "--training.device_tokens=30")
 
 
 def test_micro_batches_so_small_that_steps_would_change_are_an_error_on_resuming(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    recipe = recipe_in(arguments, tmp_path / "run")
-    prepare_run(recipe)
+    runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run"))
     before = (tmp_path / "run" / "recipe.yaml").read_text()
-    other = recipe_in(arguments, tmp_path / "run", "--training.device_tokens=6")
     with user_error(r"^training\.device_tokens: 6 splits the pairs into other steps than the 25"):
-        prepare_run(other)
+        runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run", "--training.device_tokens=6"))
     assert (tmp_path / "run" / "recipe.yaml").read_text() == before
 
 
@@ -221,17 +194,17 @@ def test_run_and_its_resumption_print_no_warning(arguments: list[str], tmp_path:
     """The output includes that of the libraries."""
     settings = [*arguments, "--training.steps=6", "--training.average_last=2"]
     for _ in range(2):
-        process = start(settings, tmp_path / "run", is_fork=False)
+        process = runs.start(settings, tmp_path / "run", is_fork=False)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert not re.search(r"warn|missing|ignored|not valid|do not match", errors, re.IGNORECASE), errors
-        rewind(tmp_path / "run", 3)
+        runs.rewind(tmp_path / "run", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "status", "launcher"),
-    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGINT, 130, TWO_PROCESSES)],
+    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGINT, 130, runs.TWO_PROCESSES)],
     ids=["Ctrl-C", "SIGTERM", "Ctrl-C in two processes"],
 )
 def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
@@ -239,9 +212,8 @@ def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
 ) -> None:
     """Torch's launcher adds a traceback and another exit status."""
     settings, folder = [*arguments, "--training.evaluation_steps=60", "--training.steps=3000"], tmp_path / "run"
-    process = start(settings, folder, launcher=launcher, is_fork=not launcher)
-    while last_checkpoint(folder) is None and process.poll() is None:
-        time.sleep(0.02)
+    process = runs.start(settings, folder, launcher=launcher, is_fork=not launcher)
+    runs.wait_for_checkpoint(process, folder)
     os.killpg(process.pid, sent)
     _, errors = process.communicate(timeout=120)
     lines = [line for line in errors.splitlines() if "Interrupted" in line]
@@ -249,11 +221,11 @@ def test_interrupted_run_saves_the_step_says_so_in_one_line_and_resumes(
     if not launcher:
         assert process.returncode == status
         assert "Traceback" not in errors
-    step = last_step(folder)
+    step = runs.last_step(folder)
     is_regular = step % 60 == 0
-    assert (folder / "checkpoints" / f"checkpoint-{step}" / "interrupted").exists() is not is_regular
-    settings = last_of_each(*settings, f"--training.steps={step + 3}")
-    _, again = start(settings, folder, launcher=launcher).communicate(timeout=300)
+    assert (checkpoint_at(folder, step) / "interrupted").exists() is not is_regular
+    settings = runs.last_of_each(*settings, f"--training.steps={step + 3}")
+    _, again = runs.start(settings, folder, launcher=launcher).communicate(timeout=300)
     assert f"Resuming from step {step} of {step + 3}." in again
 
 

@@ -10,23 +10,12 @@ import pytest
 from datasets import Dataset
 
 from tests.helpers import user_error
-from tests.training.runs import (
-    LANGUAGE,
-    TWO_PROCESSES,
-    assert_same_checkpoints,
-    finish,
-    kill_after,
-    last_of_each,
-    last_step,
-    start,
-    train_in,
-)
+from tests.training import runs
 from training.data import pairs as data_pairs
 from training.data.stream import PairStream, described
-from training.recipe.fields import DataRecipe, load_recipe
+from training.recipe.fields import DataRecipe
 from training.report.results import fingerprint
 from training.run.checkpoints import step_of
-from training.train import run
 from vaswani_transformer.batching import stream
 from vaswani_transformer.support.errors import UserError
 
@@ -37,27 +26,26 @@ def streamed(arguments: list[str], tmp_path: Path) -> list[str]:
 
     No step has less than four pairs.
     """
-    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in 5 * LANGUAGE]
+    lines = [json.dumps({"translation": {"en": text, "de": text[::-1]}}) for text in 5 * runs.LANGUAGE]
     lines.insert(50, json.dumps({"translation": {"en": "one tree", "de": 60 * "eert "}}))
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return [*arguments, "--data.streaming=true", "--data.buffer=20", "--data.max_length=40"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [(), TWO_PROCESSES], ids=["one process", "two processes"])
-def test_killed_streamed_run_resumes_by_the_same_command_to_the_same_weights(
-    streamed: list[str], tmp_path: Path, launcher: tuple[str, ...]
+def test_streamed_run_of_two_processes_that_was_killed_resumes_by_the_same_command_to_the_same_weights(
+    streamed: list[str], tmp_path: Path
 ) -> None:
     """Bit for bit on a CPU, dropout, buffers and batches included, in a later epoch."""
     arguments = [*streamed, "--training.steps=50"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    finish(start(arguments, uninterrupted, launcher=launcher))
-    checkpoint = kill_after(21, start(arguments, killed, launcher=launcher), killed)
+    runs.run_to_end(arguments, uninterrupted, launcher=runs.TWO_PROCESSES)
+    checkpoint = runs.kill_after(21, runs.start(arguments, killed, launcher=runs.TWO_PROCESSES), killed)
     assert step_of(checkpoint) < 50
     assert json.loads((checkpoint / "stream.json").read_text())["position"]["epoch"] > 0
-    finish(start(arguments, killed, launcher=launcher))
-    assert_same_checkpoints(uninterrupted, killed)
-    curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (uninterrupted, killed)]
+    runs.run_to_end(arguments, killed, launcher=runs.TWO_PROCESSES)
+    runs.assert_same_checkpoints(uninterrupted, killed)
+    curves = [runs.results_in(folder)["curve"] for folder in (uninterrupted, killed)]
     for single, resumed in zip(*curves, strict=True):
         for name in ("step", "epoch", "loss", "eval_loss"):
             assert single.get(name) == resumed.get(name)
@@ -73,17 +61,11 @@ def test_streamed_run_on_two_processes_or_in_micro_batches_learns_from_the_same_
     Dropout is off. Adam enlarges rounding of 1e-7 if a gradient is nearly 0.
     """
     arguments = [*streamed, "--training.steps=24", "--model.dropout=0.0", "--training.learning_rate_scale=0.1"]
-    finish(start(arguments, tmp_path / "one"))
-    finish(start([*arguments, "--training.device_tokens=30"], tmp_path / "parts"))
-    finish(start(arguments, tmp_path / "two", launcher=TWO_PROCESSES))
-    one, parts, two = (
-        [
-            entry["loss"]
-            for entry in json.loads((tmp_path / name / "results.json").read_text())["curve"]
-            if "loss" in entry
-        ]
-        for name in ("one", "parts", "two")
-    )
+    runs.train_in(arguments, tmp_path / "one")
+    runs.train_in(arguments, tmp_path / "parts", "--training.device_tokens=30")
+    runs.run_to_end(arguments, tmp_path / "two", launcher=runs.TWO_PROCESSES)
+    results = (runs.results_in(tmp_path / name) for name in ("one", "parts", "two"))
+    one, parts, two = ([entry["loss"] for entry in runs.entries(each)] for each in results)
     assert len(one) == 24
     assert parts == pytest.approx(one, rel=5e-3)
     assert two == pytest.approx(one, rel=5e-3)
@@ -99,18 +81,18 @@ def test_bad_line_of_a_stream_ends_the_run_on_reaching_it_and_a_corrected_one_re
     good = path.read_text()
     lines = good.split("\n")
     path.write_text("\n".join([*lines[:60], "{", *lines[60:]]))
-    more = ["--training.steps=20", "--tokenizer.sample=16", f"--output_dir={folder}"]
+    more = ["--training.steps=20", "--tokenizer.sample=16"]
     with user_error(r"train\.jsonl, line 61: not JSON"):
-        run(load_recipe(streamed[0], [*streamed[1:], *more]))
-    assert last_step(folder) >= 3
+        runs.train_in(streamed, folder, *more)
+    assert runs.last_step(folder) >= 3
     path.write_text(good)
-    results = run(load_recipe(streamed[0], [*streamed[1:], *more]))
+    results = runs.train_in(streamed, folder, *more)
     assert results["steps"] == 20
     assert [split for split, entry in results["data"].items() if "first_of_stream" in entry] == ["train"]
     assert results["data"]["train"]["read"]["pairs"] == 81
     path.write_text("four ski".join(good.rsplit("four sea", 1)))
     with user_error(r"^data\.train: the pairs of .* have changed since the run read them"):
-        run(load_recipe(streamed[0], last_of_each(*streamed[1:], *more, "--training.steps=40")))
+        runs.train_in(streamed, folder, *more, "--training.steps=40")
 
 
 @pytest.mark.slow
@@ -119,34 +101,20 @@ def test_stream_that_vanishes_ends_the_run_with_one_line_and_resumes_once_it_is_
 ) -> None:
     """The file is gone when the second epoch opens it."""
     path, whole, folder = tmp_path / "data" / "train.jsonl", tmp_path / "whole", tmp_path / "run"
-    more = ["--training.steps=20"]
-    run(load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={whole}"]))
+    runs.train_in(streamed, whole, "--training.steps=20")
 
     def hide(*_: object) -> None:
         if path.exists():
             path.rename(tmp_path / "hidden")
 
-    recipe = load_recipe(streamed[0], [*streamed[1:], *more, f"--output_dir={folder}"])
     monkeypatch.setattr("training.trainer.trainer.rotate", hide)
     with user_error(r"train\.jsonl: there is no such file; set data"):
-        run(recipe)
+        runs.train_in(streamed, folder, "--training.steps=20")
     monkeypatch.undo()
-    assert 3 <= last_step(folder) < 20
+    assert 3 <= runs.last_step(folder) < 20
     (tmp_path / "hidden").rename(path)
-    run(recipe)
-    assert_same_checkpoints(whole, folder)
-
-
-def test_streamed_run_with_budgets_too_small_for_its_pairs_is_an_error_before_it_begins(
-    streamed: list[str], tmp_path: Path
-) -> None:
-    for more, message in (
-        ("--training.source_tokens=39", r"training\.source_tokens: a pair may have 40 tokens on that side"),
-        ("--training.device_tokens=20", r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at"),
-    ):
-        with user_error(message):
-            train_in(streamed, tmp_path / "run", more)
-        assert not (tmp_path / "run").exists()
+    runs.train_in(streamed, folder, "--training.steps=20")
+    runs.assert_same_checkpoints(whole, folder)
 
 
 PAIRS = [("one", "eno"), ("two", "owt"), ("three", "eerht"), ("four", "ruof"), ("five", "evif"), ("six", "xis")]
@@ -186,9 +154,7 @@ def test_stream_notices_what_changed_of_the_pairs_that_it_had_read(
     after = PairStream(recipe, seed=0)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())), skipped=2)
     learned: list[tuple[str, str]] = []
-    message = (
-        r"^data\.train: the pairs of .* have changed since the run read them; got \d pairs, expected the same \d\."
-    )
+    message = r"^data\.train: .* have changed since the run read them; got \d pairs, expected the same \d\."
     with pytest.raises(UserError, match=message) if is_noticed[not is_first_epoch] else nullcontext():
         learned.extend(islice(after, 2, None))
     assert not (is_noticed[0] and learned)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import user_error
-from tests.training.runs import assert_same_checkpoints, last_of_each, make_arguments, rewind, weights
+from tests.helpers import error_line, run_main, user_error
+from tests.training.runs import assert_same_checkpoints, equal, last_of_each, rewind, train_in, weights
 from training import table3
-from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe, load_recipe
+from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.table3 import PAPER_FIGURES, PaperFigures, orderings, to_markdown
 from training.table3 import main, make_run, parse_arguments, unfinished_runs
 from vaswani_transformer import VaswaniTransformerConfig
@@ -19,13 +19,15 @@ from vaswani_transformer.config import PAPER_SETTINGS
 from vaswani_transformer.support.errors import OutputError
 
 SMALL = ["--model.num_heads=8", "--model.encoder_layers=3", "--model.decoder_layers=3", "--training.steps=4"]
-
-
 GRAMMAR = DataRecipe(kind="grammar", target="es")
 
 
+def given(arguments: list[str], folder: Path, *more: str) -> list[str]:
+    return last_of_each(*arguments, *SMALL, f"--output_dir={folder}", *more)
+
+
 def run_table(arguments: list[str], folder: Path, *more: str) -> dict[str, Any]:
-    main(last_of_each(*arguments, *SMALL, f"--output_dir={folder}", *more))
+    main(given(arguments, folder, *more))
     return json.loads((folder / "table3.json").read_text())
 
 
@@ -123,39 +125,27 @@ def test_exchanged_rows_are_named_the_better_of_the_paper_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("wrong", "message"),
     [
-        ("--rows=base,A-h2", "'A-h2', expected some of base, A-h1"),
-        ("--rows=base,base", "base is given twice"),
-        ("--seeds=1,1", "expected different numbers"),
-        ("--seeds=one", "expected different numbers"),
-        ("--training.steps=0", "training.steps: 0 is not positive"),
-        ("--no-such", "--no-such: no such option; there are --rows"),
+        (["--rows=base,A-h2"], "'A-h2', expected some of base, A-h1"),
+        (["--rows=base,base"], "base is given twice"),
+        (["--seeds=1,1"], "expected different numbers"),
+        (["--seeds=one"], "expected different numbers"),
+        (["--training.steps=0"], "training.steps: 0 is not positive"),
+        (["--no-such"], "--no-such: no such option; there are --rows"),
+        (["--rows=base,E", "--model.max_position_embeddings=8"], "row E: model.max_position_embeddings: split"),
     ],
 )
-def test_wrong_argument_is_one_line(
-    argument: str, message: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_argument_is_one_line_before_any_training(
+    wrong: list[str], message: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run_table(arguments, tmp_path / "table", argument)
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "table").exists()
+    assert message in error_line(run_main(main, given(arguments, tmp_path / "table", *wrong), capsys))
+    assert not list((tmp_path / "table").rglob("*.*"))
 
 
 def test_home_is_expanded_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse_arguments(["recipe.yaml", "--output_dir=~/table"])[0].output_dir == tmp_path / "table"
-
-
-def test_row_that_does_not_fit_the_data_is_an_error_before_any_training(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run_table(arguments, tmp_path / "table", "--rows=base,E", "--model.max_position_embeddings=8")
-    assert "row E: model.max_position_embeddings: split" in capsys.readouterr().err
-    assert not list((tmp_path / "table").rglob("*.*"))
 
 
 def test_full_disk_ends_the_table_and_begins_no_other_row(
@@ -168,10 +158,9 @@ def test_full_disk_ends_the_table_and_begins_no_other_row(
         raise OutputError("checkpoint-2: cannot be written: No space left on device; make room.")
 
     monkeypatch.setattr(table3, "train", full)
-    with pytest.raises(SystemExit, match="2"):
-        run_table(arguments, tmp_path / "table", "--rows=base,A-h1")
-    assert begun == ["own-base"]
-    assert capsys.readouterr().err.endswith("checkpoint-2: cannot be written: No space left on device; make room.\n")
+    _, errors, status = run_main(main, given(arguments, tmp_path / "table", "--rows=base,A-h1"), capsys)
+    assert (begun, status) == (["own-base"], 2)
+    assert errors.endswith("checkpoint-2: cannot be written: No space left on device; make room.\n")
 
 
 @pytest.mark.slow
@@ -198,29 +187,28 @@ def test_table_resumes_run_by_run(arguments: list[str], tmp_path: Path, capsys: 
     assert (folder / "base" / "seed-2" / "model.safetensors").stat().st_mtime_ns == finished
     assert again["rows"]["A-h1"] == first["rows"]["A-h1"]  # the other seed stays in the table
 
-    with pytest.raises(SystemExit, match="2"):
-        run_table(arguments, folder, "--rows=C-n2", "--training.steps=5")
-    assert re.search("holds a run of another recipe, training.*; give the same command", capsys.readouterr().err)
+    _, errors, status = run_main(main, given(arguments, folder, "--rows=C-n2", "--training.steps=5"), capsys)
+    assert status == 2
+    assert re.search("holds a run of another recipe, training.*; give the same command", errors)
     assert not (folder / "C-n2").exists()
 
 
 @pytest.mark.slow
 def test_run_of_the_table_is_a_run_of_the_training_command(arguments: list[str], tmp_path: Path) -> None:
     """The row's recipe in its folder, trained by itself, has the same weights."""
-    from training.train import run
-
     run_table(arguments, tmp_path / "table", "--rows=C-dff1024", "--seeds=3", "--model.dropout=0.1")
     folder = tmp_path / "table" / "C-dff1024" / "seed-3"
-    run(load_recipe(folder / "recipe.yaml", [f"--output_dir={tmp_path / 'alone'}"]))
-    assert weights(folder).keys() == weights(tmp_path / "alone").keys()
-    assert all(torch.equal(weights(folder)[name], value) for name, value in weights(tmp_path / "alone").items())
+    train_in([str(folder / "recipe.yaml")], tmp_path / "alone")
+    assert equal(weights(folder), weights(tmp_path / "alone"))
 
 
 @pytest.mark.slow
-def test_run_that_diverges_is_named_and_the_next_one_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = make_arguments(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        run_table(arguments, tmp_path / "t", "--rows=base,A-h1", "--training.learning_rate_scale=1e30")
+def test_run_that_diverges_is_named_and_the_next_one_begins(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = given(arguments, tmp_path / "t", "--rows=base,A-h1", "--training.learning_rate_scale=1e30")
+    output, _, status = run_main(main, wild, capsys)
+    assert status == 2
     table = json.loads((tmp_path / "t" / "table3.json").read_text())
     assert list(table["errors"]) == ["base, seed 2017", "A-h1, seed 2017"]
-    assert "- Failed: base, seed 2017: " in capsys.readouterr().out
+    assert "- Failed: base, seed 2017: " in output

@@ -11,23 +11,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import ROOT, error_line, load_tokenizer, run_main, user_error
-from tests.training.runs import (
-    LANGUAGE,
-    TWO_PROCESSES,
-    FinishedRun,
-    finish,
-    prepare_run,
-    recipe_in,
-    start,
-    train_in,
-    weights,
-)
+from tests.training import runs
 from training import train
+from training.run.checkpoints import checkpoint_at
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerTokenizer
 
 
 @pytest.mark.slow
-def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: FinishedRun) -> None:
+def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: runs.FinishedRun) -> None:
     """Evaluations, which search with one beam, change nothing in how its models decode."""
     arguments, folder, results, *_ = finished_run
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -39,31 +30,31 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: Finish
     assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (4, 0.6, "gnmt")
     assert search.max_source_relative_length == 50
 
-    assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert runs.results_in(folder) == json.loads(json.dumps(results))
     assert results["steps"] == 9
-    assert [entry["step"] for entry in results["curve"] if "loss" in entry] == list(range(1, 10))
-    assert [entry["step"] for entry in results["curve"] if "eval_bleu" in entry] == [3, 6, 9]
+    assert [entry["step"] for entry in runs.entries(results)] == list(range(1, 10))
+    assert [entry["step"] for entry in runs.entries(results, "eval_bleu")] == [3, 6, 9]
     assert re.fullmatch(r"nrefs:1\|.*tok:13a.*", results["test"]["signature"])
     assert list((folder / "tensorboard").glob("events.*"))
     assert {path.suffix for path in folder.iterdir() if path.is_file()} == {".json", ".yaml", ".safetensors"}
-    checkpoints = [folder / "checkpoints" / f"checkpoint-{step}" for step in (3, 6, 9)]
-    assert set(checkpoints) == set((folder / "checkpoints").iterdir())
+    checkpoints = set((folder / "checkpoints").iterdir())
+    assert {path.name for path in checkpoints} == {f"checkpoint-{step}" for step in (3, 6, 9)}
     for saved in (folder, *checkpoints):
         settings = json.loads((saved / "generation_config.json").read_text())
         assert settings["length_penalty_type"] == "gnmt"
         assert "max_length" not in settings
 
     with user_error(r"holds a finished run; give another --output_dir"):
-        train_in(arguments, folder)
+        runs.train_in(arguments, folder)
 
 
 @pytest.mark.slow
-def test_validation_loss_is_a_mean_over_target_tokens(finished_run: FinishedRun) -> None:
+def test_validation_loss_is_a_mean_over_target_tokens(finished_run: runs.FinishedRun) -> None:
     """The oracle, without the Trainer, is the sum of -log P of all target tokens divided by their number."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(finished_run.folder / "checkpoints" / "checkpoint-9").eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_at(finished_run.folder, 9)).eval()
     tokenizer = load_tokenizer(finished_run.folder)
     total, tokens = 0.0, 0
-    for text in LANGUAGE:
+    for text in runs.LANGUAGE:
         batch = tokenizer(text, text_target=text[::-1], return_tensors="pt")
         log_probs = model(**batch).logits.log_softmax(-1)[0]
         total -= log_probs.gather(1, batch["labels"][0][:, None]).sum().item()
@@ -74,33 +65,13 @@ def test_validation_loss_is_a_mean_over_target_tokens(finished_run: FinishedRun)
 
 
 @pytest.mark.slow
-def test_two_processes_train_to_the_weights_of_one(arguments: list[str], tmp_path: Path) -> None:
-    """A step is the mean over its target tokens for any number of processes, so only the order of sums differs.
-
-    Dropout is off, because its masks differ by process; ten steps of Adam at rates near 1e-2 multiply rounding of 1e-7.
-    """
-    arguments = [*arguments, "--training.steps=10", "--model.dropout=0.0"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    train_in(arguments, one)
-    finish(start(arguments, two, launcher=TWO_PROCESSES))
-    first, second = weights(one), weights(two)
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-4)
-    curves = [json.loads((folder / "results.json").read_text())["curve"] for folder in (one, two)]
-    for single, shared in zip(*curves, strict=True):
-        assert single["step"] == shared["step"]
-        for name in single.keys() & {"loss", "eval_loss"}:
-            assert single[name] == pytest.approx(shared[name], rel=1e-3)
-
-
-@pytest.mark.slow
 def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(
     arguments: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    results = train_in(arguments, folder, "--training.steps=12", "--training.average_last=3")
-    checkpoints = [weights(folder / "checkpoints" / f"checkpoint-{step}") for step in (6, 9, 12)]
-    for name, weight in weights(folder).items():
+    results = runs.train_in(arguments, folder, "--training.steps=12", "--training.average_last=3")
+    checkpoints = [runs.weights(folder, step) for step in (6, 9, 12)]
+    for name, weight in runs.weights(folder).items():
         torch.testing.assert_close(weight, sum(state[name] for state in checkpoints) / 3)
     assert results["steps"] == 12
 
@@ -108,24 +79,19 @@ def test_run_ends_with_the_mean_of_its_last_checkpoints_if_its_recipe_says_so(
 @pytest.mark.slow
 def test_checkpoints_are_also_written_by_the_clock(arguments: list[str], tmp_path: Path) -> None:
     more = ["--training.steps=4", "--training.evaluation_steps=4", "--training.checkpoint_minutes=0.00001"]
-    train_in(arguments, tmp_path / "run", *more)
+    runs.train_in(arguments, tmp_path / "run", *more)
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) > 2
 
 
 @pytest.mark.slow
 def test_quickstart_passes_99_bleu_and_ends_with_its_line(tmp_path: Path) -> None:
-    output = finish(start([str(ROOT / "training" / "recipes" / "quickstart.yaml")], tmp_path / "run"), seconds=800)
+    recipe = str(ROOT / "training" / "recipes" / "quickstart.yaml")
+    output = runs.run_to_end([recipe], tmp_path / "run", seconds=800)
     line = output.splitlines()[-1]
     match = re.fullmatch(r"BLEU (\d+\.\d\d) on 1000 unseen sentences \((nrefs:1\|.*)\)", line)
     assert match
     assert float(match[1]) > 99
     assert output.count("translation  ") == 5
-
-
-def test_learned_positions_that_are_too_few_are_an_error_before_training(arguments: list[str], tmp_path: Path) -> None:
-    more = ["--model.position_embedding=learned", "--model.max_position_embeddings=30"]
-    with user_error(r"model\.max_position_embeddings: split validation needs \d+ positions"):
-        train_in(arguments, tmp_path / "run", *more)
 
 
 @pytest.mark.slow
@@ -143,7 +109,7 @@ def test_run_with_other_settings_leaves_a_model_that_decodes(
     arguments: list[str], tmp_path: Path, more: list[str]
 ) -> None:
     folder = tmp_path / "run"
-    results = train_in(arguments, folder, "--training.steps=3", *more)
+    results = runs.train_in(arguments, folder, "--training.steps=3", *more)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder)
     first = model.config.decoder_start_token_id or tokenizer.bos_token_id
     assert model.generate(**tokenizer("one tree", return_tensors="pt"))[0, 0] == first
@@ -151,31 +117,23 @@ def test_run_with_other_settings_leaves_a_model_that_decodes(
 
 
 def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290), tmp_path / "own"
+    tokenizer, given = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 290), tmp_path / "own"
     tokenizer.save_pretrained(given)
-    prepare_run(recipe_in(arguments, tmp_path / "run", f"--tokenizer.path={given}"))
+    runs.prepare_run(runs.recipe_in(arguments, tmp_path / "run", f"--tokenizer.path={given}"))
     assert load_tokenizer(tmp_path / "run").get_vocab() == tokenizer.get_vocab()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(given)
     for path, message in ((given, r".* has no pad token"), ("/nowhere/x", "there is no folder /nowhere/x")):
         with user_error(rf"tokenizer\.path: {message}"):
-            train_in(arguments, tmp_path / "other", f"--tokenizer.path={path}")
+            runs.train_in(arguments, tmp_path / "other", f"--tokenizer.path={path}")
 
 
 def test_tokenizer_that_ends_no_text_is_an_error(arguments: list[str], tmp_path: Path) -> None:
-    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(LANGUAGE, 290)
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 290)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     tokenizer.save_pretrained(tmp_path / "own")
     with user_error(r"^tokenizer\.path: .*own does not end a text with '</s>', so a model never learns to stop"):
-        train_in(arguments, tmp_path / "run", f"--tokenizer.path={tmp_path / 'own'}")
-
-
-@pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
-def test_attention_that_does_not_train_on_a_cpu_is_an_error_before_the_data_is_read(
-    arguments: list[str], tmp_path: Path, name: str
-) -> None:
-    with user_error(rf"^training\.attention: {name} does not train on a CPU, eager and sdpa do;"):
-        train_in(arguments, tmp_path / "run", "--data.path=/nowhere", f"--training.attention={name}")
+        runs.train_in(arguments, tmp_path / "run", f"--tokenizer.path={tmp_path / 'own'}")
 
 
 def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,11 @@
 """A saved model, and the command that runs it in this process."""
 
-import io
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import Run, paper_model_of_pairs, run_main, save
+from tests.helpers import Run, paper_model_of_pairs, save
+from tests.translation.commands import run_on
 from vaswani_transformer.translation import command
 
 
@@ -17,11 +16,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def run(folder: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def run(folder: str, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return a function that runs the command in this process and returns its output, errors and status."""
 
     def run(*arguments: object, stdin: bytes = b"", model: str | Path = folder) -> tuple[str, str, str | int | None]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        return run_main(command.main, [model, *arguments], capsysbinary)
+        return run_on(stdin, command.main, [model, *arguments], capsysbinary)
 
     return run

@@ -1,5 +1,6 @@
 """The command writes a line per line, in order, with the search of the model or of its options, and checks these."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -16,7 +17,7 @@ from vaswani_transformer import (
     prepare_for_inference,
 )
 from vaswani_transformer.translation import command, loading
-from vaswani_transformer.translation.translator import Hypothesis, translate
+from vaswani_transformer.translation.translator import Hypothesis, Translation, translate
 
 
 def test_every_line_has_its_translation_and_an_empty_line_stays_empty(run: Run) -> None:
@@ -44,19 +45,13 @@ def n_best(folder: str, **settings: Any) -> list[list[Hypothesis]]:
     return [translation.hypotheses for translation in translate(model, tokenizer, SOURCES, scores=True, **settings)]
 
 
-def test_n_best_lines_have_their_lines_number_and_their_score(run: Run, folder: str) -> None:
-    output, _, status = run("--nbest=3", "--scores", stdin=lines(SOURCES).encode())
-    expected = [
-        f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
-        for number, best in enumerate(n_best(folder, num_return_sequences=3), start=1)
-        for hypothesis in best
-    ]
-    assert (output, status) == (lines(expected), 0)
-
-
-def test_scores_stand_before_their_translations(run: Run, folder: str) -> None:
-    output, _, _ = run("--scores", stdin=lines(SOURCES).encode())
-    assert output == lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
+def test_scores_stand_before_their_translations_and_the_lines_number_before_n_best_ones(run: Run, folder: str) -> None:
+    source = lines(SOURCES).encode()
+    expected = lines(f"{best[0].score:.4f}\t{best[0].text}" for best in n_best(folder))
+    assert run("--scores", stdin=source) == (expected, "", 0)
+    every = enumerate(n_best(folder, num_return_sequences=3), start=1)
+    expected = lines(f"{number}\t{each.score:.4f}\t{each.text}" for number, best in every for each in best)
+    assert run("--nbest=3", "--scores", stdin=source) == (expected, "", 0)
 
 
 def test_json_lines_give_json_lines(run: Run, folder: str) -> None:
@@ -246,18 +241,16 @@ def test_line_beyond_the_learned_positions_ends_the_command_with_one_line(
     )
 
 
-def test_progress_bar_is_shown_on_request(run: Run) -> None:
+def test_progress_bar_is_shown_on_request_and_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> None:
     assert "2line" in run("--progress", stdin=b"cat\ncat\n")[1]
-    assert run(stdin=b"cat\ncat\n")[1] == ""
-
-
-def test_progress_bar_counts_the_lines_of_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "source").write_text(lines(SOURCES))
     assert "6/6" in run("--progress", "--input", tmp_path / "source", stdin=b"")[1]
 
 
-def test_join_lines_replaces_every_line_break() -> None:
-    assert command.join_lines("a\nb\r\nc\rd") == "a b  c d"
+def test_translation_is_written_on_one_line() -> None:
+    form = command.LineFormat(argparse.Namespace(format="text", scores=False, nbest=None))
+    translation = Translation([Hypothesis("a\nb\r\nc\rd", 1, None)], 1, False, 1)
+    assert form.write(translation, 1) == ["a b  c d"]
 
 
 def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,32 +260,6 @@ def test_error_other_than_memory_is_not_reported_as_memory(run: Run, monkeypatch
     monkeypatch.setattr(VaswaniTransformerForConditionalGeneration, "generate", generate)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run(stdin=b"cat\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        ([], b"cat\n\xff\n", r"standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); correct the line"),
-        (["--format=jsonl"], b"cat\n", "standard input, line 1: not JSON"),
-        (["--nbest=5"], b"cat\n", "--nbest=5: more than the 4 beams; give --beams=5 as well."),
-        (["--device=nowhere"], b"cat\n", "--device=nowhere: the model cannot run there: "),
-        (["--device=meta"], b"cat\n", "--device=meta: weights have no values there; give a device that computes."),
-        (
-            ["--output=/proc/x"],
-            b"cat\n",
-            "/proc/x: cannot be written: No such file or directory; name another --output",
-        ),
-        (
-            ["--input=/proc/self/mem"],
-            b"",
-            "/proc/self/mem: cannot be read: Input/output error; name a file that can be",
-        ),
-    ],
-)
-def test_invalid_option_or_input_ends_the_command_with_one_line(
-    run: Run, arguments: list[str], stdin: bytes, message: str
-) -> None:
-    assert error_line(run(*arguments, stdin=stdin)).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -345,14 +312,21 @@ def test_missing_model_ends_the_command_with_one_line(run: Run, name: str, messa
         ([f"--input={ROOT}"], f"--input={ROOT}: is a folder; name a file."),
         (["--format=jsonl", "--field=\udcff"], "argument --field: got '\\udcff', which is not UTF-8"),
         (["--input=/nothing", f"--output={__file__}"], "--input=/nothing: does not exist; name an existing file"),
+        (["--input=/proc/self/mem"], "/proc/self/mem: cannot be read: Input/output error; name a file that can be"),
         ([f"--output={ROOT}"], f"--output={ROOT}: is a folder; name a file."),
         (["--output=/nothing/path"], "--output=/nothing/path: /nothing is not a folder; make it first."),
+        (["--output=/proc/x"], "/proc/x: cannot be written: No such file or directory; name another --output"),
         (["--beam=1"], "--beam: no such option; there are --input, "),
         (["--beams=1", "--beams", "4"], "--beams: is given twice, and only the last would count; give it once. See"),
         (["--progress", "--no-progress"], "--no-progress: is given twice, and only the last"),
         (["--engine=ctranslate2", "--iterations=4"], "--iterations and --length_beam: CTranslate2 runs no NAT, CMLM"),
         ([f"--input={__file__}", f"--output={__file__}"], "the input itself; name another file."),
+        (["--format=jsonl"], "standard input, line 1: not JSON"),
+        (["--nbest=5"], "--nbest=5: more than the 4 beams; give --beams=5 as well."),
+        (["--device=nowhere"], "--device=nowhere: the model cannot run there: "),
+        (["--device=meta"], "--device=meta: weights have no values there; give a device that computes."),
+        ([], "standard input, line 2: not UTF-8 (byte 0xff at byte 1 of the line); correct the line"),
     ],
 )
-def test_conflicting_arguments_are_an_error(run: Run, arguments: list[str], message: str) -> None:
-    assert message in error_line(run(*arguments))
+def test_invalid_option_or_input_ends_the_command_with_one_line(run: Run, arguments: list[str], message: str) -> None:
+    assert message in error_line(run(*arguments, stdin=b"cat\n\xff\n"))

@@ -1,8 +1,6 @@
 """vaswani-translate with NAT and CMLM: their options, their scores, and one line for the options of another family."""
 
-import io
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,15 +8,14 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.helpers import PAIRS, Run, error_line, model_of_pairs, run_main, save
+from tests.helpers import Run, error_line, model_of_pairs, save
 from tests.nar_models import FAMILY, family_of_pairs
+from tests.translation.commands import SOURCES, lines
 from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.cpu.model import Prepared
-from vaswani_transformer.translation import command, loading
+from vaswani_transformer.translation import loading
 
 Models = tuple[Path, dict[str, Any], VaswaniTransformerTokenizer]
-
-SOURCES = list(PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +28,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture
-def run(models: Models, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def run_family(run: Run, models: Models) -> Run:
     """Return a function that runs the command with a model of a family and returns output, errors and status."""
 
-    def run(family: str, *arguments: str, texts: Iterable[str] = SOURCES) -> tuple[str, str, str | int | None]:
-        stdin = "".join(f"{text}\n" for text in texts).encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        return run_main(command.main, [models[0] / family, *arguments], capsysbinary)
+    def run_family(family: str, *arguments: str, texts: Iterable[str] = SOURCES) -> tuple[str, str, str | int | None]:
+        return run(*arguments, stdin=lines(texts).encode(), model=models[0] / family)
 
-    return run
+    return run_family
 
 
 def generated(models: Models, family: str, **settings: Any) -> list[tuple[str, float]]:
     """Return texts and scores of `generate()`, sentence by sentence."""
     _, folders, tokenizer = models
-    lines = []
+    results = []
     for source in SOURCES:
         batch = tokenizer([source], return_tensors="pt")
         output = folders[family].generate(**batch, return_dict_in_generate=True, **settings)
         texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-        lines += list(zip(texts, output.sequences_scores.tolist(), strict=True))
-    return lines
+        results += list(zip(texts, output.sequences_scores.tolist(), strict=True))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -66,9 +61,10 @@ def generated(models: Models, family: str, **settings: Any) -> list[tuple[str, f
     ids=str,
 )
 def test_family_translates_by_its_options_and_scores_by_its_own_scores(
-    run: Run, models: Models, family: str, options: list[str], settings: dict[str, int]
+    run_family: Run, models: Models, family: str, options: list[str], settings: dict[str, int]
 ) -> None:
-    output, errors, status = run(family, *options, "--scores", "--format=jsonl", texts=map(as_json, SOURCES))
+    texts = (json.dumps({"text": text}) for text in SOURCES)
+    output, errors, status = run_family(family, *options, "--scores", "--format=jsonl", texts=texts)
     assert (errors, status) == ("", 0)
     rows = [row for line in output.splitlines() for row in json.loads(line).get("nbest", [json.loads(line)])]
     expected = generated(models, family, **settings)
@@ -76,12 +72,8 @@ def test_family_translates_by_its_options_and_scores_by_its_own_scores(
     assert [row["score"] for row in rows] == pytest.approx([score for _, score in expected], abs=2e-3)
 
 
-def as_json(text: str) -> str:
-    return json.dumps({"text": text})
-
-
 @pytest.mark.parametrize("family", FAMILY)
-def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_on_a_cpu_is_prepared_too(run_family: Run, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, load = [], loading.load_model_and_tokenizer
 
     def watched(options: loading.LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -89,7 +81,7 @@ def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pyt
         return prepared[-1]
 
     monkeypatch.setattr(loading, "load_model_and_tokenizer", watched)
-    assert run(family, "--dtype=int8")[2] == 0
+    assert run_family(family, "--dtype=int8")[2] == 0
     assert isinstance(prepared[0][0], Prepared)
 
 
@@ -107,13 +99,13 @@ def test_family_on_a_cpu_is_prepared_too(run: Run, family: str, monkeypatch: pyt
     ids=str,
 )
 def test_option_of_another_family_ends_the_command_with_one_line(
-    run: Run, models: Models, family: str, options: list[str], message: str
+    run_family: Run, models: Models, family: str, options: list[str], message: str
 ) -> None:
-    assert error_line(run(family, *options)).startswith(message.format(models[0] / family))
+    assert error_line(run_family(family, *options)).startswith(message.format(models[0] / family))
 
 
 def test_saved_beams_of_a_family_end_the_command_with_one_line(run: Run, models: Models, tmp_path: Path) -> None:
     model = FAMILY["nat"](vocab_size=len(models[2]))
     model.generation_config = GenerationConfig(num_beams=4)
     save(tmp_path, model, models[2])
-    assert error_line(run(str(tmp_path))).startswith("num_beams: ")
+    assert error_line(run(stdin=b"cat\n", model=tmp_path)).startswith("num_beams: ")

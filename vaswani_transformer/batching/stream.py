@@ -57,12 +57,10 @@ class ReadPairs(NamedTuple):
     items: NDArray[np.int64]
 
     def select(self, pairs: NDArray[np.integer] | slice) -> "ReadPairs":
-        """Return some of the pairs."""
         sources, targets = (side.rows().take(pairs) for side in self.sides)
         return ReadPairs((sources, targets), self.items[pairs])
 
     def __add__(self, other: Any) -> "ReadPairs":
-        """Return these pairs and those that follow them."""
         sources, targets = (Ragged.join(sides) for sides in zip(self.sides, other.sides, strict=True))
         return ReadPairs((sources, targets), np.concatenate([self.items, other.items]))
 
@@ -227,7 +225,6 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
             self._stops.discard(stop)
 
     def _buffers(self, exchange: Exchange) -> Iterator[Buffer]:
-        """Yield the buffers from the start, epoch after epoch."""
         start = self._start
         while True:
             yield from self._buffers_of_epoch(start, exchange)
@@ -275,11 +272,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         return tokens | {f"{name} lengths": side.lengths for name, side in sides.items()}
 
     def _without_too_long(self, sides: tuple[Ragged, Ragged], first: int) -> ReadPairs:
-        """Return the pairs that are not too long; `first` is the number of the first one's item.
-
-        Raises:
-            ValueError: one is too long, and such pairs are not to be dropped.
-        """
+        """Return the pairs that are not too long; `first` is the number of the first one's item."""
         lengths = [side.lengths for side in sides]
         fits = (lengths[0] <= self.limits[0]) & (lengths[1] <= self.limits[1])
         pairs = ReadPairs(sides, np.arange(first, first + len(fits)))
@@ -295,11 +288,7 @@ class TokenBudgetBatches(IterableDataset[dict[str, Ragged]]):
         )
 
     def _check_last(self, position: StreamPosition, count: int, items: int) -> None:
-        """Check that the last buffer of an epoch, of `count` pairs, can be split, and warn of what was dropped.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """Check that the last buffer of an epoch, of `count` pairs, can be split, and warn of what was dropped."""
         dropped = items - (position.items - position.dropped + count)
         if count < self.micro_batches:
             raise ValueError(

@@ -29,18 +29,15 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
-        """Return rows of token ids."""
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
     @classmethod
     def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
-        """Return the rows of all parts."""
         tokens, lengths = zip(*parts, strict=True)
         return cls(np.concatenate(tokens), np.concatenate(lengths))
 
     def rows(self) -> "Rows":
-        """Return the same rows, to take some of them."""
         return Rows(self.tokens, np.cumsum(self.lengths, dtype=np.int64) - self.lengths, self.lengths)
 
 
@@ -56,7 +53,6 @@ class Rows:
         self.values, self.starts, self.lengths = values, starts, lengths
 
     def take(self, rows: Sequence[int] | NDArray[np.integer] | slice) -> Ragged:
-        """Return some rows."""
         starts, lengths = self.starts[rows], self.lengths[rows]
         before = np.cumsum(lengths) - lengths
         return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths)
@@ -173,11 +169,8 @@ class PairCollator:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, model: nn.Module | None = None, label_pad_token_id: int = -100
     ) -> None:
-        self.padding, self.side, self.label_pad_token_id = (
-            tokenizer.pad_token_id,
-            tokenizer.padding_side,
-            label_pad_token_id,
-        )
+        self.padding, self.side = tokenizer.pad_token_id, tokenizer.padding_side
+        self.label_pad_token_id = label_pad_token_id
         self.prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Tensor]:

@@ -40,7 +40,6 @@ def add_fairseq(parser: ArgumentParser) -> None:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's options."""
     parser = ArgumentParser(prog="vaswani-convert", description="Convert a model.")
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
     add_ctranslate2(formats.add_parser("ctranslate2", help="a model of this package to CTranslate2"))
@@ -57,36 +56,27 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_other_folder(options: argparse.Namespace) -> None:
-    """Check that the output is not the model itself."""
     if options.output.exists() and Path(options.model).exists() and options.output.samefile(options.model):
         raise UserError(f"{options.output}: is the model itself; name another folder.")
 
 
 def convert_to_ctranslate2(options: argparse.Namespace) -> None:
-    """Run `vaswani-convert ctranslate2 MODEL OUT`."""
     load_config(options.model, VaswaniTransformerConfig.model_type, revision=options.revision)
     tokenizer = load_tokenizer(options.model, revision=options.revision)
     model = load_model(options.model, VaswaniTransformerForConditionalGeneration, revision=options.revision)
     to_ctranslate2(
-        model,
-        tokenizer,
-        options.output,
-        options.quantization,
-        positions=options.positions,
-        force=options.force,
+        model, tokenizer, options.output, options.quantization, positions=options.positions, force=options.force
     )
     sys.stdout.write(f"{options.output}: {options.model} for CTranslate2, {options.quantization or 'float32'}\n")
 
 
 def convert_from_fairseq(options: argparse.Namespace) -> None:
-    """Run `vaswani-convert fairseq CHECKPOINT OUT`."""
     if options.codes is not None and options.dict is None:
         raise UserError(f"--codes={options.codes}: a tokenizer needs the vocabulary too; give --dict as well.")
     save(from_fairseq(options.model, options.dict, options.codes, options.config), options)
 
 
 def convert_from_transformers(options: argparse.Namespace) -> None:
-    """Run `vaswani-convert fsmt MODEL OUT` or `vaswani-convert marian MODEL OUT`."""
     save(options.import_model(options.model, with_tokenizer=not options.without_tokenizer), options)
 
 
@@ -109,7 +99,6 @@ def save(imported: ImportResult, options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a model that cannot be converted ends it with one line and exit status 2."""
     options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error(ValueError, OSError, ImportError, SafetensorError):

@@ -46,7 +46,6 @@ ACTIVATIONS = {
 
 
 def check_convertible(model: nn.Module, quantization: str | None, positions: int) -> None:
-    """Check that CTranslate2 can represent a model."""
     if not isinstance(model, VaswaniTransformerForConditionalGeneration):
         raise UserError(
             f"A {type(model).__name__} is not a VaswaniTransformerForConditionalGeneration; convert another model "

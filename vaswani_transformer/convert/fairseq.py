@@ -61,7 +61,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return settings by fairseq's names from a JSON file."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -80,7 +79,6 @@ def count_layers(state: dict[str, Tensor], stack: str, name: str) -> int:
 
 
 def check_complete(state: dict[str, Tensor], settings: dict[str, Any], name: str) -> None:
-    """Check that a checkpoint has both stacks, and settings that tell their heads."""
     if "encoder_attention_heads" not in settings or "decoder_attention_heads" not in settings:
         raise UserError(
             f"{name}: has no number of heads; give a JSON file with encoder_attention_heads, decoder_attention_heads "
@@ -99,7 +97,6 @@ def count_positions(settings: dict[str, Any], setting: str, name: str) -> int:
 
 
 def read_fairseq(path: Path, config: Path | None) -> ForeignModel:
-    """Return the weights and settings of a fairseq checkpoint as a model."""
     state, settings = read_checkpoint(path)
     settings |= {} if config is None else read_settings(config)
     name = str(path)

@@ -11,7 +11,6 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # 0 to 3 in every vocabulary
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file."""
     try:
         return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:

@@ -75,7 +75,6 @@ class ForeignModel:
 
 
 def check_supported(settings: dict[str, Any], name: str) -> None:
-    """Check that a model has no part that this package lacks."""
     for key, meaning in UNSUPPORTED_SETTINGS.items():
         if settings.get(key):
             raise UserError(f"{name}: {key} is {settings[key]!r}, {meaning}, which the paper's model does not have.")
@@ -104,7 +103,6 @@ def concatenated_sinusoids(positions: int, d_model: int, padding_idx: int) -> Te
 
 
 def activation_name(function: str, name: str) -> str:
-    """Return the name of an activation function in Transformers."""
     if function not in ACT2FN:
         raise UserError(f"{name}: {function!r} is not a known activation function; known are {', '.join(ACT2FN)}.")
     return "silu" if function == "swish" else function
@@ -124,7 +122,6 @@ def split_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def map_weight_name(key: str, name: str) -> str:
-    """Return this package's name of a layer's weight."""
     match = re.fullmatch(r"((?:en|de)coder\.layers\.\d+)\.(.+)\.(weight|bias)", key)
     if match is None or match[2] not in LAYER_NAMES:
         raise UserError(f"{name}: has a weight {key}, which the paper's model does not have.")
@@ -161,7 +158,6 @@ def fold_bias(model: VaswaniTransformerForConditionalGeneration, bias: Tensor, n
 
 
 def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dict[str, Tensor], name: str) -> None:
-    """Load weights that have exactly the names and shapes of the model's."""
     expected = model.state_dict()
     if missing := sorted(expected.keys() - weights.keys()):
         raise UserError(f"{name}: lacks {missing[0]} and {len(missing) - 1} more weights.")
@@ -177,7 +173,6 @@ def load_weights(model: VaswaniTransformerForConditionalGeneration, weights: dic
 
 
 def build_config(name: str, **settings: Any) -> VaswaniTransformerConfig:
-    """Return the configuration with these settings and learned positions."""
     try:
         return VaswaniTransformerConfig(position_embedding="learned", layer_norm_eps=LAYER_NORM_EPS, **settings)
     except StrictDataclassError as error:
@@ -216,32 +211,6 @@ def build_model(original: ForeignModel, name: str) -> VaswaniTransformerForCondi
     return model
 
 
-@torch.no_grad()
-def largest_difference(
-    ours: VaswaniTransformerForConditionalGeneration,
-    theirs: PreTrainedModel,
-    sentences: int = 8,
-    longest: int = 24,
-) -> tuple[float, float]:
-    """Return the largest difference of two models' log-probabilities, and the largest absolute log-probability.
-
-    They are compared on random padded sentences, whose logits may differ by a number for each position.
-    """
-    config, generator = ours.config, torch.Generator().manual_seed(0)
-    longest = min(longest, config.max_position_embeddings)
-    lengths = torch.randint(1, longest + 1, (sentences, 1), generator=generator)
-    mask = (torch.arange(longest) < lengths).long()  # (B, S)
-    pad, start = config.token_id("pad_token_id"), config.token_id("target_start_token_id")
-    special = {pad, config.bos_token_id, start, *as_token_ids(config.eos_token_id)}
-    ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
-    tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
-    sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]
-    targets[:, 0] = start
-    inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
-    log_probs = [model.eval()(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
-    return (log_probs[0] - log_probs[1]).abs().max().item(), log_probs[1].abs().max().item()
-
-
 @dataclass
 class ImportResult:
     """An imported model.
@@ -258,11 +227,27 @@ class ImportResult:
     largest: float | None
 
 
+@torch.no_grad()
 def check_equivalence(
-    model: VaswaniTransformerForConditionalGeneration, original: PreTrainedModel, name: str
+    ours: VaswaniTransformerForConditionalGeneration, theirs: PreTrainedModel, name: str
 ) -> tuple[float, float]:
-    """Check that two models compute the same; return the values of `largest_difference`."""
-    difference, largest = largest_difference(model, original)
+    """Check that two models compute the same, and return the largest difference and size of a log-probability.
+
+    They are compared on random padded sentences, whose logits may differ by a number for each position.
+    """
+    config, generator = ours.config, torch.Generator().manual_seed(0)
+    longest = min(24, config.max_position_embeddings)
+    lengths = torch.randint(1, longest + 1, (8, 1), generator=generator)
+    mask = (torch.arange(longest) < lengths).long()  # (B, S)
+    pad, start = config.token_id("pad_token_id"), config.token_id("target_start_token_id")
+    special = {pad, config.bos_token_id, start, *as_token_ids(config.eos_token_id)}
+    ordinary = torch.tensor([index for index in range(config.vocab_size) if index not in special])
+    tokens = ordinary[torch.randint(len(ordinary), (2, *mask.shape), generator=generator)]
+    sources, targets = tokens[0].masked_fill(mask == 0, pad), tokens[1]
+    targets[:, 0] = start
+    inputs = {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": targets, "use_cache": False}
+    log_probs = [model.eval()(**inputs).logits.float().log_softmax(-1) for model in (ours, theirs)]
+    difference, largest = (log_probs[0] - log_probs[1]).abs().max().item(), log_probs[1].abs().max().item()
     if not difference <= 1e-3 * max(1.0, largest):
         raise UserError(f"{name}: logits differ by up to {difference:.2g} from the original's, so no file is written.")
     return difference, largest

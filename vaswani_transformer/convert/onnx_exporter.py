@@ -97,7 +97,6 @@ def export_graph(graph: EncoderGraph | DecoderGraph, inputs: dict[str, Tensor], 
 
 
 def check_exportable(model: PreTrainedModel) -> None:
-    """Check that a model can be exported here."""
     name = type(model).__name__
     if not is_non_autoregressive(model):
         raise UserError(

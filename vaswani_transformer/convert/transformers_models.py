@@ -24,7 +24,6 @@ from .foreign import (
 
 
 def read_transformers_model(original: PreTrainedModel, name: str) -> ForeignModel:
-    """Return the weights and settings of an FSMT or Marian model."""
     settings = original.config.to_dict()
     check_supported(settings, name)
     inner = original.model

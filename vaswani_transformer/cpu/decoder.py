@@ -239,7 +239,6 @@ class PreparedDecoder:
         self.cross_attention = self.attend_to_sources()
 
     def attend_to_sources(self) -> list[Function]:
-        """Return each layer's cross-attention to the present sources."""
         pairs = zip(self.decoder_step.layers, self.key_values, strict=True)
         return [layer.cross_attention.over(pair, self.mask, self.num_beams) for layer, pair in pairs]
 

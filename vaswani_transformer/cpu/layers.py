@@ -65,7 +65,6 @@ def fuse_qkv(model: nn.Module) -> None:
 
 
 def has_fused_qkv(stack: Any) -> bool:
-    """Return whether the projections of every layer's self-attention are fused."""
     return all(isinstance(layer.self_attn, FusedQKVAttention) for layer in stack.layers)
 
 

@@ -29,7 +29,6 @@ LAUNCH: dict[str, Any] = {
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's options."""
     parser = ArgumentParser(
         prog="vaswani-demo",
         description="Serve a page on this machine that translates or parses what is typed, and shows how.",
@@ -45,7 +44,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C."""
     check_gradio()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while Gradio is imported
     page = load_page(**vars(LoadOptions.of(options)))
@@ -59,7 +57,6 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
     options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error():

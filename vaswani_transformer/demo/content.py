@@ -9,8 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..figures.page import attention_page
 from ..figures.tokens import token_texts
 from ..parsing.constraint import tree_constraint
-from ..parsing.drawing import draw_tree_text
-from ..parsing.linear import delinearize, has_places
+from ..parsing.linear import delinearize
+from ..parsing.parser import is_parser
+from ..parsing.trees import draw_tree_text
 from ..parsing.words import split_plain
 from ..support.errors import one_line
 from ..translation.translator import TooLongError, Translator
@@ -41,10 +42,6 @@ class PageContent:
     rows: list[list[str | int]] = field(default_factory=list)
     finished: list[tuple[str, str]] = field(default_factory=list)
     passes: list[tuple[str, str | None]] = field(default_factory=list)
-
-
-def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return has_places(tokenizer.get_vocab())
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, candidate: Candidate) -> str:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..parsing.parser import is_parser
 from ..support.errors import UserError
 from ..support.modes import is_non_autoregressive
 from ..support.saved_settings import MAX_ALPHA
 from ..translation.loading import LoadOptions, load_model_and_tokenizer
-from .content import CHANGED, COLUMNS, attention_frame, is_parser, page_content
+from .content import CHANGED, COLUMNS, attention_frame, page_content
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -21,7 +22,6 @@ MAX_CHARACTERS = 10_000
 
 
 def check_gradio() -> None:
-    """Check that Gradio is installed."""
     if find_spec("gradio") is None:
         raise UserError('The page needs Gradio, which is not installed; run pip install "vaswani-transformer[demo]".')
 
@@ -49,29 +49,23 @@ def setting_inputs(model: PreTrainedModel) -> dict[str, Any]:
     return {"num_beams": beams, "length_penalty": penalty} | limit()
 
 
-def text_outputs(writes_trees: bool) -> dict[str, Any]:
-    """Return Gradio's outputs of every model's page, by their names."""
+def page_outputs(writes_trees: bool, is_autoregressive: bool) -> dict[str, Any]:
+    """Return Gradio's outputs, by their names; of how a target came to be only those of the model's family show."""
     import gradio as gr
 
-    return {
+    outputs: dict[str, Any] = {
         "note": gr.Textbox(label="Note", visible=False),
         "target": gr.Textbox(label="Linear tree" if writes_trees else "Translation"),
         "tree": gr.Code(label="Tree", visible=writes_trees, interactive=False),
     }
-
-
-def search_outputs(is_autoregressive: bool) -> dict[str, Any]:
-    """Return Gradio's outputs for how a target came to be, by their names; only those of the model's family show."""
-    import gradio as gr
-
     with gr.Column(visible=not is_autoregressive):
-        passes = gr.HighlightedText(
+        outputs["passes"] = gr.HighlightedText(
             label="After each iteration or layer; what changed is marked",
             color_map={CHANGED: "orange"},
             show_inline_category=False,
         )
     with gr.Column(visible=is_autoregressive):
-        steps = gr.Dataframe(
+        outputs["steps"] = gr.Dataframe(
             label="Beams and targets that ended, after each step",
             headers=list(COLUMNS),
             column_widths=["62px", "70px", "250px", "96px", "86px", "130px"],
@@ -79,8 +73,8 @@ def search_outputs(is_autoregressive: bool) -> dict[str, Any]:
             wrap=True,
             max_height=400,
         )
-        ended = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
-    return {"passes": passes, "steps": steps, "ended": ended}
+        outputs["ended"] = gr.Dropdown([], label="Targets that ended, the best first; choose one to see its attention")
+    return outputs | {"attention": gr.HTML(), "read": gr.State("")}
 
 
 def output_values(
@@ -147,8 +141,7 @@ def make_page(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: 
         with gr.Row():
             settings = setting_inputs(model)
         button = gr.Button("Parse" if writes_trees else "Translate", variant="primary")
-        outputs = text_outputs(writes_trees) | search_outputs(not is_non_autoregressive(model))
-        outputs |= {"attention": gr.HTML(), "read": gr.State("")}
+        outputs = page_outputs(writes_trees, not is_non_autoregressive(model))
         connect(model, tokenizer, (button, source, settings), outputs)
     return page
 

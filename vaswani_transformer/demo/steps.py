@@ -65,15 +65,12 @@ class SearchRecorder(LogitsProcessor):
         if self.num_beams == 1:
             log_probs = scores.log_softmax(-1).masked_fill(permitted == -torch.inf, -torch.inf)
         beams = {tuple(tokens): row for row, tokens in enumerate(input_ids[:, 1:].tolist())}  # k equal ones at first
-        before = log_probs.new_tensor([self.log_prob_of(beam) for beam in beams])
+        # each continues a beam of the previous step
+        before = log_probs.new_tensor([float(self.totals[beam[:-1]][beam[-1]]) if beam else 0.0 for beam in beams])
         totals = log_probs[list(beams.values())] + before[:, None]  # (R, V)
         self.totals = dict(zip(beams, totals, strict=True))
         self.steps.append(self.candidates(list(beams), totals))
         return permitted
-
-    def log_prob_of(self, beam: tuple[int, ...]) -> float:
-        """Return log P of a beam, which continues one of the previous step."""
-        return float(self.totals[beam[:-1]][beam[-1]]) if beam else 0.0
 
     def candidates(self, beams: list[tuple[int, ...]], totals: Tensor) -> list[Candidate]:
         """Return what the search keeps of all continuations: the finished ones among the k best, and k open beams."""

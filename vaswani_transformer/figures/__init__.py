@@ -5,9 +5,8 @@ The figures need Matplotlib (`pip install "vaswani-transformer[figures]"`); the 
 
 from .complexity import draw_layer_complexity
 from .curves import draw_label_smoothing, draw_learning_rate, draw_loss, draw_positional_encoding
-from .heat_maps import draw_heat_maps
+from .heat_maps import draw_heat_maps, draw_masks
 from .lines import draw_attention
-from .masks import draw_masks
 from .page import attention_page, render_page
 from .weights import AttentionMaps, attention_maps
 

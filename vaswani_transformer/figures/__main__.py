@@ -32,7 +32,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page of a sentence, and its path to standard output; an error is one line and exit status 2."""
     options = parse_arguments(arguments)
     logging.disable_progress_bar()
     with exit_on_user_error():

@@ -1,13 +1,14 @@
-"""Attention weights as heat maps: one layer with its words, or all layers at a glance.
+"""Attention weights as heat maps, one layer with its words or all layers at a glance, and masks (3.2.3).
 
 N layers, H heads, Q queries, K keys.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from .style import INK, MUTED, RULE, TITLES, head_indices, index_from_1, longest, new_figure, words_style
 from .weights import AttentionMaps
@@ -25,12 +26,13 @@ def draw_heat_map(axes: "Axes", weights: np.ndarray, title: str) -> Any:
     return image
 
 
-def add_color_bar(figure: "Figure", image: Any, grid: np.ndarray) -> None:
-    """Add the scale of the weights at the right edge."""
+def add_title_and_scale(figure: "Figure", image: Any, grid: np.ndarray, title: str) -> "Figure":
     shrink = min(0.9, 2.4 / figure.get_figheight())
     bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=22, pad=0.02, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=9, labelcolor=MUTED)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return figure
 
 
 def draw_one_layer(
@@ -53,9 +55,7 @@ def draw_one_layer(
         axes.tick_params(length=0, labelbottom=is_lowest, labelleft=index % columns == 0)
         axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
         axes.set_yticks(range(len(queries)), queries, **style)
-    add_color_bar(figure, image, grid)
-    figure.suptitle(title, fontsize=11, color=INK)
-    return figure
+    return add_title_and_scale(figure, image, grid, title)
 
 
 def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "Figure":
@@ -71,9 +71,7 @@ def draw_all_layers(weights: np.ndarray, heads: Sequence[int], title: str) -> "F
             axes.set_xticks([])
             axes.set_yticks([])
         grid[layer, 0].set_ylabel(f"layer {layer + 1}", fontsize=9, color=MUTED)
-    add_color_bar(figure, image, grid)
-    figure.suptitle(title, fontsize=11, color=INK)
-    return figure
+    return add_title_and_scale(figure, image, grid, title)
 
 
 def draw_heat_maps(
@@ -101,3 +99,37 @@ def draw_heat_maps(
     index = index_from_1("layer", layer, len(weights))
     title = f"{title}, layer {layer} of {len(weights)}"
     return draw_one_layer(weights[index], indices, maps.queries(stack), maps.keys(stack), title)
+
+
+def draw_masks(masks: Mapping[str, tuple[Tensor | np.ndarray, Sequence[str], Sequence[str]]]) -> "Figure":
+    """Draw masks side by side: rows are queries, columns keys, blue where a query may attend.
+
+    Args:
+        masks: for each title the mask (Q, K), true where a query may attend, and the words of queries and keys.
+
+    Raises:
+        ValueError: there is no mask, or one has another shape than its words.
+        ImportError: Matplotlib is not installed.
+    """
+    if not masks:
+        raise ValueError("masks: there is nothing to draw; got none, expected at least one.")
+    for title, (mask, queries, keys) in masks.items():
+        if tuple(mask.shape) != (len(queries), len(keys)):
+            raise ValueError(f"{title}: got {tuple(mask.shape)}, expected {len(queries)} queries and {len(keys)} keys.")
+    widths = [0.32 * len(keys) + 0.1 * longest(queries) + 0.4 for _, queries, keys in masks.values()]
+    heights = [0.32 * len(queries) + 0.1 * longest(keys) + 0.5 for _, queries, keys in masks.values()]
+    figure = new_figure(sum(widths), max(heights) + 0.2)
+    grid = figure.subplots(1, len(masks), squeeze=False, width_ratios=widths)
+    style = words_style() | {"fontsize": 10}
+    for axes, (title, (mask, queries, keys)) in zip(grid.flat, masks.items(), strict=True):
+        axes.imshow(np.asarray(mask, dtype=float), cmap="Blues", vmin=0, vmax=1.6, interpolation="nearest")
+        axes.set_anchor("N")
+        axes.set_title(title, fontsize=11, color=INK)
+        axes.spines[:].set_color(RULE)
+        axes.tick_params(which="both", length=0)
+        axes.set_xticks(range(len(keys)), keys, rotation=90, **style)
+        axes.set_yticks(range(len(queries)), queries, **style)
+        axes.set_xticks(np.arange(-0.5, len(keys)), minor=True)
+        axes.set_yticks(np.arange(-0.5, len(queries)), minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+    return figure

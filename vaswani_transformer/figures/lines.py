@@ -86,7 +86,6 @@ def draw_cells(axes: "Axes", weights: np.ndarray, colors: Sequence[str]) -> None
 
 
 def add_legend(figure: "Figure", title: str, heads: Sequence[int], count: int) -> None:
-    """Explain the figure and the heads' colors below it."""
     from matplotlib.patches import Patch
 
     colors = head_colors(count)

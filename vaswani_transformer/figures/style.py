@@ -56,7 +56,6 @@ def style_axes(axes: "Axes") -> "Axes":
 
 
 def new_curves(x_label: str, y_label: str, title: str = "") -> "tuple[Figure, Axes]":
-    """Return an empty figure of curves with its axes."""
     figure = new_figure(7.2, 4)
     axes = style_axes(figure.subplots())
     axes.set_xlabel(x_label)
@@ -67,7 +66,6 @@ def new_curves(x_label: str, y_label: str, title: str = "") -> "tuple[Figure, Ax
 
 
 def index_from_1(name: str, value: int, count: int) -> int:
-    """Return the index of `value`, which counts from 1."""
     if not 1 <= value <= count:
         raise ValueError(f"{name}: out of range; got {value}, expected 1 to {count}.")
     return value - 1

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from ..config import as_token_ids
 from ..nar_generation import NarGeneration
 from ..support.modes import eager_attention, eval_mode, is_non_autoregressive
 from ..tokenizer import text_encoder
@@ -75,19 +74,6 @@ class AttentionMaps:
         if stack not in STACKS:
             raise ValueError(f"stack: no such attention; got {stack!r}, expected one of {', '.join(STACKS)}.")
         return getattr(self, stack)
-
-
-def generate_target(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], generate_kwargs: dict[str, Any]
-) -> torch.Tensor:
-    """Return the (1, T) tokens that the model generates for one source, up to the first `</s>`."""
-    generator = cast(Any, model)
-    settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
-    sequences = generator.generate(**batch, **settings)  # (1, 1 + T)
-    generated = sequences[:, 1:]
-    ends = as_token_ids(generator.generation_config.eos_token_id)
-    length = next((index + 1 for index, token in enumerate(generated[0].tolist()) if token in ends), None)
-    return generated[:, :length]
 
 
 def stack_layers(layers: Sequence[torch.Tensor | None] | None) -> np.ndarray:
@@ -201,7 +187,8 @@ def attention_maps(
         if is_non_autoregressive(model):
             shown = last_pass(model, batch, generate_kwargs)
         elif target is None:
-            shown = pass_of_target(model, batch, generate_target(model, batch, generate_kwargs))
+            settings = generate_kwargs | {"num_return_sequences": 1, "return_dict_in_generate": False}
+            shown = pass_of_target(model, batch, cast(Any, model).generate(**batch, **settings)[:, 1:])
         else:
             labels = encode(text_target=target, return_tensors="pt")["input_ids"].to(model.device)  # (1, T)
             shown = pass_of_target(model, batch, labels)

@@ -1,11 +1,10 @@
 """Constituency parsing (6.3): trees, linear trees, scores, the function `parse` and the command `vaswani-parse`."""
 
 from .constraint import TreeTokens, WellFormedTrees
-from .drawing import draw_tree_text
 from .linear import ParsedSentence, delinearize, linearize
 from .parser import parse
 from .scores import BracketScores, score_trees
-from .trees import Leaf, Tree, evaluation_tree, read_trees
+from .trees import Leaf, Tree, draw_tree_text, evaluation_tree, read_trees
 
 __all__ = [
     "BracketScores",

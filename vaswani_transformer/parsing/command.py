@@ -1,22 +1,19 @@
 """The command `vaswani-parse MODEL < sentences.txt > trees.ptb`, also `python -m vaswani_transformer.parsing`."""
 
 import argparse
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
 
 from ..support.errors import UserError
 from ..support.files import write_errors
 from ..translation.command import LineFormat, run_command
 from ..translation.loading import TranslateTexts, make_translator
-from ..translation.options import add_file_options, line_parser, parse_with_checks
-from ..translation.readers import text_lines
+from ..translation.options import line_parser, parse_with_checks
 from ..translation.translator import Translation
 from .constraint import tree_constraint
-from .drawing import draw_tree_text
-from .linear import ParsedSentence
-from .parser import SourceTexts, check_parser
+from .linear import delinearize
+from .parser import check_parser
+from .trees import draw_tree_text
 from .words import split_plain, split_tokenized
 
 
@@ -34,46 +31,33 @@ class TreeFormat(LineFormat):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
         self.split = split_tokenized if options.tokenized else split_plain
-        self.texts, self.repaired = SourceTexts([]), 0
+        self.repaired = 0
         if options.svg is not None and find_spec("matplotlib") is None:
             fix = 'Run pip install "vaswani-transformer[figures]".'
             raise UserError(f"--svg: figures need Matplotlib, which is not installed. {fix}")
 
     def load(self) -> TranslateTexts:
-        """Return what parses texts with the command's model."""
         return make_translator(self.options, check_parser, tree_constraint)
 
-    def read(self, source: BinaryIO, name: str, skip: int = 0) -> Iterable[str]:
-        """Return the sentences in the input's lines, of which the first `skip` have trees."""
-        self.texts = SourceTexts(map(self.split, text_lines(source, name)), skip)
-        return self.texts
-
-    def read_line(self, line: str) -> Iterable[str]:
-        """Return the sentence of a typed line."""
-        self.texts = SourceTexts([self.split(line)])
-        return self.texts
+    def source_text(self, line: str) -> str:
+        """Return the words of a line, with a space between them."""
+        return " ".join(self.split(line))
 
     def write(self, translation: Translation, number: int) -> list[str]:
-        """Return the output of a line's tree."""
-        sentence = self.texts.next_tree(translation.text)
-        self.repaired += sentence.is_repaired and bool(sentence.tree.children)
-        return [self.format_tree(sentence, number)]
-
-    def format_tree(self, sentence: ParsedSentence, number: int) -> str:
-        """Return a tree, and draw it as SVG if that is wanted; a line without words has no tree."""
-        tree, folder = sentence.tree, self.options.svg
+        """Return the output of a line's tree, and draw it as SVG if that is wanted; a line without words has none."""
+        tree, is_repaired = delinearize(translation.text, split_tokenized(translation.source))
         if not tree.children:
-            return ""
-        if folder is not None:
+            return [""]
+        self.repaired += is_repaired
+        if (folder := self.options.svg) is not None:
             from .figure import draw_tree
 
             with write_errors(folder, "make room, or give another --svg"):
                 folder.mkdir(parents=True, exist_ok=True)
                 draw_tree(tree).savefig(folder / f"{number}.svg")
-        return draw_tree_text(tree) if self.options.draw else str(tree)
+        return [draw_tree_text(tree) if self.options.draw else str(tree)]
 
     def summary(self, count: int) -> str:
-        """Return how many trees were repaired."""
         if not self.repaired:
             return ""
         return f"{self.repaired} of the {count} sentences had malformed output, and their trees were repaired."
@@ -82,8 +66,7 @@ class TreeFormat(LineFormat):
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command's options; options that exclude each other end it with status 2."""
     description = "Parse sentences, one a line, in order, by the model's own search; write one tree a line."
-    parser = line_parser("vaswani-parse", description)
-    group = add_file_options(parser, "sentences to parse", "trees")
+    parser, group = line_parser("vaswani-parse", description, "sentences to parse", "trees")
     group.add_argument(
         "--tokenized",
         action="store_true",
@@ -102,5 +85,4 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
     run_command(parse_arguments(arguments), TreeFormat)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .trees import ROOT, Leaf, Tree
+from .words import SPACES
 
 LINEAR_TOKEN = re.compile(r"(?:\(\)|\(|\))LABEL".replace("LABEL", r"[^() \t\r\n\f\v]+"))
-SPACES = re.compile(r"[ \t\r\n\f\v]+")
 PLACE = "()"
 UNKNOWN_TAG = "XX"
 """The tag of a word that the output has no place for."""
@@ -40,11 +40,6 @@ def linearize(tree: Tree) -> str:
 def linear_tokens(texts: Iterable[str]) -> set[str]:
     """Return the different tokens of linear trees."""
     return {token for text in texts for token in LINEAR_TOKEN.findall(text)}
-
-
-def has_places(vocabulary: Iterable[str]) -> bool:
-    """Return whether a vocabulary has a token for a place, as that of every parser has."""
-    return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in vocabulary)
 
 
 def place_count(text: str) -> int:

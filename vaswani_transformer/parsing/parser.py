@@ -1,6 +1,5 @@
 """Sentences in, trees out: a model's linear trees over the sentences' own words."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,49 +8,30 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..support.errors import UserError
 from ..translation.translator import translate
 from .constraint import tree_constraint
-from .linear import ParsedSentence, delinearize, has_places
+from .linear import LINEAR_TOKEN, PLACE, ParsedSentence, delinearize
 from .words import escape_brackets, split_plain, split_tokenized
 
 
-class SourceTexts:
-    """The source texts of sentences, which remembers each sentence's words until its tree is made.
-
-    Args:
-        sentences: the words of each.
-        skip: the sentences at the beginning of which no tree is made, so that their words are not kept.
-    """
-
-    def __init__(self, sentences: Iterable[list[str]], skip: int = 0) -> None:
-        self.sentences, self.skip = sentences, skip
-        self.words: deque[list[str]] = deque()
-
-    def __iter__(self) -> Iterator[str]:
-        for number, words in enumerate(self.sentences):
-            if number >= self.skip:
-                self.words.append(words)
-            yield " ".join(words)
-
-    def next_tree(self, text: str) -> ParsedSentence:
-        """Return the tree of the next sentence from the model's output, and forget its words."""
-        return delinearize(text, self.words.popleft())
-
-
-def words_of(sentence: str | Sequence[str]) -> list[str]:
-    """Return the words of a plain text, or those given, with round brackets as treebanks write them."""
+def source_text(sentence: str | Sequence[str]) -> str:
+    """Return the words of a plain text, or those given, with a space between them, as a parser reads them."""
     if isinstance(sentence, str):
-        return split_plain(sentence)
+        return " ".join(split_plain(sentence))
     for word in sentence:
         if split_tokenized(word) != [escape_brackets(word)]:
             raise ValueError(
                 f"sentences: a word is empty or has white space; got {word!r}, expected one word. Split it, or give "
                 "the sentence as one text."
             )
-    return [escape_brackets(word) for word in sentence]
+    return " ".join(map(escape_brackets, sentence))
+
+
+def is_parser(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a model writes trees, by its vocabulary, which then has places of words."""
+    return any(token.startswith(PLACE) and LINEAR_TOKEN.fullmatch(token) for token in tokenizer.get_vocab())
 
 
 def check_parser(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a model writes trees, which its vocabulary shows."""
-    if not has_places(tokenizer.get_vocab()):
+    if not is_parser(tokenizer):
         raise UserError(
             f"{name}: is no parser; its vocabulary has no tags of trees. Give a model that was trained on trees "
             "(data.kind: trees), or translate by vaswani-translate."
@@ -82,7 +62,6 @@ def parse(
     if isinstance(sentences, str):
         raise TypeError(f"sentences is the str {sentences!r}; give a list of sentences, for example [sentence].")
     check_parser(tokenizer, "tokenizer")
-    texts = SourceTexts(map(words_of, sentences))
     settings = {"constraint": tree_constraint(model, tokenizer)} | settings
-    for translation in translate(model, tokenizer, texts, **settings):
-        yield texts.next_tree(translation.text)
+    for translation in translate(model, tokenizer, map(source_text, sentences), **settings):
+        yield delinearize(translation.text, split_tokenized(translation.source))

@@ -185,9 +185,9 @@ def without_load_report() -> Generator[None]:
         logger.removeFilter(is_not_load_report)
 
 
-def list_names(names: list[str], limit: int = 2) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def list_names(names: list[str]) -> str:
+    """Return the first two names, and how many more there are."""
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def check_weights_fit(

@@ -71,7 +71,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def finite_float(text: str) -> float:
-    """Return `text` as a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -95,7 +94,6 @@ def positive_argument(text: str) -> int:
 
 
 def utf8_text(argument: str) -> str:
-    """Return an argument that is valid text."""
     try:
         argument.encode()
     except UnicodeEncodeError as error:

@@ -49,7 +49,6 @@ def read_errors(name: str | os.PathLike[str]) -> Generator[None]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -271,7 +270,6 @@ class TextDigest:
         self._sha256.update(text.encode() + b"\0")
 
     def hexdigest(self) -> str:
-        """Return the digest of the texts so far."""
         return self._sha256.hexdigest()
 
 

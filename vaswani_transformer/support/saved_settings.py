@@ -11,7 +11,7 @@ from .errors import UserError
 
 LONGEST = 1_000_000  # tokens or words of any saved length; no search of a text is longer
 MAX_ALPHA = 50  # of lp(Y): the longest translations to this power are still finite
-MAX_SCORES = 1 << 28  # of a step: beams of one text, times V
+MAX_SCORES = 1 << 28  # of a step: beams of one text, times V; the first step has V candidates
 
 TOKENS = {
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id"),
@@ -36,12 +36,10 @@ FLAGS = {
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
-    """Return whether a value is a whole number in a range."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, most: float) -> bool:
-    """Return whether a value is a finite number of at most this size."""
     return (
         isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value) and abs(value) <= most
     )
@@ -54,22 +52,18 @@ def are_token_ids(value: Any, vocabulary: int) -> bool:
     return is_whole(value, 0, vocabulary - 1)
 
 
-def most_beams(vocabulary: int) -> int:
-    """Return how many beams a text may have: the first step has V candidates, and every step beams times V scores."""
-    return max(1, min(vocabulary, MAX_SCORES // vocabulary))
-
-
 def expected_value(name: str, value: Any, vocabulary: int) -> str | None:
     """Return what a setting has to be where it is something else; None where it is valid, or of another kind."""
     if name in TOKENS and not are_token_ids(value, vocabulary):
         return f"token ids from 0 to {vocabulary - 1}, the model's vocabulary"
-    if name in BEAMS and not is_whole(value, 1, most := most_beams(vocabulary)):
+    if name in BEAMS and not is_whole(value, 1, most := max(1, min(vocabulary, MAX_SCORES // vocabulary))):
         return f"a whole number from 1 to {most:,}, which a vocabulary of {vocabulary:,} allows"
     if name in LENGTHS and not is_whole(value, 0, LONGEST):
         return f"a whole number from 0 to {LONGEST:,}"
-    most_of = MAX_ALPHA if name == "length_penalty" else math.inf
-    if name in NUMBERS and not is_number(value, most_of):
-        return "a finite number" + (f" from -{MAX_ALPHA} to {MAX_ALPHA}" if name == "length_penalty" else "")
+    if name == "length_penalty" and not is_number(value, MAX_ALPHA):
+        return f"a finite number from -{MAX_ALPHA} to {MAX_ALPHA}"
+    if name in NUMBERS and not is_number(value, math.inf):
+        return "a finite number"
     if name == "exponential_decay_length_penalty" and not (
         isinstance(value, list) and len(value) == 2 and is_whole(value[0], 0, LONGEST) and is_number(value[1], math.inf)
     ):

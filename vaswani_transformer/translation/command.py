@@ -30,11 +30,6 @@ def log(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def join_lines(text: str) -> str:
-    """Return a text on one line."""
-    return " ".join(text.replace("\r", "\n").split("\n"))
-
-
 class LineFormat:
     """The lines that `vaswani-translate` reads and writes; `vaswani-parse` overrides what is different there.
 
@@ -56,21 +51,21 @@ class LineFormat:
         """Return what translates texts with the command's model."""
         return make_translator(self.options)
 
-    def read(self, source: BinaryIO, name: str, skip: int = 0) -> Iterable[str]:
-        """Return the texts in the input's lines, of which the first `skip` have results."""
-        if self.options.format == "text":
-            return text_lines(source, name)
-        return json_texts(source, name, self.options.field or "text", self.options.source)
+    def source_text(self, line: str) -> str:
+        """Return the text to translate of a line of text."""
+        return line
 
-    def read_line(self, line: str) -> Iterable[str]:
-        """Return the text of a typed line."""
-        return [line]
+    def read(self, source: BinaryIO, name: str) -> Iterable[str]:
+        """Return the texts in the input's lines."""
+        if self.options.format == "text":
+            return map(self.source_text, text_lines(source, name))
+        return json_texts(source, name, self.options.field or "text", self.options.source)
 
     def write(self, translation: Translation, number: int) -> list[str]:
         """Return the output lines of a line's translations."""
         options, hypotheses = self.options, translation.hypotheses
         if options.format == "text":
-            lines = [join_lines(hypothesis.text) for hypothesis in hypotheses]
+            lines = [re.sub(r"[\r\n]", " ", hypothesis.text) for hypothesis in hypotheses]
             if options.scores:
                 lines = [f"{hypothesis.score:.4f}\t{line}" for hypothesis, line in zip(hypotheses, lines, strict=True)]
             return lines if options.nbest is None else [f"{number}\t{line}" for line in lines]
@@ -85,36 +80,25 @@ class LineFormat:
         return ""
 
 
-def has_record(options: argparse.Namespace) -> bool:
-    """Return whether the output is a file, which has a record, and not a pipe or device."""
-    return options.output is not None and (options.output.is_file() or not options.output.exists())
-
-
 def resume_settings(options: argparse.Namespace, form: LineFormat) -> dict[str, Any]:
-    """Return what the results depend on, besides the texts."""
+    """Return what the results depend on, besides the texts; nothing for a pipe or device, which has no record."""
+    if options.output is None or (options.output.exists() and not options.output.is_file()):
+        return {}
     is_missing = options.engine == "ctranslate2" and not Path(options.model).is_dir()  # the engine raises the error
     given = {name: getattr(options, name) for name in form.resume_keys}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return {"model": "" if is_missing else LoadOptions.of(options).digest()} | settings
 
 
-def open_input(options: argparse.Namespace) -> BinaryIO:
-    """Return the stream of the input's lines."""
-    if options.input is None:
-        return sys.stdin.buffer
-    with read_errors(options.input):
-        return options.input.open("rb")
-
-
 def open_output(
     options: argparse.Namespace, form: LineFormat, settings: dict[str, Any]
 ) -> StreamOutput | ResumableFile:
     """Return where the results go."""
+    if settings:
+        return ResumableFile(options.output, form.lines_per_text, settings, [options.batch_tokens, options.sort_lines])
     if options.output is None:
         return StreamOutput(sys.stdout.buffer, "standard output")
-    if not has_record(options):
-        return StreamOutput(options.output.open("wb"), str(options.output))
-    return ResumableFile(options.output, form.lines_per_text, settings, [options.batch_tokens, options.sort_lines])
+    return StreamOutput(options.output.open("wb"), str(options.output))
 
 
 def progress_bar(options: argparse.Namespace, done: int) -> tqdm:
@@ -142,7 +126,6 @@ class UnknownWords:
         self.lines, self.first = 0, ""
 
     def count(self, translation: Translation, number: int) -> None:
-        """Count a line's translation."""
         if not translation.unknown_words:
             return
         words = ", ".join(map(repr, translation.unknown_words[:NAMED_WORDS]))
@@ -179,10 +162,11 @@ def translate_lines(
 
 
 def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
-    """Translate the input's lines."""
     name = "standard input" if options.input is None else str(options.input)
-    with open_input(options) as source:
-        settings = resume_settings(options, form) if has_record(options) else {}
+    with read_errors(name):
+        source = sys.stdin.buffer if options.input is None else options.input.open("rb")
+    with source:
+        settings = resume_settings(options, form)
         if settings and is_finished(options.output, settings, form.read(source, name), name):
             log(f"{options.output}: is finished already and stays unchanged.")
             return
@@ -192,8 +176,7 @@ def translate_input(options: argparse.Namespace, form: LineFormat) -> None:
                 log(f"{options.output}: resumes after line {output.done} of {name}.")
             if output.batching_changed:
                 log(f"{options.output}: was started with other batches, so sums may be rounded differently.")
-            texts = form.read(source, name, output.done)
-            texts = DigestedInput(texts, name, output.done, output.known, output.digest)
+            texts = DigestedInput(form.read(source, name), name, output.done, output.known, output.digest)
             translate_lines(translations, texts, output, form)
             output.finish(texts)
 
@@ -222,7 +205,7 @@ def run_interactive(options: argparse.Namespace, form: LineFormat) -> None:
     output = StreamOutput(sys.stdout.buffer, "standard output")
     for number, line in enumerate(prompt_lines(), start=1):
         try:
-            (translation,) = translations(form.read_line(line))
+            (translation,) = translations([form.source_text(line)])
         except TooLongError as error:
             log(f"{error.tokens} tokens, more than {error.limit}; shorten the line.")
             continue
@@ -272,5 +255,4 @@ def run_command(options: argparse.Namespace, form: Callable[[argparse.Namespace]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's error ends it with one line and exit status 2."""
     run_command(parse_arguments(arguments), LineFormat)

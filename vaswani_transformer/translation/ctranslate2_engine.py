@@ -34,7 +34,6 @@ UNSUPPORTED_SETTINGS = (
 
 
 def import_ctranslate2() -> Any:
-    """Return the module `ctranslate2`."""
     try:
         import ctranslate2
     except ImportError as error:
@@ -63,7 +62,6 @@ def read_folder(folder: Path) -> tuple[PreTrainedTokenizerBase | None, list[str]
 
 
 def first_given(*values: Any) -> Any:
-    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -132,10 +130,19 @@ class CTranslate2Engine:
         self.check_settings()
         if unsupported := sorted(saved.to_diff_dict().keys() & set(UNSUPPORTED_SETTINGS)):
             logger.warning("%s: CTranslate2 searches without the saved %s.", folder, ", ".join(unsupported))
-        self.translator = self.make_translator(folder, device, compute_type, threads)
+        threads = torch.get_num_threads() if threads is None else threads
+        package = import_ctranslate2()
+        try:
+            self.translator = package.Translator(
+                str(folder), device=device, compute_type=compute_type, intra_threads=threads
+            )
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{folder}: CTranslate2 cannot load it on device {device!r} as {compute_type!r}: "
+                f"{one_line(error).removesuffix('.')}; give another device or type, or convert the model again."
+            ) from error
 
     def check_settings(self) -> None:
-        """Check the settings."""
         if self.penalty_type not in LENGTH_PENALTY_TYPES:
             raise UserError(f"length_penalty_type is {self.penalty_type!r}; choose one of {LENGTH_PENALTY_TYPES}.")
         for name, value in (("length_penalty", self.alpha), ("patience", self.patience)):
@@ -151,20 +158,6 @@ class CTranslate2Engine:
                 f"max_new_tokens ({self.max_new_tokens}) is not from 1 to the table of {self.positions} positions; "
                 "lower it, or convert the model with more positions."
             )
-
-    def make_translator(
-        self, folder: str | os.PathLike[str], device: str, compute_type: str, threads: int | None
-    ) -> Any:
-        """Return CTranslate2's own Translator."""
-        package = import_ctranslate2()
-        threads = torch.get_num_threads() if threads is None else threads
-        try:
-            return package.Translator(str(folder), device=device, compute_type=compute_type, intra_threads=threads)
-        except (ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{folder}: CTranslate2 cannot load it on device {device!r} as {compute_type!r}: "
-                f"{one_line(error).removesuffix('.')}; give another device or type, or convert the model again."
-            ) from error
 
     def max_source_tokens(self) -> int:
         """Return the tokens that a text may have, so that positions are left for its translation."""

@@ -27,10 +27,8 @@ from .ctranslate2_engine import CTranslate2Engine
 from .engine import Constraint
 from .translator import Translation, Translator, translate
 
-TokenizerCheck = Callable[[PreTrainedTokenizerBase, str], None]
 TranslateTexts = Callable[..., Iterator[Translation]]
 """`translate`, or a `Translator`, with its model and settings."""
-ConstraintMaker = Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,16 +86,13 @@ def should_prepare(options: LoadOptions, model_type: str, device: torch.device) 
     return is_own_type and is_on_cpu and options.dtype != "float16"
 
 
-def check_not_converted(model: str) -> None:
-    """Check that a folder is not one of CTranslate2."""
-    if all((Path(model) / name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
-        raise UserError(f"{model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2.")
-
-
 def load_model_and_tokenizer(options: LoadOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model on its device and its tokenizer; on a CPU a copy that `prepare_for_inference` made."""
     check_model_name(options.model)
-    check_not_converted(options.model)
+    if all(Path(options.model, name).is_file() for name in ("model.bin", "shared_vocabulary.json")):
+        raise UserError(
+            f"{options.model}: is a model of CTranslate2; vaswani-translate runs it with --engine=ctranslate2."
+        )
     device = resolve_device(options.device)
     shared = options.hub_settings
     is_prepared = should_prepare(options, load_config(options.model, **shared).model_type, device)
@@ -139,7 +134,6 @@ def check_search(options: argparse.Namespace, model: PreTrainedModel) -> None:
 
 
 def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, Any]:
-    """Return the arguments of `generate()`."""
     check_search(options, model)
     option, field = ("length_beam", "length_beam_size") if is_non_autoregressive(model) else ("beams", "num_beams")
     beams = getattr(options, option) or getattr(model.generation_config, field, None) or 1
@@ -159,28 +153,8 @@ def generate_settings(options: argparse.Namespace, model: PreTrainedModel) -> di
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def make_torch_translator(
-    options: argparse.Namespace, check: TokenizerCheck, make_constraint: ConstraintMaker | None
-) -> TranslateTexts:
-    """Return `translate` with the model and settings of the options, and the constraint of the model's search."""
-    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
-    check(tokenizer, options.model)
-    return partial(
-        translate,
-        model,
-        tokenizer,
-        batch_tokens=options.batch_tokens,
-        sort_lines=options.sort_lines,
-        max_source_tokens=options.max_source_tokens,
-        too_long=options.too_long,
-        scores=options.scores,
-        constraint=None if make_constraint is None else make_constraint(model, tokenizer),
-        **generate_settings(options, model),
-    )
-
-
-def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> Translator:
-    """Return a translator by CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote."""
+def load_ct2_engine(options: argparse.Namespace) -> tuple[CTranslate2Engine, PreTrainedTokenizerBase]:
+    """Return CTranslate2 in a folder that `vaswani-convert ctranslate2` wrote, and the tokenizer there."""
     try:
         engine = CTranslate2Engine(
             options.model,
@@ -197,21 +171,33 @@ def make_ct2_translator(options: argparse.Namespace, check: TokenizerCheck) -> T
         raise UserError(one_line(error)) from error
     if engine.tokenizer is None:
         raise UserError(f"{options.model}: was converted without its tokenizer; convert it with its tokenizer.")
-    check(engine.tokenizer, options.model)
-    limit = options.max_source_tokens or engine.max_source_tokens()
-    settings = (options.batch_tokens, options.sort_lines, options.too_long, engine.positions)
-    return Translator(engine, engine.tokenizer, limit, *settings)
+    return engine, engine.tokenizer
 
 
 def make_translator(
     options: argparse.Namespace,
-    check: TokenizerCheck = lambda tokenizer, name: None,
-    make_constraint: ConstraintMaker | None = None,
+    check: Callable[[PreTrainedTokenizerBase, str], None] = lambda tokenizer, name: None,
+    make_constraint: Callable[[PreTrainedModel, PreTrainedTokenizerBase], Constraint | None] = lambda *_: None,
 ) -> TranslateTexts:
     """Return the translator by the engine of `--engine`; CTranslate2 searches without a constraint.
 
     `check` raises an error for a model that is not of the command's task, by its tokenizer.
     """
+    texts = {"batch_tokens": options.batch_tokens, "sort_lines": options.sort_lines, "too_long": options.too_long}
     if options.engine == "ctranslate2":
-        return make_ct2_translator(options, check)
-    return make_torch_translator(options, check, make_constraint)
+        engine, tokenizer = load_ct2_engine(options)
+        check(tokenizer, options.model)
+        limit = options.max_source_tokens or engine.max_source_tokens()
+        return Translator(engine, tokenizer, limit, max_positions=engine.positions, **texts)
+    model, tokenizer = load_model_and_tokenizer(LoadOptions.of(options))
+    check(tokenizer, options.model)
+    return partial(
+        translate,
+        model,
+        tokenizer,
+        max_source_tokens=options.max_source_tokens,
+        scores=options.scores,
+        constraint=make_constraint(model, tokenizer),
+        **texts,
+        **generate_settings(options, model),
+    )

@@ -21,64 +21,6 @@ DTYPE_HELP = (
 )
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command's options; options that exclude each other end it with status 2."""
-    parser = line_parser("vaswani-translate", "Translate a text line by line, in order, by the model's own search.")
-    add_line_options(parser)
-    return parse_with_checks(parser, arguments)
-
-
-def line_parser(prog: str, description: str) -> ArgumentParser:
-    """Return a parser of a command that reads lines, with the model."""
-    parser = ArgumentParser(
-        prog=prog,
-        description=description,
-        epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
-        "FILE.record, next to FILE, holds the model and settings.",
-    )
-    add_model_argument(parser)
-    return parser
-
-
-def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """Return a command's options, also those of search and machine; a bad combination ends it with status 2."""
-    add_search_options(parser)
-    add_machine_options(parser)
-    options = parser.parse_args(arguments)
-    check_combination(parser, options)
-    check_paths(parser, options)
-    return options
-
-
-def add_file_options(parser: argparse.ArgumentParser, texts: str, results: str) -> Any:
-    """Add the options of the lines that a command reads and writes, and return their group."""
-    group = parser.add_argument_group("lines")
-    group.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
-    group.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
-    group.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
-    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
-    return group
-
-
-def add_line_options(parser: argparse.ArgumentParser) -> None:
-    group = add_file_options(parser, "text to translate", "results")
-    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
-    group.add_argument(
-        "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, the field of the text: {"NAME": "..."} (text)'
-    )
-    group.add_argument(
-        "--source", type=utf8_text, metavar="LANGUAGE", help='or the language in {"translation": {"LANGUAGE": "..."}}'
-    )
-    group.add_argument(
-        "--scores",
-        action="store_true",
-        help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
-    )
-    group.add_argument(
-        "--nbest", type=positive_argument, metavar="N", help="the N best, each after its line's number and a tab"
-    )
-
-
 def add_beam_options(group: Any) -> None:
     group.add_argument("--beams", type=positive_argument, metavar="N", help="1 for greedy search")
     group.add_argument("--length_penalty", type=finite_float, metavar="ALPHA", help="alpha of lp(Y)")
@@ -94,39 +36,6 @@ def add_sort_lines(group: Any, help: str) -> None:
     group.add_argument("--window", dest="sort_lines", type=positive_argument, default=2048, metavar="N", help=help)
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("search", "the model's generation config is the default")
-    add_beam_options(group)
-    group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
-    group.add_argument(
-        "--length_beam",
-        type=positive_argument,
-        metavar="L",
-        help="lengths that a model which predicts all words at once tries for each line",
-    )
-    group.add_argument("--max_length", type=positive_argument, metavar="N", help="tokens of an output, </s> included")
-    group.add_argument(
-        "--max_source_tokens", type=positive_argument, metavar="N", help="of a line (the table of positions, or 1024)"
-    )
-    group.add_argument(
-        "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
-    )
-    group.add_argument("--strict", action="store_true", help="end at a line with a word that the vocabulary lacks")
-
-
-def add_machine_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("machine")
-    add_batch_tokens(group)
-    add_sort_lines(group, "lines sorted by length at once (2048)")
-    group.add_argument(
-        "--engine",
-        choices=("torch", "ctranslate2"),
-        default="torch",
-        help="what runs MODEL; see vaswani-convert (torch)",
-    )
-    add_load_options(group)
-
-
 def add_load_options(group: Any) -> None:
     """Add the options that `LoadOptions` has besides the model."""
     group.add_argument("--device", help="where to run (the accelerator if there is one, else the CPU)")
@@ -135,8 +44,24 @@ def add_load_options(group: Any) -> None:
     group.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with the model")
 
 
+def line_parser(prog: str, description: str, texts: str, results: str) -> tuple[ArgumentParser, Any]:
+    """Return a parser of a command that reads `texts` and writes `results` line by line, and its group for lines."""
+    parser = ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog="With --output the same command resumes an interrupted one and leaves a finished file unchanged; "
+        "FILE.record, next to FILE, holds the model and settings.",
+    )
+    add_model_argument(parser)
+    group = parser.add_argument_group("lines")
+    group.add_argument("--input", type=Path, metavar="FILE", help=f"the {texts} (standard input)")
+    group.add_argument("--output", type=Path, metavar="FILE", help=f"where {results} go (standard output)")
+    group.add_argument("--interactive", action="store_true", help="answer each line as soon as it is typed")
+    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a progress bar (in a terminal)")
+    return parser, group
+
+
 def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the command if options exclude each other."""
     if options.interactive and (options.input or options.output or options.format != "text"):
         parser.error("--interactive reads and writes lines of text; leave out --input, --output and --format.")
     if options.interactive and options.strict:
@@ -159,7 +84,6 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
 
 
 def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the command if the input cannot be read or the output cannot be a file."""
     if options.input and options.input.is_dir():
         parser.error(f"--input={options.input}: is a folder; name a file.")
     if options.input and not options.input.exists():
@@ -168,3 +92,60 @@ def check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         check_output_file(parser, options.output)
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         parser.error(f"--output={options.output}: is the input itself; name another file.")
+
+
+def parse_with_checks(parser: ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """Return a command's options, also those of search and machine; a bad combination ends it with status 2."""
+    group = parser.add_argument_group("search", "the model's generation config is the default")
+    add_beam_options(group)
+    group.add_argument("--iterations", type=positive_argument, metavar="N", help="passes over an output, for a CMLM")
+    group.add_argument(
+        "--length_beam",
+        type=positive_argument,
+        metavar="L",
+        help="lengths that a model which predicts all words at once tries for each line",
+    )
+    group.add_argument("--max_length", type=positive_argument, metavar="N", help="tokens of an output, </s> included")
+    group.add_argument(
+        "--max_source_tokens", type=positive_argument, metavar="N", help="of a line (the table of positions, or 1024)"
+    )
+    group.add_argument(
+        "--too_long", choices=get_args(TooLong), default="truncate", help="what happens to a longer line (truncate)"
+    )
+    group.add_argument("--strict", action="store_true", help="end at a line with a word that the vocabulary lacks")
+    group = parser.add_argument_group("machine")
+    add_batch_tokens(group)
+    add_sort_lines(group, "lines sorted by length at once (2048)")
+    group.add_argument(
+        "--engine",
+        choices=("torch", "ctranslate2"),
+        default="torch",
+        help="what runs MODEL; see vaswani-convert (torch)",
+    )
+    add_load_options(group)
+    options = parser.parse_args(arguments)
+    check_combination(parser, options)
+    check_paths(parser, options)
+    return options
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of `vaswani-translate`; options that exclude each other end it with status 2."""
+    description = "Translate a text line by line, in order, by the model's own search."
+    parser, group = line_parser("vaswani-translate", description, "text to translate", "results")
+    group.add_argument("--format", choices=("text", "jsonl"), default="text", help="of the lines in and out (text)")
+    group.add_argument(
+        "--field", type=utf8_text, metavar="NAME", help='of JSON Lines, the field of the text: {"NAME": "..."} (text)'
+    )
+    group.add_argument(
+        "--source", type=utf8_text, metavar="LANGUAGE", help='or the language in {"translation": {"LANGUAGE": "..."}}'
+    )
+    group.add_argument(
+        "--scores",
+        action="store_true",
+        help="log P(Y|X) / lp(Y), non-autoregressive the mean log-probability, and a tab before each translation",
+    )
+    group.add_argument(
+        "--nbest", type=positive_argument, metavar="N", help="the N best, each after its line's number and a tab"
+    )
+    return parse_with_checks(parser, arguments)

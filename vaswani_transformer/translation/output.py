@@ -12,6 +12,8 @@ from ..support.errors import UserError
 from ..support.files import digest_of_file, lock, parse_json, write_atomically, write_errors
 from .readers import DigestedInput
 
+RESUME = "make room, and the same command resumes it"
+
 
 class StreamOutput:
     """Results that cannot be resumed: on standard output, a pipe or a device."""
@@ -28,10 +30,10 @@ class StreamOutput:
             self.stream.flush()
 
     def close(self) -> None:
-        """Do nothing: the stream stays open."""
+        """Leave the stream open."""
 
     def finish(self, texts: DigestedInput) -> None:
-        """Do nothing: a stream has no record."""
+        """Record nothing."""
 
 
 def describe_option(name: str, value: Any) -> str:
@@ -45,18 +47,14 @@ def check_settings(path: Path, before: dict[str, Any], settings: dict[str, Any])
     """Check that the results in a file were made with the current settings."""
     for name, value in settings.items():
         if (old := before.get(name)) != value:
-            is_model = name == "model"
-            differ = (
-                "by another model" if is_model else f"{describe_option(name, old)}, not {describe_option(name, value)}"
-            )
+            differ = f"{describe_option(name, old)}, not {describe_option(name, value)}"
             raise UserError(
-                f"{path}: was made {differ}; it stays unchanged: give the same command as then, another "
-                f"--output, or remove it and {record_path(path).name}."
+                f"{path}: was made {'by another model' if name == 'model' else differ}; it stays unchanged: give the "
+                f"same command as then, another --output, or remove it and {record_path(path).name}."
             )
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of a file of results."""
     return path.with_name(f"{path.name}.record")
 
 
@@ -148,8 +146,7 @@ class ResumableFile:
         except UserError:
             self.file.close()
             raise
-        before = read_record(path) if path.stat().st_size else None
-        before = before or self.record
+        before = (read_record(path) if path.stat().st_size else None) or self.record
         check_settings(path, before["settings"], settings)
         if "output" in before:
             raise UserError(f"{path}: another command has finished it meanwhile; it stays unchanged.")
@@ -174,12 +171,9 @@ class ResumableFile:
                     count, end = count + 1, position
         return count, end
 
-    def _write_errors(self) -> contextlib.AbstractContextManager[None]:
-        return write_errors(self.path, "make room, and the same command resumes it")
-
     def write(self, lines: list[str], texts: DigestedInput) -> None:
         """Add a text's result, after the record counts all texts that have been read."""
-        with self._write_errors():
+        with write_errors(self.path, RESUME):
             if texts.count != self.record.get("texts"):
                 self._write_record(texts)
             self.file.write("".join(f"{line}\n" for line in lines).encode())
@@ -196,7 +190,7 @@ class ResumableFile:
 
     def finish(self, texts: DigestedInput) -> None:
         """Record that all texts have their result, and close the file."""
-        with self._write_errors():
+        with write_errors(self.path, RESUME):
             self.file.flush()
             self._write_record(texts, output=digest_of_file(self.path))
             self.file.close()

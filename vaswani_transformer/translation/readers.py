@@ -9,7 +9,6 @@ from ..support.files import TextDigest, check_unicode, json_type, parse_json_lin
 
 
 def readable_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """Yield the lines of a stream."""
     lines = iter(stream)
     while True:
         with read_errors(name):
@@ -78,12 +77,10 @@ class DigestedInput:
 
     @property
     def count(self) -> int:
-        """The number of texts that were read."""
         return self._digest.count
 
     @property
     def digest(self) -> str:
-        """The digest of the texts that were read."""
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[str]:

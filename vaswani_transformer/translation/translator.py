@@ -43,6 +43,7 @@ class Translation:
     is_truncated: whether only its first tokens were translated.
     max_source_tokens: how many tokens it may have without truncation.
     unknown_words: its words that the vocabulary lacks, whose translation is a guess.
+    source: the text.
     """
 
     hypotheses: list[Hypothesis]
@@ -50,6 +51,7 @@ class Translation:
     is_truncated: bool
     max_source_tokens: int
     unknown_words: list[str] = field(default_factory=list)
+    source: str = ""
 
     @property
     def text(self) -> str:
@@ -144,7 +146,7 @@ class Translator:
         limit = self.max_source_tokens
         truncated = [self.too_long == "truncate" and length > limit for length in lengths]
         return [
-            Translation(hypotheses[index], lengths[index], truncated[index], limit, unknown[index])
+            Translation(hypotheses[index], lengths[index], truncated[index], limit, unknown[index], texts[index])
             for index in range(skip, len(texts))
         ]
 

@@ -12,7 +12,7 @@ import datasets
 import datasets.config
 import pytest
 
-from tests.helpers import model_of_pairs, user_error
+from tests.helpers import model_of_pairs, no_space, user_error
 from training.data import cache, pairs, tokenizing
 from training.data.pairs import load_pairs
 from training.data.tokenizing import tokenize
@@ -122,12 +122,9 @@ def test_full_disk_is_one_line_before_anything_is_tokenized(
     with user_error(r"disk is too full for the pairs; got 0\.00 GB free, .* HF_DATASETS_CACHE\.$"):
         encoded(recipe)
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.undo()
     monkeypatch.setattr(cache, "CACHED_BYTES", 1)
-    monkeypatch.setattr(cache, "write_pairs", full)
+    monkeypatch.setattr(cache, "write_pairs", no_space)
     with user_error(r"cannot be written: No space left on device; free some space"):
         encoded(recipe)
 

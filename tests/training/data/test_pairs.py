@@ -58,12 +58,11 @@ def test_json_lines_are_read_plain_and_compressed(folder: Path) -> None:
         assert split["target"][:] == ["ein baum", "zwei bäume", "drei <pad>"]
 
 
-def test_direction_of_the_pairs_can_be_reversed(folder: Path) -> None:
-    assert load_pairs(recipe(folder, source="de", target="en"))["train"]["source"][0] == "ein baum"
-
-
-def test_data_set_may_lack_a_test_split(folder: Path) -> None:
-    assert set(load_pairs(recipe(folder, test=None))) == {"train", "validation"}
+def test_direction_of_the_pairs_can_be_reversed_and_a_set_may_lack_a_test_split(folder: Path) -> None:
+    pairs = load_pairs(recipe(folder, source="de", target="en", test=None))
+    assert {name: split["source"][0] for name, split in pairs.items()} == dict.fromkeys(
+        ("train", "validation"), "ein baum"
+    )
 
 
 def test_parallel_text_files_are_read_line_by_line(tmp_path: Path) -> None:
@@ -85,23 +84,6 @@ def test_data_set_in_the_schema_of_the_hub_is_read() -> None:
     }
     with user_error(r"own/set, split train: .*sides (en, de|de, en), expected en and fr"):
         to_source_target(datasets.DatasetDict({"train": split}), DataRecipe(kind="hub", path="own/set", target="fr"))
-
-
-def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A local folder replaces the data set: `load_dataset` reads either."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder_of_set = tmp_path / "set"
-    folder_of_set.mkdir()
-    lines = [json.dumps({"id": str(number)} | json.loads(json_line(*pair))) for number, pair in enumerate(PAIRS)]
-    (folder_of_set / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    hub = DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test=None)
-    pairs = load_pairs(hub)
-    assert {name: len(split) for name, split in pairs.items()} == {"train": 3, "validation": 2}
-    assert pairs["train"].column_names == ["source", "target"]
-    with user_error(r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"):
-        load_pairs(DataRecipe(kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test="test"))
 
 
 @pytest.mark.parametrize(
@@ -129,35 +111,31 @@ def test_bad_line_is_an_error_that_names_it(folder: Path, line: str, message: st
         load_pairs(recipe(folder, train="train.jsonl"))
 
 
-def test_empty_sides_are_dropped_on_request(folder: Path) -> None:
-    (folder / "train.jsonl").write_text(f"{json_line('x', '')}\n{json_line('y', 'z')}\n", encoding="utf-8")
-    assert len(load_pairs(recipe(folder, train="train.jsonl", empty="drop"))["train"]) == 1
-
-
 LINE = json_line("x", "y").encode()
+LATIN = b"\n".join([codecs.BOM_UTF8 + LINE, *299 * [LINE], b"caf\xe9", LINE])
+ONE, TWO = b"one\n", b"eins\nzwei\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "files", "message"),
     [
-        ("nothing.jsonl", None, r"nothing\.jsonl: there is no such file; set data\.path .* data\.source"),
-        ("train.jsonl.gz", gzip.compress(LINE)[:-10], r"train\.jsonl\.gz, after line .*not readable"),
-        (
-            "train.jsonl",
-            b"\n".join([codecs.BOM_UTF8 + LINE, *299 * [LINE], b"caf\xe9", LINE]),
-            r"train\.jsonl, line 301: not UTF-8 \(byte 0xe9 at byte 4",
-        ),
-        ("train.jsonl", b"", r"split train: it has no pairs"),
+        ("nothing.jsonl", {}, r"nothing\.jsonl: there is no such file; set data\.path .* data\.source"),
+        ("x.jsonl.gz", {"x.jsonl.gz": gzip.compress(LINE)[:-10]}, r"x\.jsonl\.gz, after line .*not readable"),
+        ("x.jsonl", {"x.jsonl": LATIN}, r"x\.jsonl, line 301: not UTF-8 \(byte 0xe9 at byte 4"),
+        ("x.jsonl", {"x.jsonl": b""}, r"split train: it has no pairs"),
+        ("x.{language}", {"x.en": ONE, "x.de": TWO}, r"x\.en: ends before line 2 of .*x\.de"),
+        ("x.{language}", {"x.de": ONE, "x.en": TWO}, r"x\.de: ends before line 2 of .*x\.en"),
+        ("x.txt", {}, r"x\.txt: .* \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"),
     ],
-    ids=["missing", "truncated", "not UTF-8", "empty"],
+    ids=["missing", "torn", "latin-1", "empty", "short source", "short target", "no language"],
 )
 def test_unreadable_file_is_an_error_that_names_it(
-    folder: Path, name: str, content: bytes | None, message: str
+    folder: Path, name: str, files: dict[str, bytes], message: str
 ) -> None:
-    if content is not None:
-        (folder / name).write_bytes(content)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
     with user_error(message):
-        load_pairs(recipe(folder, train=name))
+        load_pairs(recipe(folder, kind="json" if "jsonl" in name else "text", train=name))
 
 
 def test_gz_file_that_expands_without_end_is_an_error_before_it_fills_the_memory(
@@ -190,26 +168,15 @@ def test_line_longer_than_the_limit_is_an_error_that_names_it(
         load_pairs(recipe(folder, train=name))
 
 
-@pytest.mark.parametrize(("shorter", "longer"), [("en", "de"), ("de", "en")])
-def test_text_files_of_different_lengths_are_an_error(tmp_path: Path, shorter: str, longer: str) -> None:
-    (tmp_path / f"train.{shorter}").write_text("one\n", encoding="utf-8")
-    (tmp_path / f"train.{longer}").write_text("eins\nzwei\n", encoding="utf-8")
-    with user_error(rf"train\.{shorter}: ends before line 2 of .*train\.{longer}"):
-        load_pairs(recipe(tmp_path, kind="text", train="train.{language}"))
-
-
-def test_name_of_text_files_needs_a_placeholder_for_the_language(tmp_path: Path) -> None:
-    message = r"train\.txt: .*needs \{language\} in it; set data\.train, .* --data\.train='train\.\{language\}'\.$"
-    with user_error(message):
-        load_pairs(recipe(tmp_path, kind="text", train="train.txt"))
-
-
-def test_dropped_pairs_of_text_files_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pairs_with_an_empty_side_are_dropped_on_request_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "train.en").write_text("one\n\nthree\n", encoding="utf-8")
     (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
-    data = recipe(tmp_path, kind="text", train="train.{language}", validation="train.{language}", test=None)
+    files = dict.fromkeys(("train", "validation"), "train.{language}")
     with caplog.at_level(logging.WARNING):
-        load_pairs(dataclasses.replace(data, empty="drop"))
+        pairs = load_pairs(recipe(tmp_path, kind="text", empty="drop", test=None, **files))
+    assert pairs["train"]["source"][:] == ["one", "three"]
     assert f"{tmp_path / 'train.en'}: dropped 1 pairs with an empty side." in caplog.messages
 
 
@@ -234,10 +201,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataRecipe:
     folder_of_set.mkdir()
     for shard in range(4):
         lines = [json_line(f"text {shard} {number}", f"wort {number}" if number else "") for number in range(10)]
+        lines = [json.dumps({"id": "x"} | json.loads(line)) for line in lines]
         (folder_of_set / f"train-{shard}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return DataRecipe(
         kind="hub", path=str(folder_of_set), train="train", validation="train[:2]", test=None, streaming=True
     )
+
+
+def test_data_set_of_the_hub_may_have_further_columns_and_lack_a_split(hub: DataRecipe) -> None:
+    pairs = load_pairs(dataclasses.replace(hub, empty="drop", streaming=False))
+    assert {name: len(split) for name, split in pairs.items()} == {"train": 36, "validation": 1}
+    assert pairs["train"].column_names == ["source", "target"]
 
 
 def test_streamed_data_set_of_the_hub_has_another_order_in_every_epoch(
@@ -274,15 +248,23 @@ def test_sources_of_the_hub_keep_their_order(hub: DataRecipe, monkeypatch: pytes
         check_sources(distillation, sources_in_order(dataclasses.replace(data, source="de", target="en")), streaming)
 
 
-def test_bad_data_set_of_the_hub_is_an_error_streamed_and_in_memory(hub: DataRecipe) -> None:
-    with user_error(r"split train: 4 pairs have an empty side; set data\.empty=drop"):
-        load_pairs(hub)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, r"split train: 4 pairs have an empty side; set data\.empty=drop"),
+        ({"target": "fr"}, r"split train: the columns are .*translation with the sides .*en and fr"),
+        ({"train": "training"}, r"data\.train: the split 'training' of .* cannot be loaded"),
+        ({"test": "test"}, r"data\.test: the split 'test' of .* cannot be loaded .*--data\.test=null"),
+    ],
+)
+def test_bad_data_set_of_the_hub_is_an_error(hub: DataRecipe, fields: dict[str, str], message: str) -> None:
+    with user_error(message):
+        load_pairs(dataclasses.replace(hub, **fields))
+
+
+def test_bad_pair_of_a_streamed_data_set_is_an_error_that_names_it(hub: DataRecipe) -> None:
     with user_error(r"set, split train, pair \d+: the side 'de' is empty"):
         list(PairStream(hub, seed=0))
-    with user_error(r"split train: the columns are translation with the sides .*en and fr"):
-        load_pairs(dataclasses.replace(hub, target="fr"))
-    with user_error(r"data\.train: the split 'training' of .* cannot be loaded"):
-        load_pairs(dataclasses.replace(hub, train="training"))
 
 
 def test_stream_checks_its_first_pairs_and_names_a_bad_line_on_reaching_it(

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 from transformers import Seq2SeqTrainingArguments, TrainerControl, TrainerState
 
+from tests.helpers import no_space
 from training.monitor.curves import CurvesCallback, report_thread
 
 STATE = TrainerState(is_world_process_zero=True)
@@ -26,10 +27,7 @@ def test_failed_write_of_the_curves_is_one_warning(
     curves.on_log(*event, logs={"loss": 3.0})
     assert not caplog.records
 
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RecordWriter, "write", fail)
+    monkeypatch.setattr(RecordWriter, "write", no_space)
     for _ in range(20):
         curves.on_log(*event, logs={"loss": 3.0})
         time.sleep(0.01)

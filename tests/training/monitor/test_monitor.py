@@ -16,29 +16,19 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import (
-    DataCollatorForSeq2Seq,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState, set_seed
 
 from tests.helpers import ROOT, load_tokenizer
+from tests.training import runs
 from tests.training.monitor.fake_stopwatch import FakeStopwatch
-from tests.training.runs import LANGUAGE, TWO_PROCESSES, UNREAD, FinishedRun, finish, start, train_in
-from training import train
 from training.monitor.monitor import MONITOR_FILE, TrainingMonitor
 from training.monitor.progress import format_time_left
 from training.monitor.stopwatch import PHASES
-from training.recipe.fields import Recipe, TrainingRecipe, load_recipe
+from training.recipe.fields import Recipe, TrainingRecipe
 from training.recipe.flops import training_flops
-from training.run.checkpoints import mark_complete
+from training.run.checkpoints import checkpoint_at, mark_complete
 from training.run.checks import config_for_tokenizer
-from training.train import run
 from training.trainer.callbacks import LossTieBreaker, RecipeFlowCallback
-from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.batching import TokenBudgetBatchSampler
 from vaswani_transformer.batching.schedule import learning_rate, paper_adam, paper_schedule
@@ -51,7 +41,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -
     seen.stopwatch = FakeStopwatch()
     seen.peak = 1e-9
     args = TrainerState(), TrainerControl()
-    seen.on_train_begin(UNREAD, *args)
+    seen.on_train_begin(runs.UNREAD, *args)
     batch = {
         "input_ids": torch.tensor([[5, 6, 2], [7, 2, 1]]),
         "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
@@ -63,7 +53,7 @@ def test_metrics_cover_the_steps_since_the_last_entry_and_training_time_only() -
             seen.stopwatch.now += 100 if phase in ("evaluation", "saving") else 2
         seen.count(batch)
         seen.add_loss(torch.tensor(12.0 * step), 0)
-        seen.on_save(UNREAD, *args)
+        seen.on_save(runs.UNREAD, *args)
         assert seen.metrics(flops=4000.0 * step) == {
             "loss": pytest.approx(2.0 * step),
             "target_tokens_per_second": pytest.approx(0.6),
@@ -90,7 +80,7 @@ def trained_by_hand(recipe: Recipe, folder: Path, ranks: int, parts: int) -> Ite
     optimizer = paper_adam(model.parameters())
     schedule = paper_schedule(optimizer, model.config.d_model, recipe.training.warmup_steps)
     collate = DataCollatorForSeq2Seq(tokenizer, model)
-    pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in LANGUAGE]
+    pairs = [dict(tokenizer(text, text_target=text[::-1])) for text in runs.LANGUAGE]
     everyone = [batches_of_rank(rank, ranks, parts, pairs, recipe.seed) for rank in range(ranks)]
     while True:
         phase_shares = [[pairs[index] for index in next(batches)] for batches in everyone for _ in range(parts)]
@@ -117,14 +107,13 @@ def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(
     folder = tmp_path / "run"
     more = ["--training.steps=6", "--training.log_steps=2", "--training.device_tokens=15", "--model.dropout=0.0"]
     arguments = [*arguments, *more]
-    finish(start(arguments, folder, launcher=TWO_PROCESSES))
-    results = json.loads((folder / "results.json").read_text())
-    entries = [entry for entry in results["curve"] if "loss" in entry]
-    assert [entry["step"] for entry in entries] == [2, 4, 6]
+    runs.run_to_end(arguments, folder, launcher=runs.TWO_PROCESSES)
+    results = runs.results_in(folder)
+    logged = runs.entries(results)
+    assert [entry["step"] for entry in logged] == [2, 4, 6]
 
-    recipe = load_recipe(arguments[0], arguments[1:])
-    by_hand, means_of_means, flops = trained_by_hand(recipe, folder, ranks=2, parts=2), [], 0
-    for entry in entries:
+    by_hand, means_of_means, flops = trained_by_hand(runs.recipe_in(arguments, folder), folder, ranks=2, parts=2), [], 0
+    for entry in logged:
         steps = [next(by_hand), next(by_hand)]
         loss, target, tokens, positions, made = (sum(figures) for figures in zip(*steps, strict=True))
         assert entry["loss"] == pytest.approx(loss / target, rel=1e-5)
@@ -132,12 +121,12 @@ def test_log_of_two_processes_with_micro_batches_equals_one_computed_by_hand(
         assert entry["learning_rate"] == learning_rate(entry["step"], 16, 10)
         means_of_means.append(sum(loss / target for loss, target, *_ in steps) / 2)
         flops += made
-    assert max(abs(entry["loss"] - mean) for entry, mean in zip(entries, means_of_means, strict=True)) > 1e-3
+    assert max(abs(entry["loss"] - mean) for entry, mean in zip(logged, means_of_means, strict=True)) > 1e-3
     assert results["flops"] == pytest.approx(flops)
 
 
 @pytest.mark.slow
-def test_tensorboard_holds_every_metric_of_the_log(finished_run: FinishedRun) -> None:
+def test_tensorboard_holds_every_metric_of_the_log(finished_run: runs.FinishedRun) -> None:
     written = {}
     for path in (finished_run.folder / "tensorboard").iterdir():
         events = EventAccumulator(str(path)).Reload()
@@ -148,22 +137,22 @@ def test_tensorboard_holds_every_metric_of_the_log(finished_run: FinishedRun) ->
         "eval": ("loss", "perplexity", "bleu"),
     }.items():
         prefix = "eval_" if kind == "eval" else ""
-        entries = [entry for entry in finished_run.results["curve"] if f"{prefix}loss" in entry]
-        assert len(entries) == {"train": 9, "eval": 3}[kind]
-        for entry, name in itertools.product(entries, names):
+        logged = runs.entries(finished_run.results, f"{prefix}loss")
+        assert len(logged) == {"train": 9, "eval": 3}[kind]
+        for entry, name in itertools.product(logged, names):
             assert written[f"{kind}/{name}", entry["step"]] == pytest.approx(entry[prefix + name], rel=1e-6)
     assert not any("perplexity" in tag for tag, _ in written if tag.startswith("train/"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "verbosity"), [((), "error"), (TWO_PROCESSES, "warning")], ids=["one process", "two processes"]
+    ("launcher", "verbosity"), [((), "error"), (runs.TWO_PROCESSES, "warning")], ids=["one process", "two processes"]
 )
 def test_log_file_gets_a_line_per_entry_from_the_main_process_and_no_bar(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...], verbosity: str
 ) -> None:
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", verbosity)
-    process = start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher, is_fork=False)
+    process = runs.start([*arguments, "--training.steps=3"], tmp_path / "run", launcher=launcher, is_fork=False)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     lines = [line for line in errors.splitlines() if line.startswith("Step ")]
@@ -213,34 +202,8 @@ def test_terminal_gets_a_bar_with_the_latest_metrics(arguments: list[str], tmp_p
     assert b"{'loss'" not in shown
 
 
-class InterruptAfter(TrainerCallback):
-    """Sends Ctrl-C at the end of the step after `step`."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step > self.step:
-            raise KeyboardInterrupt
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, arguments: list[str], step: int) -> None:
-    """Interrupt a run after a step."""
-    with monkeypatch.context() as patch:
-        make_trainer = train.make_trainer
-
-        def make(*arguments: Any) -> RecipeTrainer:
-            trainer = make_trainer(*arguments)
-            trainer.add_callback(InterruptAfter(step))
-            return trainer
-
-        patch.setattr(train, "make_trainer", make)
-        with pytest.raises(KeyboardInterrupt):
-            run(load_recipe(arguments[0], arguments[1:]))
-
-
 @pytest.mark.slow
-def test_phases_of_a_run_sum_to_its_time(finished_run: FinishedRun) -> None:
+def test_phases_of_a_run_sum_to_its_time(finished_run: runs.FinishedRun) -> None:
     time = finished_run.results["time"]
     assert finished_run.results["seconds"] == sum(time.values()) <= finished_run.seconds
     assert list(time) == list(PHASES)
@@ -248,26 +211,24 @@ def test_phases_of_a_run_sum_to_its_time(finished_run: FinishedRun) -> None:
 
 
 @pytest.mark.slow
-def test_time_and_minutes_continue_after_an_interruption(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_and_minutes_continue_after_an_interruption(arguments: list[str], tmp_path: Path) -> None:
     """The checkpoint records nearly an hour of training, so the recipe's minutes leave one step."""
-    folder = tmp_path / "run"
-    settings = [*arguments, f"--output_dir={folder}", "--training.steps=100", "--training.minutes=59"]
-    interrupt(monkeypatch, settings, step=7)
-    saved = folder / "checkpoints" / "checkpoint-6" / MONITOR_FILE
+    folder, more = tmp_path / "run", ["--training.steps=9", "--training.minutes=59"]
+    runs.train_in(arguments, folder, *more)
+    runs.rewind(folder, 6)
+    saved = checkpoint_at(folder, 6) / MONITOR_FILE
     before = json.loads(saved.read_text())
     assert 0 < before["trained"] < 60
     assert before["time"]["forward"] > 0
     saved.write_text(json.dumps({"trained": 3600.0, "time": before["time"] | {"forward": 3000.0}}))
     mark_complete(saved.parent)  # with the current file
-    results = run(load_recipe(settings[0], settings[1:]))
+    results = runs.train_in(arguments, folder, *more)
     assert results["steps"] == 7
     assert 3000 < results["time"]["forward"] < 3060
     assert results["seconds"] > 3000
 
     (folder / "results.json").unlink()  # killed while the test set was translated
-    again = run(load_recipe(settings[0], settings[1:]))
+    again = runs.train_in(arguments, folder, *more)
     assert again["steps"] == 7
     assert again["time"]["forward"] == results["time"]["forward"]
 
@@ -276,10 +237,10 @@ def test_minutes_before_an_interruption_count() -> None:
     seen = TrainingMonitor(CPU, "fp32")
     seen.trained_before = 59.0
     state, control = TrainerState(), TrainerControl()
-    seen.on_train_begin(UNREAD, state, control)
-    RecipeFlowCallback(TrainingRecipe(minutes=2), seen).on_step_end(UNREAD, state, control)
+    seen.on_train_begin(runs.UNREAD, state, control)
+    RecipeFlowCallback(TrainingRecipe(minutes=2), seen).on_step_end(runs.UNREAD, state, control)
     assert not control.should_training_stop
-    RecipeFlowCallback(TrainingRecipe(minutes=0.98), seen).on_step_end(UNREAD, state, control)
+    RecipeFlowCallback(TrainingRecipe(minutes=0.98), seen).on_step_end(runs.UNREAD, state, control)
     assert control.should_training_stop
     assert control.should_save
 
@@ -291,7 +252,8 @@ def test_minutes_before_an_interruption_count() -> None:
 def test_equal_bleu_at_a_lower_loss_is_better(bleu: float, loss: float, is_better: bool) -> None:
     best = {"step": 3, "eval_bleu": 0.0, "eval_loss": 4.0}
     state = TrainerState(best_metric=0.0, best_global_step=3, log_history=[{"step": 3, "loss": 1.0}, best])
-    LossTieBreaker("bleu").on_evaluate(UNREAD, state, TrainerControl(), metrics={"eval_bleu": bleu, "eval_loss": loss})
+    metrics = {"eval_bleu": bleu, "eval_loss": loss}
+    LossTieBreaker("bleu").on_evaluate(runs.UNREAD, state, TrainerControl(), metrics=metrics)
     assert state.best_metric is not None
     assert (bleu > state.best_metric) == is_better
     assert state.best_metric == pytest.approx(0.0)
@@ -301,8 +263,8 @@ def test_equal_bleu_at_a_lower_loss_is_better(bleu: float, loss: float, is_bette
 def test_best_checkpoint_has_the_lowest_loss_if_bleu_is_equal(arguments: list[str], tmp_path: Path) -> None:
     """Every BLEU is 0 at the beginning of a run, and patience does not end it then."""
     folder = tmp_path / "run"
-    results = train_in(arguments, folder, "--training.steps=9", "--training.patience=1")
-    evaluations = [entry for entry in results["curve"] if "eval_bleu" in entry]
+    results = runs.train_in(arguments, folder, "--training.steps=9", "--training.patience=1")
+    evaluations = runs.entries(results, "eval_bleu")
     assert {entry["eval_bleu"] for entry in evaluations} == {0.0}
     assert results["best_validation_bleu"] == 0.0
     state = json.loads((folder / "trainer_state.json").read_text())

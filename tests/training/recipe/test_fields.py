@@ -30,11 +30,12 @@ from training.run import preparation
 from training.run.folder import prepare_folder
 from training.run.preparation import load_inputs, write_recipe
 
+WriteRecipe = Callable[[str], Path]  # of a text; returns its file
 RECIPES = sorted((Path(__file__).parents[3] / "training" / "recipes").glob("*.yaml"))
 
 
 @pytest.fixture
-def recipe_file(tmp_path: Path) -> Callable[[str], Path]:
+def recipe_file(tmp_path: Path) -> WriteRecipe:
     def write(text: str) -> Path:
         path = tmp_path / "own.yaml"
         path.write_text(text, encoding="utf-8")
@@ -67,7 +68,7 @@ def test_wmt_recipes_have_the_papers_regime() -> None:
     assert french.data.streaming
 
 
-def test_arguments_override_the_file(recipe_file: Callable[[str], Path]) -> None:
+def test_arguments_override_the_file(recipe_file: WriteRecipe) -> None:
     path = recipe_file("data: {kind: grammar}\ntraining: {steps: 5}\n")
     recipe = load_recipe(
         path, ["--training.steps=7", "--training.minutes=1.5", "--model.d_model=64", "--output_dir=x", "--model.d_k=8"]
@@ -78,7 +79,7 @@ def test_arguments_override_the_file(recipe_file: Callable[[str], Path]) -> None
 
 
 def test_home_is_expanded_in_every_path_and_in_no_other_text(
-    recipe_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe_file: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = recipe_file("name: ~/run\nmodel: {kind: cmlm}\ndata: {kind: json, path: ~/data, source: ~/en}\n")
@@ -95,7 +96,7 @@ def test_home_is_expanded_in_every_path_and_in_no_other_text(
     [("auto", True, "fp32"), ("auto", False, "bf16"), ("bf16", True, "bf16"), ("fp32", False, "fp32")],
 )
 def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
-    recipe_file: Callable[[str], Path],
+    recipe_file: WriteRecipe,
     tmp_path: Path,
     given: str,
     is_slow: bool,
@@ -113,7 +114,7 @@ def test_recipe_that_leaves_its_precision_open_gets_the_faster_one(
 
 
 def test_run_keeps_its_precision_on_another_machine(
-    recipe_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe_file: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recipe_file("data: {kind: grammar}\ntraining: {precision: auto}\n")
     given = [f"--output_dir={tmp_path / 'run'}"]
@@ -148,7 +149,7 @@ def test_cpu_without_instructions_for_bf16_is_known() -> None:
     assert run_python(code, ONEDNN_MAX_CPU_ISA="AVX2", ACCELERATE_USE_CPU="true").strip() == "True"
 
 
-def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: Callable[[str], Path]) -> None:
+def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: WriteRecipe) -> None:
     model = "{kind: iterative_vae, decoder_layers: 3, layer_norm_eps: 1e-5}"
     path = recipe_file(f"data: {{kind: grammar}}\ntraining: {{learning_rate_scale: 1e-1}}\nmodel: {model}\n")
     recipe = load_recipe(path, ["--model.kl_weights=[2e0, 5e-1]"])
@@ -157,96 +158,76 @@ def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: Callable[[str
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "message"),
+    ("text", "message"),
     [
-        ("training: {step: 3}", [], r"training\.step: no such key; training has steps,"),
-        ("colour: red", [], r"colour: no such key; a recipe has name,"),
-        ("training: {steps: many}", [], r"training\.steps: expected int, got 'many'"),
-        ("training: {steps: true}", [], r"training\.steps: expected int, got True"),
-        ("training: {steps: 0}", [], r"steps: 0 is not positive"),
-        ("training: 3", [], r"training: expected a group of fields, got 3"),
-        ("data: {kind: csv}", [], r"data\.kind: 'csv' is not one of grammar, json, text, hub"),
-        ("data: {kind: json}", [], r"data\.path: .* needs the folder of its data; give --data\.path="),
-        ("data: {kind: hub}", [], r"data\.path: .* needs the name of a data set"),
-        ("data: {kind: grammar}\nmodel: {width: 3}", [], r"model\.width: no such key; a model has"),
-        ("data: {kind: grammar}\nmodel: {paper: huge}", [], r"model\.paper: 'huge' is not one of base, big"),
-        ("data: {kind: grammar}\nmodel: {dropout: 1.0}", [], r"model: .*dropout.*1\.0 is outside \[0, 1\)"),
-        (
-            "data: {kind: grammar}\ntraining: {average_last: 2}",
-            [],
-            r"training\.keep_checkpoints: 2 are too few to average the last 2 and keep the best; give 3",
-        ),
-        ("data: {kind: grammar, streaming: true}", [], r"data\.streaming: .* is grammar, not json, text, hub or trees"),
-        ("data: {kind: grammar, path: x, teacher: y}", [], r"^data\.path: without effect, since data\.kind is grammar"),
-        (
-            "data: {kind: json, path: x, teacher: y}",
-            [],
-            r"^data\.teacher: without effect, since data\.distilled is null",
-        ),
-        ("data: {kind: trees, path: x}\ntask: dialogue", [], r"^task: without effect, since data\.kind is trees"),
-        ("data: {kind: json, path: x, subset: y}", [], r"^data\.subset: .*\(--data\.subset=null\), or set data\.kind"),
-        (
-            "data: {kind: grammar}",
-            ["--training.skip_limit=3"],
-            r"^training\.skip_limit: .*on_divergence is stop, not skip",
-        ),
-        ("data: {kind: grammar, buffer: 0}", [], r"data\.buffer: 0 is not positive"),
-        ("data: {kind: grammar}\ntokenizer: {sample: 0}", [], r"tokenizer\.sample: 0 is not positive"),
-        ("data: {kind: grammar, source: en, target: en}", [], r"data\.target: 'en' is also the source, so"),
-        ("data: {kind: grammar}\nseed: 4294967296", [], r"seed: 4294967296 is too large; give one below 4294967296"),
-        (
-            "data: {kind: grammar}\ntraining: {steps: 9999999999999999999}",
-            [],
-            r"steps: a number of 19 digits is too large",
-        ),
-        ("data: {kind: grammar}", ["--training.skip_limit=-1"], r"skip_limit: -1 is negative"),
-        ("data: {kind: grammar}", ["--training.on_divergence=ignore"], r"'ignore' is not one of stop, skip"),
-        ("data: {kind: grammar}", ["--output_dir="], r"^output_dir: the text is empty; name something, or give null"),
-        ("data: {kind: json}", ["--data.path="], r"^data\.path: the text is empty"),
-        ("data: {kind: grammar}", ["--name="], r"^name: the text is empty; name something, or leave it out"),
-        ("data: {kind: grammar}", ["--training.steps="], r"^--training\.steps=: the value is empty; give one, or null"),
-        ("data: {kind: grammar}", ["--data.validation=null"], r"^data\.validation: every run needs one; got null"),
-        ("data: {kind: grammar}", ["--steps=3"], r"^steps: no such key; .* Did you mean training\.steps\?$"),
-        ("data: {kind: grammar}", ["--model.dmodel=8"], r"^model\.dmodel: no such key; .* Did you mean d_model\?$"),
-        ("data: {kind: jsn}", [], r"^data\.kind: 'jsn' is not one of .* Did you mean json\?$"),
-        (f"a: {'[' * 9999}", [], r"not YAML: nested too deeply"),
-        ("data: {kind: grammar}", [f"--model={'[' * 9999}"], r"^--model=\[.* is not a value \(nested too deeply\)"),
-        ("a: &a [*a]", [], r"own\.yaml, line 1: an alias, \*a; write its value there\.$"),
-        ("a: &a [x]\nb: [*a, *a]", [], r"own\.yaml, line 2: an alias, \*a; write its value there\.$"),
-        ("? [a, b]\n: c", [], r"own\.yaml: not YAML: .*unhashable key"),
-        ("seed: 2020-13-45", [], r"own\.yaml: not YAML: month must be in"),
-        ("", ["--seed=2020-13-45"], r"--seed=2020-13-45: '2020-13-45' is not a value"),
-        ("- a\n- b", [], r"a recipe is a mapping of keys to values, not list"),
-        ("a: [", [], r"own\.yaml: not YAML"),
-        ("", ["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),
-        ("", ["--training.steps", "3"], r"--training\.steps: has no value; write --training\.steps=VALUE"),
-        (
-            "data: {kind: grammar}",
-            ["--training.steps=1", "--training.steps=2"],
-            r"^--training\.steps: is given twice, and only the last would count; give it once\.$",
-        ),
-        (
-            "data: {kind: grammar}",
-            ["--decoding.max_source_relative_length=1000001"],
-            r"^decoding\.max_source_relative_length: 1000001 is too large; give 1000000 or less\.$",
-        ),
-        ("data: {kind: grammar}", ["--decoding.length_penalty=-51"], r"^decoding\.length_penalty: -51.* is too small"),
-        ("seed: 3", ["--seed.x=3"], r"--seed\.x=3: seed is a value, not a group"),
-        ("seed: 1\ndata: {kind: grammar}\nseed: 2", [], r"own\.yaml, line 3: 'seed' is already in line 1; keep one"),
-        ("training:\n  steps: 1\n  # more\n  steps: 1\n", [], r"own\.yaml, line 4: 'steps' is already in line 2"),
-        ("model: {d_model: 4, d_model: 8}", [], r"own\.yaml, line 1: 'd_model' is already in line 1"),
-        (
-            "data: {kind: grammar}",
-            ["--model={d_ff: 4, d_ff: 8}"],
-            r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1",
-        ),
+        ("training: {step: 3}", r"training\.step: no such key; training has steps,"),
+        ("colour: red", r"colour: no such key; a recipe has name,"),
+        ("training: {steps: many}", r"training\.steps: expected int, got 'many'"),
+        ("training: {steps: true}", r"training\.steps: expected int, got True"),
+        ("training: {steps: 0}", r"steps: 0 is not positive"),
+        ("training: {steps: 9999999999999999999}", r"steps: a number of 19 digits is too large"),
+        ("training: 3", r"training: expected a group of fields, got 3"),
+        ("data: {kind: csv}", r"data\.kind: 'csv' is not one of grammar, json, text, hub"),
+        ("data: {kind: jsn}", r"^data\.kind: 'jsn' is not one of .* Did you mean json\?$"),
+        ("data: {kind: json}", r"data\.path: .* needs the folder of its data; give --data\.path="),
+        ("data: {kind: hub}", r"data\.path: .* needs the name of a data set"),
+        ("data: {kind: json, path: x, teacher: y}", r"^data\.teacher: without effect, since data\.distilled is null"),
+        ("data: {kind: json, path: x, subset: y}", r"^data\.subset: .*\(--data\.subset=null\), or set data\.kind"),
+        ("data: {kind: trees, path: x}\ntask: dialogue", r"^task: without effect, since data\.kind is trees"),
+        (f"a: {'[' * 9999}", r"not YAML: nested too deeply"),
+        ("a: &a [*a]", r"own\.yaml, line 1: an alias, \*a; write its value there\.$"),
+        ("a: &a [x]\nb: [*a, *a]", r"own\.yaml, line 2: an alias, \*a; write its value there\.$"),
+        ("? [a, b]\n: c", r"own\.yaml: not YAML: .*unhashable key"),
+        ("seed: 2020-13-45", r"own\.yaml: not YAML: month must be in"),
+        ("- a\n- b", r"a recipe is a mapping of keys to values, not list"),
+        ("a: [", r"own\.yaml: not YAML"),
+        ("seed: 1\ndata: {kind: grammar}\nseed: 2", r"own\.yaml, line 3: 'seed' is already in line 1; keep one"),
+        ("training:\n  steps: 1\n  # more\n  steps: 1\n", r"own\.yaml, line 4: 'steps' is already in line 2"),
+        ("model: {d_model: 4, d_model: 8}", r"own\.yaml, line 1: 'd_model' is already in line 1"),
     ],
 )
-def test_invalid_recipe_is_an_error_of_one_line(
-    recipe_file: Callable[[str], Path], text: str, arguments: list[str], message: str
-) -> None:
+def test_invalid_file_is_an_error_of_one_line(recipe_file: WriteRecipe, text: str, message: str) -> None:
     with user_error(message):
-        load_recipe(recipe_file(text), arguments)
+        load_recipe(recipe_file(text), [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.width=3"], r"model\.width: no such key; a model has"),
+        (["--model.dmodel=8"], r"^model\.dmodel: no such key; .* Did you mean d_model\?$"),
+        (["--steps=3"], r"^steps: no such key; .* Did you mean training\.steps\?$"),
+        (["--model.paper=huge"], r"model\.paper: 'huge' is not one of base, big"),
+        (["--model.dropout=1.0"], r"model: .*dropout.*1\.0 is outside \[0, 1\)"),
+        (["--training.average_last=2"], r"training\.keep_checkpoints: 2 are too few to average the last 2 .*; give 3"),
+        (["--data.streaming=true"], r"data\.streaming: .* is grammar, not json, text, hub or trees"),
+        (["--data.path=x"], r"^data\.path: without effect, since data\.kind is grammar"),
+        (["--training.skip_limit=3"], r"^training\.skip_limit: .*on_divergence is stop, not skip"),
+        (["--training.skip_limit=-1"], r"skip_limit: -1 is negative"),
+        (["--training.on_divergence=ignore"], r"'ignore' is not one of stop, skip"),
+        (["--data.buffer=0"], r"data\.buffer: 0 is not positive"),
+        (["--tokenizer.sample=0"], r"tokenizer\.sample: 0 is not positive"),
+        (["--data.source=en", "--data.target=en"], r"data\.target: 'en' is also the source, so"),
+        (["--seed=4294967296"], r"seed: 4294967296 is too large; give one below 4294967296"),
+        (["--decoding.max_source_relative_length=1000001"], r"h: 1000001 is too large; give 1000000 or less\.$"),
+        (["--decoding.length_penalty=-51"], r"^decoding\.length_penalty: -51.* is too small"),
+        (["--output_dir="], r"^output_dir: the text is empty; name something, or give null"),
+        (["--data.path="], r"^data\.path: the text is empty"),
+        (["--name="], r"^name: the text is empty; name something, or leave it out"),
+        (["--training.steps="], r"^--training\.steps=: the value is empty; give one, or null"),
+        (["--data.validation=null"], r"^data\.validation: every run needs one; got null"),
+        ([f"--model={'[' * 9999}"], r"^--model=\[.* is not a value \(nested too deeply\)"),
+        (["--seed=2020-13-45"], r"--seed=2020-13-45: '2020-13-45' is not a value"),
+        (["--seed=3", "--seed.x=3"], r"--seed\.x=3: seed is a value, not a group"),
+        (["training.steps=3"], r"training\.steps=3: not an argument; write --any\.field=value"),
+        (["--training.steps", "3"], r"--training\.steps: has no value; write --training\.steps=VALUE"),
+        (["--training.steps=1", "--training.steps=2"], r"^--training\.steps: is given twice, .*; give it once\.$"),
+        (["--model={d_ff: 4, d_ff: 8}"], r"^--model=\{d_ff: 4, d_ff: 8\}: line 1: 'd_ff' is already in line 1"),
+    ],
+)
+def test_invalid_argument_is_an_error_of_one_line(recipe_file: WriteRecipe, arguments: list[str], message: str) -> None:
+    with user_error(message):
+        load_recipe(recipe_file("data: {kind: grammar}"), arguments)
 
 
 NUMBERS = (
@@ -264,7 +245,7 @@ NUMBERS = (
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", ".nan", ".inf", "-.inf", "'nan'"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(
-    recipe_file: Callable[[str], Path], name: str, value: str
+    recipe_file: WriteRecipe, name: str, value: str
 ) -> None:
     path = recipe_file("data: {kind: grammar}")
     group, _, field = name.partition(".")
@@ -275,14 +256,12 @@ def test_number_that_is_not_finite_is_an_error_in_arguments_and_in_files(
             load_recipe(file, arguments)
 
 
-def test_keys_that_yaml_merges_may_be_overridden(recipe_file: Callable[[str], Path]) -> None:
+def test_keys_that_yaml_merges_may_be_overridden(recipe_file: WriteRecipe) -> None:
     path = recipe_file("data:\n  <<: {kind: grammar, max_length: 5}\n  max_length: 6\n")
     assert load_recipe(path, []).data.max_length == 6
 
 
-def test_null_is_none_where_a_field_may_have_none_and_the_default_of_any_other(
-    recipe_file: Callable[[str], Path],
-) -> None:
+def test_null_is_none_where_a_field_may_have_none_and_the_default_of_any_other(recipe_file: WriteRecipe) -> None:
     path = recipe_file(
         "name: own\nnote: n\ndata: {kind: grammar, test: x}\ntraining: {steps: 5, minutes: 5}\n"
         "model: {kind: nat, paper: B-dk16, d_model: 64}\ndecoding: {num_beams: 2}\n"
@@ -296,14 +275,14 @@ def test_null_is_none_where_a_field_may_have_none_and_the_default_of_any_other(
     assert load_recipe(path, ["--decoding=null", "--data.test=null", "--model=null"]).model == {}
 
 
-def test_recipe_of_a_run_that_is_only_scored_needs_no_switch_of_training(recipe_file: Callable[[str], Path]) -> None:
+def test_recipe_of_a_run_that_is_only_scored_needs_no_switch_of_training(recipe_file: WriteRecipe) -> None:
     path = recipe_file("data: {kind: grammar}\nmodel: {kind: cmlm}\ntraining: {energy_inputs: softmax}\n")
     assert load_recipe(path, [], is_trained=False).training.energy_inputs == "softmax"
 
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
 def test_score_whose_packages_are_missing_is_an_error(
-    recipe_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tokenize: str
+    recipe_file: WriteRecipe, monkeypatch: pytest.MonkeyPatch, tokenize: str
 ) -> None:
     tokenizers = [f"sacrebleu.tokenizers.tokenizer_{language}_mecab" for language in ("ja", "ko")]
     for name in ("MeCab", "mecab_ko", *tokenizers):
@@ -342,7 +321,7 @@ def test_commands_help_lists_the_fields(
 
 
 def test_recipe_that_the_disk_does_not_give_is_an_error_of_one_line(
-    recipe_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    recipe_file: WriteRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, encoding: str) -> str:
         raise OSError(errno.EIO, "Input/output error", str(path))

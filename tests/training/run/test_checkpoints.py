@@ -5,10 +5,9 @@ import re
 import resource
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -17,22 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from tests.helpers import user_error
-from tests.training.runs import (
-    TWO_PROCESSES,
-    FinishedRun,
-    assert_same_checkpoints,
-    finish,
-    last_step,
-    rewind,
-    rewound,
-    start,
-    train_in,
-)
+from tests.helpers import no_space, user_error
+from tests.training import runs
 from training.run.checkpoints import (
     all_checkpoints,
     changed_file,
     check_same_sharding,
+    checkpoint_at,
     complete_checkpoints,
     intact_checkpoint,
     last_checkpoint,
@@ -50,7 +40,7 @@ from vaswani_transformer.support.errors import OutputError, UserError
 
 def make_checkpoint(folder: Path, step: int, *, best: int | None = None, finished: bool = True) -> Path:
     """Write a checkpoint of three small files."""
-    checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
+    checkpoint = checkpoint_at(folder, step)
     checkpoint.mkdir(parents=True)
     state = {"global_step": step, "best_global_step": best, "log_history": [], "stateful_callbacks": {}}
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
@@ -94,7 +84,7 @@ def test_only_exact_names_are_checkpoints(tmp_path: Path) -> None:
     (folder / "checkpoint-7").write_text("a file")
     assert steps_of(all_checkpoints(tmp_path)) == [3, 9, 20, 100]
     assert steps_of(complete_checkpoints(tmp_path)) == [3, 9, 100]
-    assert last_step(tmp_path) == 100
+    assert runs.last_step(tmp_path) == 100
     settle(tmp_path)
     rotate(tmp_path, 1, None)
     assert {path.name for path in folder.iterdir()} == {"checkpoint-100", "checkpoint-7", *copies}
@@ -109,20 +99,18 @@ def test_damaged_manifest_with_a_name_that_no_file_can_have_is_noticed(tmp_path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_run_sets_damaged_checkpoints_aside_and_deletes_unfinished_ones(tmp_path: Path, damage: str) -> None:
-    for step, finished in ((3, True), (6, False), (9, True), (12, True), (15, False)):
+    for step, finished in ((3, True), (6, False), (9, True), (15, False)):
         make_checkpoint(tmp_path, step, finished=finished)
     name, spoil = DAMAGES[damage]
     for turn in ("", "-2"):
-        checkpoint = tmp_path / "checkpoints" / "checkpoint-12"
-        if turn:
-            make_checkpoint(tmp_path, 12)
+        checkpoint = make_checkpoint(tmp_path, 12)
         spoil(checkpoint / name)
         before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
         assert changed_file(checkpoint) == name
-        assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
+        assert intact_checkpoint(tmp_path) == checkpoint_at(tmp_path, 9)
         settle(tmp_path)
         assert steps_of(all_checkpoints(tmp_path)) == [3, 9]
-        aside = tmp_path / "checkpoints" / f"checkpoint-12.damaged{turn}"
+        aside = checkpoint.with_name(f"checkpoint-12.damaged{turn}")
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
 
 
@@ -149,7 +137,7 @@ def test_run_interrupted_in_its_first_checkpoint_starts_over(tmp_path: Path) -> 
 def test_advice_for_a_damaged_best_checkpoint_leads_out(tmp_path: Path, first: int, resumed: str) -> None:
     for step in range(first, 16, 3):
         make_checkpoint(tmp_path, step, best=min(step, 9))
-    flip_a_bit(tmp_path / "checkpoints" / "checkpoint-9" / "model.safetensors")
+    flip_a_bit(checkpoint_at(tmp_path, 9) / "model.safetensors")
     advice = f"move checkpoint-9 and all later ones elsewhere, and the same command trains from {resumed}"
     with user_error(rf"checkpoint-9/model.safetensors: is not as training wrote it; .*{advice}\."):
         settle(tmp_path)
@@ -164,9 +152,9 @@ def test_advice_for_a_damaged_best_checkpoint_leads_out(tmp_path: Path, first: i
 
 def test_rotation_deletes_a_link_and_not_what_it_names(tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path, 3).rename(tmp_path / "elsewhere")
-    (tmp_path / "checkpoints" / "checkpoint-3").symlink_to(target)
-    make_checkpoint(tmp_path, 6)
-    assert intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "checkpoint-6"
+    checkpoint_at(tmp_path, 3).symlink_to(target)
+    newest = make_checkpoint(tmp_path, 6)
+    assert intact_checkpoint(tmp_path) == newest
     rotate(tmp_path, 1, None)
     assert steps_of(all_checkpoints(tmp_path)) == [6]
     assert changed_file(target) is None
@@ -212,11 +200,8 @@ def test_failed_writes_of_every_library_are_one_line(error: Exception, is_of_a_w
 
 
 def test_manifest_that_a_full_disk_does_not_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("training.run.checkpoints.write_atomically", fail)
-    checkpoint = tmp_path / "checkpoints" / "checkpoint-3"
+    monkeypatch.setattr("training.run.checkpoints.write_atomically", no_space)
+    checkpoint = checkpoint_at(tmp_path, 3)
     with (
         pytest.raises(OutputError, match=r"checkpoint-3: cannot be written: No space left on device; make room"),
         run_write_errors(checkpoint),
@@ -248,18 +233,18 @@ def test_checkpoint_with_another_sharding_is_an_error(tmp_path: Path, was_sharde
 
 @pytest.mark.slow
 def test_run_and_data_that_were_moved_resume_from_a_checkpoint_before_a_damaged_one(
-    finished_run: FinishedRun, tmp_path: Path
+    finished_run: runs.FinishedRun, tmp_path: Path
 ) -> None:
     arguments, uninterrupted, *_ = finished_run
-    folder = rewound(uninterrupted, 6, tmp_path / "moved")
-    optimizer = folder / "checkpoints" / "checkpoint-6" / "optimizer.pt"
+    folder = runs.rewound(uninterrupted, 6, tmp_path / "moved")
+    optimizer = checkpoint_at(folder, 6) / "optimizer.pt"
     optimizer.write_bytes(bytes(optimizer.stat().st_size))
     shutil.copytree(Path(arguments[0]).parent / "data", tmp_path / "data")
-    _, errors = start(arguments, folder, f"--data.path={tmp_path / 'data'}").communicate(timeout=300)
+    _, errors = runs.start(arguments, folder, f"--data.path={tmp_path / 'data'}").communicate(timeout=300)
     assert "checkpoint-6: optimizer.pt is not as training wrote it; kept as checkpoint-6.damaged." in errors
     assert "Resuming from step 3 of 9." in errors
     assert "does not exist" not in errors
-    assert_same_checkpoints(uninterrupted, folder)
+    runs.assert_same_checkpoints(uninterrupted, folder)
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["data"]["path"] == str(tmp_path / "data")
 
 
@@ -275,7 +260,7 @@ DAMAGED_FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGED_FILES)
-def test_damaged_file_of_a_run_is_one_line(finished_run: FinishedRun, tmp_path: Path, name: str) -> None:
+def test_damaged_file_of_a_run_is_one_line(finished_run: runs.FinishedRun, tmp_path: Path, name: str) -> None:
     """The run was interrupted while it scored, or is extended."""
     folder = shutil.copytree(finished_run.folder, tmp_path / "run")
     more = ["--training.steps=12"] if name == "results.json" else []
@@ -284,24 +269,24 @@ def test_damaged_file_of_a_run_is_one_line(finished_run: FinishedRun, tmp_path: 
     content, message = DAMAGED_FILES[name]
     (folder / name).write_text(content)
     with user_error(rf"^{folder / name}: {message}[^\n]*$"):
-        train_in(finished_run.arguments, folder, *more)
+        runs.train_in(finished_run.arguments, folder, *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["training_args.bin", "optimizer.pt", "trainer_state.json", "manifest.json"])
 def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
-    finished_run: FinishedRun, tmp_path: Path, file: str
+    finished_run: runs.FinishedRun, tmp_path: Path, file: str
 ) -> None:
     arguments, uninterrupted, *_ = finished_run
     killed = tmp_path / "killed"
-    process = start([file, "6", *arguments], killed, module="tests.training.dying")
+    process = runs.start(arguments, killed, change=f"{file}@6")
     process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     assert steps_of(all_checkpoints(killed)) == [3, 6]
-    assert (killed / "checkpoints" / "checkpoint-6" / "model.safetensors").exists()
-    assert last_step(killed) == 3
-    finish(start(arguments, killed))
-    assert_same_checkpoints(uninterrupted, killed)
+    assert (checkpoint_at(killed, 6) / "model.safetensors").exists()
+    assert runs.last_step(killed) == 3
+    runs.run_to_end(arguments, killed)
+    runs.assert_same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
@@ -311,19 +296,19 @@ def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
     """The second of two processes is killed while it writes its random state; the first does not wait for that."""
     arguments = [*arguments, "--training.steps=9"]
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    finish(start(arguments, uninterrupted, launcher=TWO_PROCESSES))
-    dying = start(["rng_state_1.pth", "6", *arguments], killed, launcher=TWO_PROCESSES, module="tests.training.dying")
+    runs.run_to_end(arguments, uninterrupted, launcher=runs.TWO_PROCESSES)
+    dying = runs.start(arguments, killed, launcher=runs.TWO_PROCESSES, change="rng_state_1.pth@6")
     dying.communicate(timeout=300)
     assert dying.returncode != 0
     assert steps_of(all_checkpoints(killed)) == [3, 6]
-    assert last_step(killed) == 3
-    finish(start(arguments, killed, launcher=TWO_PROCESSES))
-    assert_same_checkpoints(uninterrupted, killed)
+    assert runs.last_step(killed) == 3
+    runs.run_to_end(arguments, killed, launcher=runs.TWO_PROCESSES)
+    runs.assert_same_checkpoints(uninterrupted, killed)
 
 
 @pytest.mark.slow
 def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
-    finished_run: FinishedRun, tmp_path: Path
+    finished_run: runs.FinishedRun, tmp_path: Path
 ) -> None:
     """First it was killed after its training, then after the checkpoint of step 6."""
     arguments, finished, *_ = finished_run
@@ -334,10 +319,10 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
     save_file(not_finite, folder / "model.safetensors", {"format": "pt"})
     message = rf"{name} \(float32\); remove {folder / 'trainer_state.json'}, and the run takes the"
     with user_error(message):
-        train_in(arguments, folder)
+        runs.train_in(arguments, folder)
     results.rename(folder / "results.json")
-    rewind(folder, 6)
-    checkpoint, no_weights = folder / "checkpoints" / "checkpoint-6", {**saved}
+    runs.rewind(folder, 6)
+    checkpoint, no_weights = checkpoint_at(folder, 6), {**saved}
     del no_weights[name]
     fix = "estore it, or move checkpoint-6 elsewhere, and the run"
     for content, message in (
@@ -348,22 +333,21 @@ def test_resuming_run_rejects_weights_that_its_model_would_not_have_saved(
         (checkpoint / "model.safetensors").write_bytes(content)
         mark_complete(checkpoint)
         with user_error(rf"checkpoint-6.*{message}"):
-            train_in(arguments, folder)
+            runs.train_in(arguments, folder)
     remove(checkpoint)
-    assert train_in(arguments, folder)["steps"] == 9
+    assert runs.train_in(arguments, folder)["steps"] == 9
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the files of a running process")
 def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
-    finished_run: FinishedRun, tmp_path: Path
+    finished_run: runs.FinishedRun, tmp_path: Path
 ) -> None:
     """A limit on the size of a file simulates it: the weights are smaller, the optimizer's state is larger."""
     arguments, uninterrupted, *_ = finished_run
     folder = tmp_path / "run"
-    process = start(arguments, folder)
-    while last_checkpoint(folder) is None and process.poll() is None:
-        time.sleep(0.01)
+    process = runs.start(arguments, folder)
+    runs.wait_for_checkpoint(process, folder)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
@@ -371,9 +355,9 @@ def test_full_disk_ends_a_run_with_one_line_and_keeps_earlier_checkpoints(
         r"^\S+checkpoint-\d+: cannot be written: .*; make room, .* and repeat the command .*$", errors, re.MULTILINE
     )
     assert "Traceback" not in errors
-    assert last_step(folder) < 9
-    finish(start(arguments, folder))
-    assert_same_checkpoints(uninterrupted, folder)
+    assert runs.last_step(folder) < 9
+    runs.run_to_end(arguments, folder)
+    runs.assert_same_checkpoints(uninterrupted, folder)
 
 
 @pytest.mark.slow
@@ -387,11 +371,11 @@ def test_trained_model_that_the_disk_fails_is_written_by_the_same_command(
         if "checkpoint-" in str(folder):
             return save_pretrained(model, folder, **settings)
         (Path(folder) / "config.json").touch()
-        raise OSError(28, "No space left on device")
+        return no_space()
 
     with monkeypatch.context() as patch:
         patch.setattr(VaswaniTransformerForConditionalGeneration, "save_pretrained", tear)
         with pytest.raises(OutputError, match="No space left on device; make room"):
-            train_in(arguments, tmp_path / "run", "--training.steps=3")
-    assert train_in(arguments, tmp_path / "run", "--training.steps=3")["steps"] == 3
+            runs.train_in(arguments, tmp_path / "run", "--training.steps=3")
+    assert runs.train_in(arguments, tmp_path / "run", "--training.steps=3")["steps"] == 3
     assert load_file(tmp_path / "run" / "model.safetensors")

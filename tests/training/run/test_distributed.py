@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.helpers import ROOT, tiny_model, user_error
-from tests.training.runs import FinishedRun, assert_same_checkpoints, prepare_run, recipe_in, rewound, train_in
+from tests.training import runs
 from training.recipe.machine import uses_cpu
 from training.run.distributed import (
     KERNELS,
@@ -172,9 +172,9 @@ def test_memory_of_training_does_not_grow_with_the_shapes_of_its_products() -> N
 
 
 def trainer_of(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
-    recipe = recipe_in(arguments, folder, "--training.steps=1", *more)
+    recipe = runs.recipe_in(arguments, folder, "--training.steps=1", *more)
     init_distributed()
-    return make_trainer(recipe, prepare_run(recipe))
+    return make_trainer(recipe, runs.prepare_run(recipe))
 
 
 @pytest.mark.slow
@@ -243,10 +243,10 @@ def test_disk_that_machines_do_not_share_is_an_error(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test simulates the second of two machines, on which the first process's files do not appear."""
-    recipe = recipe_in(arguments, tmp_path / "run")
+    recipe = runs.recipe_in(arguments, tmp_path / "run")
     monkeypatch.setattr(PartialState, "is_main_process", False)
     with user_error(r"this machine does not see what the first process wrote there; name a fold"):
-        prepare_run(recipe)
+        runs.prepare_run(recipe)
 
 
 @pytest.mark.slow
@@ -256,18 +256,15 @@ def test_run_in_bf16_or_compiled_learns_and_resumes_to_the_bit(
 ) -> None:
     """All batches have one shape, so that the compiler runs equally often before and after the interruption."""
     torch.compiler.reset()
-    more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6"]
+    more = ["--training.source_tokens=600", "--training.target_tokens=600", "--training.steps=6", "--data.test=null"]
     settings, whole = [*arguments, *more, f"--training.{switch}"], tmp_path / "whole"
-    first = train_in(settings, whole)
-    losses = [entry["loss"] for entry in first["curve"] if "loss" in entry]
+    losses = [entry["loss"] for entry in runs.entries(runs.train_in(settings, whole))]
     assert losses[-1] < losses[0] - 0.5
-    resumed = rewound(whole, 3, tmp_path / "resumed")
-    assert train_in(settings, resumed)["steps"] == 6
-    assert_same_checkpoints(whole, resumed)
+    runs.assert_resumes(settings, whole, 3, tmp_path / "resumed")
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_no_bit_of_a_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_gradient_checkpointing_changes_no_bit_of_a_run(finished_run: runs.FinishedRun, tmp_path: Path) -> None:
     """The second forward pass draws the same dropout masks."""
-    train_in(finished_run.arguments, tmp_path / "run", "--training.gradient_checkpointing=true")
-    assert_same_checkpoints(finished_run.folder, tmp_path / "run")
+    runs.train_in(finished_run.arguments, tmp_path / "run", "--training.gradient_checkpointing=true")
+    runs.assert_same_checkpoints(finished_run.folder, tmp_path / "run")

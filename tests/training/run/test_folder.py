@@ -2,13 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from transformers import ByT5Tokenizer
 
-from tests.helpers import load_tokenizer, user_error
-from tests.training.runs import begin_run, prepare_run, recipe_in, train_in
+from tests.helpers import load_tokenizer, no_space, user_error
+from tests.training.runs import begin_run, last_of_each, prepare_run, recipe_in
 from training import train
 from training.recipe.fields import load_recipe
 from training.run import checkpoints, preparation
@@ -17,12 +17,37 @@ from training.run.folder import diff_trees, prepare_folder
 from training.train import run
 from vaswani_transformer.support.errors import OutputError
 
+LEARNED, NO_DATA, STREAM = "--model.position_embedding=learned", "--data.path=/nowhere", "--data.streaming=true"
 
-def test_run_rejected_at_its_start_does_not_block_the_next(arguments: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with user_error(r"training\.source_tokens: a pair has \d+ tokens .* more than the 5 of a step"):
-        train_in(arguments, folder, "--training.source_tokens=5")
-    assert not folder.exists()
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--training.source_tokens=5"], r"training\.source_tokens: a pair has \d+ tokens .* than the 5 of a step"),
+        (["--data.test=../own.yaml"], r"own\.yaml, line 1: not JSON"),
+        (["--model.d_model=1000000000", "--model.encoder_layers=900"], r"^model: .* memory; got [\d,]+ GiB, expected "),
+        ([LEARNED, "--model.max_position_embeddings=30"], r"max_position_embeddings: split validation needs \d+ posi"),
+        ([STREAM, "--data.max_length=61"], r"training\.source_tokens: a pair may have 61 tokens on that side"),
+        (
+            [STREAM, "--data.max_length=40", "--data.buffer=20", "--training.device_tokens=20"],
+            r"data\.buffer: 20 pairs are too few for 3 micro-batches of a step; give at",
+        ),
+        ([NO_DATA, "--training.attention=flex_attention"], r"^training\.attention: flex_attention does not train on a"),
+        ([NO_DATA, "--training.attention=flash_attention_2"], r"^training\.attention: .* CPU, eager and sdpa do;"),
+        *(
+            ([NO_DATA, f"--output_dir={folder}"], r"is not a writable folder \(\w.*\); give another --output_dir\.$")
+            for folder in ("/proc/x", "/proc/1/x/y", "x" * 300)
+        ),
+    ],
+)
+def test_run_that_cannot_train_is_one_line_before_its_folder_is_made(
+    arguments: list[str], tmp_path: Path, more: list[str], message: str
+) -> None:
+    """What needs no data ends it before the data is read, as `NO_DATA` shows."""
+    settings = last_of_each(*arguments[1:], f"--output_dir={tmp_path / 'run'}", *more)
+    with user_error(message):
+        run(load_recipe(arguments[0], settings))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["link", "."])
@@ -97,7 +122,6 @@ def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, arguments: li
 def test_run_without_an_empty_folder_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     with user_error(r"output_dir: the run needs a folder;"):
         prepare_folder(load_recipe(arguments[0], arguments[1:]))
-    (tmp_path / "notes.txt").write_text("mine")
     with user_error(r"holds files that are not a run; give another --output_dir"):
         prepare_folder(recipe_in(arguments, tmp_path))
 
@@ -111,26 +135,12 @@ def test_another_recipe_does_not_take_over_an_unfinished_run(tmp_path: Path, arg
         prepare_folder(other)
     longer = recipe_in(arguments, folder, "--training.steps=1000")
     assert prepare_folder(longer).changed == ["training.steps"]
-
-
-def test_another_recipe_does_not_extend_a_finished_run(tmp_path: Path, arguments: list[str]) -> None:
-    recipe = recipe_in(arguments, tmp_path / "run")
-    folder = begin_run(recipe)
     (folder / "results.json").write_text("{}")
     with user_error(r"holds a finished run; give another .* and nothing else, to extend it\.$"):
         prepare_folder(recipe)
     other = recipe_in(arguments, folder, "--training.steps=1000", "--training.warmup_steps=7")
     with user_error(r"nothing else \(training\.warmup_steps differs too\), to extend it\.$"):
         prepare_folder(other)
-
-
-def test_folder_of_a_run_that_is_still_running_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
-    """This happens after `kill -9` of a launcher, whose processes continue."""
-    recipe = recipe_in(arguments, tmp_path / "run")
-    folder = begin_run(recipe)
-    with run_lock(folder), user_error(r"run: another run is using it; end its processes"):
-        prepare_folder(recipe)
-    assert prepare_folder(recipe).path == folder
 
 
 def test_folder_in_place_of_the_lock_is_named(arguments: list[str], tmp_path: Path) -> None:
@@ -155,10 +165,7 @@ def test_longer_run_that_the_disk_does_not_hold_is_one_line(
     recipe, longer = (recipe_in(arguments, tmp_path / "run", f"--training.steps={steps}") for steps in (10, 20))
     prepare_run(recipe)
 
-    def fail(path: Path, text: str) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("training.run.preparation.write_atomically", fail)
+    monkeypatch.setattr("training.run.preparation.write_atomically", no_space)
     with pytest.raises(OutputError, match=r"run: cannot be written: No space left on device; make room"):
         prepare_run(longer)
 
@@ -174,22 +181,8 @@ def test_files_of_a_run_killed_at_its_start_do_not_block_the_next(tmp_path: Path
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "x" * 300])
-def test_folder_that_cannot_be_written_is_an_error_before_the_data_is_read(arguments: list[str], folder: str) -> None:
-    with user_error(r"is not a writable folder \(\w.*\); give another --output_dir\.$"):
-        train_in(arguments, Path(folder), "--data.path=/nowhere")
-
-
 def test_differing_fields_are_named() -> None:
     assert diff_trees({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}, "e": 5}) == ["b.c", "e"]
-
-
-def test_run_writes_nothing_before_the_data_is_read(tmp_path: Path, arguments: list[str]) -> None:
-    folder = tmp_path / "run"
-    Path(tmp_path / "data" / "test.jsonl").write_text("{\n")
-    with user_error(r"test\.jsonl, line 1: not JSON"):
-        train_in(arguments, folder)
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json.part"])
@@ -201,9 +194,3 @@ def test_link_to_a_file_in_a_runs_folder_is_an_error(arguments: list[str], tmp_p
     with user_error(rf"{name}: is a link, through which a run would write another file; put the"):
         prepare_folder(recipe_in(arguments, folder))
     assert other.read_text() == "mine"
-
-
-def test_model_larger_than_memory_is_an_error_before_it_is_made(arguments: list[str], tmp_path: Path) -> None:
-    sizes = ["--model.d_model=1000000000", "--model.encoder_layers=900"]
-    with user_error(r"^model: its weights do not fit into memory; got [\d,]+ GiB, expected more"):
-        train_in(arguments, tmp_path / "run", *sizes)

@@ -19,6 +19,7 @@ from training.run.folder import prepare_folder
 from training.run.initial_weights import copy_weights, load_trained_models
 from vaswani_transformer import VaswaniTransformerTokenizer
 
+MakeRecipe = Callable[..., Recipe]  # of arguments
 SHAPE = {name: value for name, value in TINY.items() if name != "vocab_size"}
 
 
@@ -29,13 +30,12 @@ def train_tokenizer(text: str = "one tree") -> VaswaniTransformerTokenizer:
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save an autoregressive model with its tokenizer."""
-    folder, tokenizer = tmp_path_factory.mktemp("teacher"), train_tokenizer()
-    save(folder, tiny_model(vocab_size=len(tokenizer)), tokenizer)
-    return folder
+    tokenizer = train_tokenizer()
+    return save(tmp_path_factory.mktemp("teacher"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
 
 
 @pytest.fixture
-def make_recipe(tmp_path: Path) -> Callable[..., Recipe]:
+def make_recipe(tmp_path: Path) -> MakeRecipe:
     def make(*arguments: str) -> Recipe:
         path = tmp_path / "own.yaml"
         path.write_text(yaml.safe_dump({"data": {"kind": "grammar"}, "model": SHAPE}), encoding="utf-8")
@@ -51,19 +51,14 @@ def pairs() -> DatasetDict:
 
 @pytest.mark.parametrize(("kind", "layers"), [("autoregressive", 2), ("autoregressive", 3), ("nat", 2), ("cmlm", 2)])
 def test_model_starts_with_its_teachers_encoder_and_embeddings(
-    make_recipe: Callable[..., Recipe], teacher: Path, pairs: DatasetDict, tmp_path: Path, kind: str, layers: int
+    make_recipe: MakeRecipe, teacher: Path, pairs: DatasetDict, tmp_path: Path, kind: str, layers: int
 ) -> None:
     """A CMLM's `<mask>` has the next id and a random embedding; the other weights are the same without a teacher.
 
     The teacher's two encoder layers are the model's first ones.
     """
-    recipe = make_recipe(
-        f"--model.kind={kind}",
-        f"--training.encoder_from={teacher}",
-        f"--tokenizer.path={teacher}",
-        "--model.dropout=0.3",
-        f"--model.encoder_layers={layers}",
-    )
+    given = [f"--model.kind={kind}", f"--training.encoder_from={teacher}", f"--tokenizer.path={teacher}"]
+    recipe = make_recipe(*given, "--model.dropout=0.3", f"--model.encoder_layers={layers}")
     loaded = load_trained_models(recipe, tmp_path / "run")
     tokenizer = make_tokenizer(recipe, pairs)
     loaded["encoder_from"].check_vocabulary(tokenizer)
@@ -85,7 +80,7 @@ def test_model_starts_with_its_teachers_encoder_and_embeddings(
 
 
 def test_teacher_with_sinusoids_may_have_another_size_of_the_unused_table(
-    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+    make_recipe: MakeRecipe, teacher: Path, tmp_path: Path
 ) -> None:
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}", "--model.max_position_embeddings=64")
     assert [*load_trained_models(recipe, tmp_path / "run")] == ["encoder_from"]
@@ -93,7 +88,7 @@ def test_teacher_with_sinusoids_may_have_another_size_of_the_unused_table(
 
 @pytest.mark.parametrize("field", ["encoder_from", "start_from"])
 def test_run_with_a_checkpoint_needs_no_teacher_and_no_start(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, field: str
+    make_recipe: MakeRecipe, tmp_path: Path, field: str
 ) -> None:
     recipe, folder = make_recipe("--model.kind=nat", f"--training.{field}=/nowhere/teacher"), tmp_path / "run"
     with user_error(r"^/nowhere/teacher: there is no such folder"):
@@ -104,7 +99,7 @@ def test_run_with_a_checkpoint_needs_no_teacher_and_no_start(
 
 
 def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
-    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+    make_recipe: MakeRecipe, teacher: Path, tmp_path: Path
 ) -> None:
     other, window, learned = tmp_path / "nat", tmp_path / "window", tmp_path / "learned"
     tiny_nat().save_pretrained(other)
@@ -112,26 +107,16 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
     tiny_model(position_embedding="learned", max_position_embeddings=32).save_pretrained(learned)
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text('{"model_type": "bart"}')
+    table = ["--model.position_embedding=learned", "--model.max_position_embeddings=64"]
+    field = r"^training\.encoder_from: "
     for name, arguments, message in (
-        (other, [], r"^training\.encoder_from: .*nat: is a model of another type; got 'vaswani_nat', expected 'vas"),
-        (tmp_path / "bart", [], r"^training\.encoder_from: .*bart: .* got 'bart', expected 'vaswani_transformer'\. N"),
-        (teacher, ["--model.d_ff=32"], r"^training\.encoder_from: .* has d_ff 64, and the recipe 32; set model\.d_ff"),
-        (
-            teacher,
-            ["--model.encoder_layers=1"],
-            r"^training\.encoder_from: .* has 2 encoder layers, .* only 1; set model",
-        ),
-        (
-            window,
-            [],
-            r"^training\.encoder_from: .* has attention_window 3, and the recipe None; set model\.att",
-        ),
-        (
-            learned,
-            ["--model.position_embedding=learned", "--model.max_position_embeddings=64"],
-            r"^training\.encoder_from: .* has max_position_embeddings 32, and the recipe 64; set",
-        ),
-        (teacher, ["--model.d_k=9"], r"^training\.encoder_from: .* has head_dim 8, and the recipe 9"),
+        (other, [], rf"{field}.*nat: is a model of another type; got 'vaswani_nat', expected 'vaswani_transformer'"),
+        (tmp_path / "bart", [], rf"{field}.*bart: .* got 'bart', expected 'vaswani_transformer'\. N"),
+        (teacher, ["--model.d_ff=32"], rf"{field}.* has d_ff 64, and the recipe 32; set model\.d_ff"),
+        (teacher, ["--model.encoder_layers=1"], rf"{field}.* has 2 encoder layers, .* only 1; set model"),
+        (window, [], rf"{field}.* has attention_window 3, and the recipe None; set model\.att"),
+        (learned, table, rf"{field}.* has max_position_embeddings 32, and the recipe 64; set"),
+        (teacher, ["--model.d_k=9"], rf"{field}.* has head_dim 8, and the recipe 9"),
         (break_model(teacher, tmp_path / "nan", "nan"), [], r"^.*nan: NaN or infinite numbers in model\.encoder"),
     ):
         recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={name}", *arguments)
@@ -140,7 +125,7 @@ def test_teacher_of_another_kind_or_shape_is_an_error_of_one_line(
 
 
 def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
-    make_recipe: Callable[..., Recipe], teacher: Path, tmp_path: Path
+    make_recipe: MakeRecipe, teacher: Path, tmp_path: Path
 ) -> None:
     recipe = make_recipe("--model.kind=nat", f"--training.encoder_from={teacher}")
     model = load_trained_models(recipe, tmp_path / "run")["encoder_from"]
@@ -149,7 +134,7 @@ def test_teacher_of_another_vocabulary_is_an_error_of_one_line(
 
 
 def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
-    make_recipe: Callable[..., Recipe], pairs: DatasetDict, tmp_path: Path
+    make_recipe: MakeRecipe, pairs: DatasetDict, tmp_path: Path
 ) -> None:
     train_tokenizer().save_pretrained(tmp_path / "tokenizer")
     settings = tmp_path / "tokenizer" / "tokenizer_config.json"
@@ -160,28 +145,28 @@ def test_tokenizer_with_left_padding_is_an_error_only_for_parallel_models(
         make_tokenizer(make_recipe("--model.kind=nat", path), pairs)
 
 
-def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe: Callable[..., Recipe]) -> None:
+def test_cmlm_needs_a_tokenizer_with_a_mask(make_recipe: MakeRecipe) -> None:
     with user_error(r"^tokenizer: has no <mask>, expected one for model\.kind cmlm; add it by"):
         config_for_tokenizer(make_recipe("--model.kind=cmlm"), train_tokenizer())
 
 
 @pytest.mark.parametrize(("kind", "count"), [("nat", 41), ("cmlm", 256)])
 def test_length_beam_above_the_classes_is_an_error_before_any_work(
-    make_recipe: Callable[..., Recipe], kind: str, count: int
+    make_recipe: MakeRecipe, kind: str, count: int
 ) -> None:
     check_model_trains(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count}"))
     with user_error(rf"^decoding\.length_beam_size: got {count + 1}, .* has {count} length classes"):
         check_model_trains(make_recipe(f"--model.kind={kind}", f"--decoding.length_beam_size={count + 1}"))
 
 
-def test_run_of_another_kind_is_an_error_that_names_the_kind(make_recipe: Callable[..., Recipe]) -> None:
+def test_run_of_another_kind_is_an_error_that_names_the_kind(make_recipe: MakeRecipe) -> None:
     begin_run(make_recipe("--model.kind=nat"))
     prepare_folder(make_recipe("--model.kind=nat"))
     with user_error(r"run of another recipe, model\.kind differs; give the same command to resume"):
         prepare_folder(make_recipe("--model.kind=cmlm"))
 
 
-def test_run_saved_without_a_field_resumes_with_its_default(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_run_saved_without_a_field_resumes_with_its_default(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     tree = to_dict(make_recipe())
     del tree["training"]["optimizer"], tree["training"]["encoder_from"]
@@ -191,7 +176,7 @@ def test_run_saved_without_a_field_resumes_with_its_default(make_recipe: Callabl
         prepare_folder(make_recipe("--training.optimizer=radam"))
 
 
-def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe: Callable[..., Recipe]) -> None:
+def test_glat_run_keeps_its_schedule_when_it_gets_more_steps(make_recipe: MakeRecipe) -> None:
     glat = ["--model.kind=nat", "--training.glancing=[0.5, 0.3]"]
     begin_run(make_recipe(*glat, "--training.steps=7"))
     prepare_folder(make_recipe(*glat, "--training.steps=7"))

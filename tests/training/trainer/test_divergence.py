@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.helpers import tiny_model, user_error
-from tests.training.runs import SHARDED, TWO_PROCESSES, FinishedRun, equal, finish, start, train_in, weights
+from tests.training import runs
 from training.recipe.fields import TrainingRecipe
-from training.run.checkpoints import all_checkpoints, complete_checkpoints, step_of
+from training.run.checkpoints import all_checkpoints, checkpoint_at, complete_checkpoints, step_of
 from training.trainer.divergence import DivergenceGuard, is_finite
 from training.trainer.trainer import RecipeTrainer
 from vaswani_transformer.batching.schedule import paper_adam
 from vaswani_transformer.support.errors import UserError
 
-POISON = "tests.training.poisoned"
+Poison = Callable[..., None]  # of the numbers of steps
 BAD_STEP = 5
 
 
 def all_finite(folder: Path) -> bool:
-    return all(is_finite(list(weights(path).values())) for path in complete_checkpoints(folder))
+    return all(is_finite(list(runs.weights(path).values())) for path in complete_checkpoints(folder))
 
 
 @pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Poison:
     """Return a function that makes the losses of given steps NaN, in one micro-batch or all."""
 
     def poison(*steps: int, micro_batch: int | None = None) -> None:
@@ -51,12 +51,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.slow
 def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(
-    finished_run: FinishedRun, arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
+    finished_run: runs.FinishedRun, arguments: list[str], tmp_path: Path, poisoned: Poison
 ) -> None:
     folder, uninterrupted = tmp_path / "run", finished_run.folder
     poisoned(BAD_STEP)
     with pytest.raises(UserError) as stop:
-        train_in(arguments, folder, "--training.steps=9")
+        runs.train_in(arguments, folder, "--training.steps=9")
     assert re.fullmatch(
         r"step 5: the loss or its gradient is not finite, of the training pairs (\d+, )+\d+( and \d+ more)? \(one is "
         r"'\w+ \w+'\); checkpoint 3 is kept; start over with a smaller training\.learning_rate_scale, or leave such "
@@ -65,18 +65,14 @@ def test_training_stops_at_a_gradient_that_is_not_finite_and_resumes_before_it(
     )
     assert [step_of(path) for path in all_checkpoints(folder)] == [3]
     assert not (folder / "results.json").exists()
-    assert equal(
-        weights(folder / "checkpoints" / "checkpoint-3"), weights(uninterrupted / "checkpoints" / "checkpoint-3")
-    )
+    assert runs.equal(runs.weights(folder, step=3), runs.weights(uninterrupted, step=3))
 
 
 @pytest.mark.slow
-def test_pairs_of_the_micro_batch_that_failed_are_named(
-    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
-) -> None:
+def test_pairs_of_the_micro_batch_that_failed_are_named(arguments: list[str], tmp_path: Path, poisoned: Poison) -> None:
     poisoned(1, micro_batch=2)
     with pytest.raises(UserError) as stop:
-        train_in(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15")
+        runs.train_in(arguments, tmp_path / "run", "--training.steps=9", "--training.device_tokens=15")
     match = re.search(r"the training pairs ([\d, ]+)( and \d+ more)? \(one is '(\w+ \w+)'\)", str(stop.value))
     assert match is not None
     lines = (tmp_path / "data" / "train.jsonl").read_text().splitlines()
@@ -89,35 +85,33 @@ def test_pairs_of_the_micro_batch_that_failed_are_named(
 
 @pytest.mark.slow
 def test_skipped_step_changes_neither_weights_nor_moments(
-    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None], caplog: pytest.LogCaptureFixture
+    arguments: list[str], tmp_path: Path, poisoned: Poison, caplog: pytest.LogCaptureFixture
 ) -> None:
     poisoned(BAD_STEP)
     more = ["--training.on_divergence=skip", "--training.steps=6", "--training.checkpoint_steps=1"]
-    results = train_in(arguments, tmp_path / "run", *more)
+    results = runs.train_in(arguments, tmp_path / "run", *more)
     states = {}
     for step in (4, 5, 6):
-        path = tmp_path / "run" / "checkpoints" / f"checkpoint-{step}"
+        path = checkpoint_at(tmp_path / "run", step)
         optimizer = torch.load(path / "optimizer.pt", weights_only=True)["state"]
-        states[step] = weights(path) | {
+        states[step] = runs.weights(path) | {
             f"{name} of {of}": value for of, state in optimizer.items() for name, value in state.items()
         }
-    assert equal(states[4], states[5])
-    assert not equal(states[5], states[6])
+    assert runs.equal(states[4], states[5])
+    assert not runs.equal(states[5], states[6])
     assert is_finite(list(states[6].values()))
     assert results["steps"] == 6
     assert "Step 5: the loss or its gradient is not finite, of the training pairs" in caplog.text
-    losses = {entry["step"]: entry["loss"] for entry in results["curve"] if "loss" in entry}
+    losses = {entry["step"]: entry["loss"] for entry in runs.entries(results)}
     assert all(loss == loss for step, loss in losses.items() if step != BAD_STEP)
 
 
 @pytest.mark.slow
-def test_run_that_skips_too_many_steps_in_a_row_stops(
-    arguments: list[str], tmp_path: Path, poisoned: Callable[..., None]
-) -> None:
+def test_run_that_skips_too_many_steps_in_a_row_stops(arguments: list[str], tmp_path: Path, poisoned: Poison) -> None:
     poisoned(4, 6, 7, 8, 9)
     more = ["--training.on_divergence=skip", "--training.skip_limit=2", "--training.steps=12"]
     with user_error(r"^step 8: .* after 2 such steps in a row; checkpoint 6 is kept; start over"):
-        train_in(arguments, tmp_path / "run", *more)
+        runs.train_in(arguments, tmp_path / "run", *more)
     assert all_finite(tmp_path / "run")
 
 
@@ -128,28 +122,29 @@ def test_learning_rate_far_too_large_leaves_no_checkpoint_that_is_not_finite(
 ) -> None:
     more = [f"--training.learning_rate_scale={scale}", f"--training.precision={precision}", "--training.steps=30"]
     with user_error(r"^step \d+: .* not finite.*start over with a smaller"):
-        train_in(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1")
+        runs.train_in(arguments, tmp_path / "run", *more, "--training.checkpoint_steps=1")
     assert all_finite(tmp_path / "run")
     assert not (tmp_path / "run" / "results.json").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch", [{"launcher": TWO_PROCESSES, "module": POISON}, SHARDED | {"module": POISON}])
+@pytest.mark.parametrize("launcher", [runs.TWO_PROCESSES, runs.TWO_SHARDS], ids=["DDP", "FSDP2"])
 def test_processes_stop_together_name_their_pairs_once_and_resume_by_skipping(
-    arguments: list[str], tmp_path: Path, launch: dict[str, Any]
+    arguments: list[str], tmp_path: Path, launcher: tuple[str, ...]
 ) -> None:
     """The loss of one micro-batch of the second process is NaN in the fifth step."""
     settings = [*arguments, "--training.steps=7", "--training.device_tokens=15"]
-    process = start(settings, tmp_path / "run", **launch)
+    process = runs.start(settings, tmp_path / "run", launcher=launcher, change="poison")
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     messages = re.findall(r"^step 5: the loss or its gradient is not finite, of the training pairs.*$", errors, re.M)
     assert len(messages) == 1
     assert "checkpoint 3 is kept" in messages[0]
     assert all_finite(tmp_path / "run")
-    finish(start([*settings, "--training.on_divergence=skip"], tmp_path / "run", **launch))
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 7
-    assert is_finite(list(weights(tmp_path / "run").values()))
+    skipping = [*settings, "--training.on_divergence=skip"]
+    runs.run_to_end(skipping, tmp_path / "run", launcher=launcher, change="poison")
+    assert runs.results_in(tmp_path / "run")["steps"] == 7
+    assert is_finite(list(runs.weights(tmp_path / "run").values()))
 
 
 def guarded(tmp_path: Path, steps: list[float], **settings: Any) -> tuple[list[dict[str, Tensor]], DivergenceGuard]:
@@ -178,8 +173,8 @@ class FakeTokenizer:
 
 def test_no_update_follows_a_gradient_that_is_not_finite_until_the_host_learns_of_it(tmp_path: Path) -> None:
     seen, guard = guarded(tmp_path, [1.0, float("nan"), 1.0])
-    assert equal(seen[0], seen[1])
-    assert equal(seen[1], seen[2])
+    assert runs.equal(seen[0], seen[1])
+    assert runs.equal(seen[1], seen[2])
     with user_error(r"^step 2: .* of a batch of the pair '5 6'; no checkpoint was written yet;"):
         guard.read_flags(tmp_path)
 
@@ -191,8 +186,8 @@ def test_only_the_skipped_update_is_left_out(
     if not is_fused:
         monkeypatch.setattr("vaswani_transformer.batching.schedule.FUSED_DEVICES", ())
     seen, guard = guarded(tmp_path, [1.0, float("inf"), 1.0], on_divergence="skip")
-    assert equal(seen[0], seen[1])
-    assert not equal(seen[1], seen[2])
+    assert runs.equal(seen[0], seen[1])
+    assert not runs.equal(seen[1], seen[2])
     guard.read_flags(tmp_path)
     assert "Step 2: the loss or its gradient is not finite, of a batch of the pair '5 6'; its update" in caplog.text
     assert guard.skipped == 0

@@ -15,14 +15,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import break_model, load_tokenizer, padded_batch, tiny_model, user_error
 from tests.nar_models import END, targets, tiny_cmlm
-from tests.training.runs import FinishedRun, assert_same_checkpoints, recipe_in, rewound, train_in
+from tests.training.runs import FinishedRun, assert_resumes, entries, recipe_in, train_in
 from training.recipe.fields import Operator
-from training.run.initial_weights import (
-    TrainedModel,
-    check_same_energy,
-    record_models,
-    recorded_models,
-)
+from training.run.initial_weights import TrainedModel, check_same_energy, record_models, recorded_models
 from training.train import run
 from training.trainer import energy as energy_module
 from training.trainer.energy import OPERATORS, Energy
@@ -193,10 +188,10 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
     ]
     whole = tmp_path / "whole"
     run_results = train_in(trained, whole, *more)
-    energies = {entry["step"]: entry["eval_energy"] for entry in run_results["curve"] if "eval_energy" in entry}
+    energies = {entry["step"]: entry["eval_energy"] for entry in entries(run_results, "eval_energy")}
     assert energies[12] < energies[3]
     assert run_results["best_validation_energy"] == min(energies.values())
-    entry = next(entry for entry in run_results["curve"] if "loss" in entry)
+    entry = entries(run_results)[0]
     assert entry["loss"] == pytest.approx(entry["energy"] + entry["length_loss"], rel=1e-5)
     model = AutoModelForSeq2SeqLM.from_pretrained(whole)
     start = AutoModelForSeq2SeqLM.from_pretrained(models / "cmlm")
@@ -206,9 +201,7 @@ def test_run_lowers_the_energy_of_the_argmax_and_resumes_to_the_bit(
         "training.start_from": LoadOptions(str(models / "cmlm")).digest(),
         "training.energy_from": LoadOptions(str(models / "teacher")).digest(),
     }
-    resumed = rewound(whole, 3, tmp_path / "resumed")
-    assert train_in(trained, resumed, *more)["steps"] == 12
-    assert_same_checkpoints(whole, resumed)
+    assert_resumes(trained, whole, 3, tmp_path / "resumed", *more)
 
 
 @pytest.mark.slow
