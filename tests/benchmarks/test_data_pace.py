@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import text_pace
 from tests.benchmarks.data_pace import main
 from tests.helpers import PAIRS, model_of_pairs
 
@@ -22,3 +23,12 @@ def test_benchmark_writes_every_rate(tmp_path: Path, capsys: pytest.CaptureFixtu
     parts = ["order", "batches", "cmlm step, ms", "tokenizing", "streams", "texts"]
     assert [part for part in results if part != "pairs"] == parts
     assert all(name in printed for part in parts for name in [part, *results[part]])
+
+
+@pytest.mark.slow
+def test_jobs_report_their_memory_on_the_way(tmp_path: Path) -> None:
+    results = text_pace.main(["--lines=5000", f"--output={tmp_path / 'texts.json'}"])
+    assert json.loads((tmp_path / "texts.json").read_text()) == results
+    for name in ("translate", "distill"):
+        assert [report["lines"] for report in results[name]] == [0, 500, 1000, 2500, 5000]
+        assert all(0 < report["now_MiB"] <= report["peak_MiB"] for report in results[name])

@@ -23,7 +23,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     hostile.add_argument("--count", type=int, default=100_000, help="cases (100,000)")
     hostile.add_argument("--only", default="", metavar="TARGET[/NUMBER]", help="one target, or one case again")
     killed = campaigns.add_parser("kills", help="jobs that are killed and started again")
-    killed.add_argument("--kills", type=float, default=float("inf"), help="kills after which it ends")
+    killed.add_argument("--kills", type=float, default=float("inf"), help="kills by SIGKILL after which it ends")
     killed.add_argument("--only", default="", metavar="JOB", help="one job")
     faulty = campaigns.add_parser("disks", help="jobs whose writes fail, and torn checkpoints")
     faulty.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th write and size (1)")

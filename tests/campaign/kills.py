@@ -1,8 +1,8 @@
 """Kills: small jobs are killed at random moments and started again by the same command, until they are finished.
 
 An undisturbed job and a killed one must leave the same bits: all checkpoints and final weights of a run, the files of a
-translation, a parsed text and a distillation. Jobs are forked from a process that has imported everything, and every
-tenth one is started as users start it.
+translation, a parsed text and a distillation. Jobs are forked from a process that has imported everything, and about
+every tenth one is started as users start it.
 """
 
 import argparse
@@ -72,6 +72,14 @@ class Job:
     output: str
     result: Callable[[Path], dict[str, Any]]
     processes: int = 1
+
+
+@dataclass
+class Undisturbed:
+    """A job's result without a kill, and the seconds that it takes; fewer where the machine has less other work."""
+
+    seconds: float
+    result: dict[str, Any]
 
 
 def result_of_run(folder: Path) -> dict[str, Any]:
@@ -168,6 +176,10 @@ def wait(pids: list[int], seconds: float) -> list[int]:
     return [statuses[pid] for pid in pids]
 
 
+def has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def finish(job: Job, output: Path, log: Path) -> float:
     """Run a job to its end, and return the seconds that it took.
 
@@ -197,10 +209,10 @@ def disturb(job: Job, output: Path, log: Path, seconds: float, draw: random.Rand
     sent = draw.choices((signal.SIGKILL, signal.SIGTERM, signal.SIGINT), (6, 1, 1))[0]
     if job.module != "training.train" or job.processes > 1:
         sent = signal.SIGKILL
-    pids = begin(job, output, log)
-    time.sleep(seconds)
+    pids, end = begin(job, output, log), time.monotonic() + seconds
     victims = draw.choice((pids, pids[:1], pids[-1:]))
-    is_over = os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    while not (is_over := has_ended(pids[0])) and time.monotonic() < end:
+        time.sleep(0.01)
     for pid in () if is_over else victims:
         os.kill(pid, signal.SIGUSR1)
     time.sleep(0.02)
@@ -234,7 +246,11 @@ def fill(job: Job, output: Path, log: Path, draw: random.Random) -> str:
 
 
 def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
-    """Start a job as users do, in a new process, and kill it after some seconds; return where it was."""
+    """Start a job as users do, in a new process, and kill it after some seconds; return that, or "finished".
+
+    Raises:
+        RuntimeError: it ends by itself with an error.
+    """
     if job.module == "training.train":
         process = start(job.arguments, output, launcher=TWO_PROCESSES if job.processes > 1 else (), is_fork=False)
     else:
@@ -243,32 +259,39 @@ def start_and_kill(job: Job, output: Path, draw: random.Random) -> str:
     time.sleep(draw.uniform(0, 25))
     if process.poll() is None:
         kill(process)
-    return "SIGKILL of a real start"
+        return "SIGKILL of a real start"
+    _, errors = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{job.name} ends with {process.returncode}: {errors[-600:]}")
+    return "finished"
 
 
-def run_case(job: Job, number: int, seed: int, folder: Path, expected: tuple[float, dict[str, Any]]) -> list[str]:
-    """Disturb a job one to three times, finish it, and compare the result; return where it was each time.
+def run_case(job: Job, number: int, seed: int, folder: Path, expected: Undisturbed) -> list[str]:
+    """Disturb a job two to five times, finish it, and compare the result; return where it was each time.
 
     Raises:
         RuntimeError: a start fails.
         AssertionError: the result differs.
     """
-    draw, (seconds, result) = random.Random(f"{seed}/{job.name}/{number}"), expected
+    draw, started = random.Random(f"{seed}/{job.name}/{number}"), time.monotonic()
     output, log, moments, is_finished = folder / "out", folder / "log", [], False
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        if number % 10 == 9:
+    is_real = draw.random() < 0.1
+    for _ in range(draw.choice((2, 3, 4, 5))):
+        if is_real:
             moments.append(start_and_kill(job, output, draw))
-        elif job.processes == 1 and draw.random() < 0.25:
+        elif job.processes == 1 and draw.random() < 0.1:
             moments.append(fill(job, output, log, draw))
         else:
-            moments.append(disturb(job, output, log, draw.uniform(0.02, 1.1) * seconds, draw))
+            moments.append(disturb(job, output, log, draw.uniform(0.02, 1.1) * expected.seconds, draw))
+            if moments == ["finished"]:
+                expected.seconds = min(expected.seconds, time.monotonic() - started)
         # A kill may come between the last file of a run and its exit; the run would not start again.
         is_finished = moments[-1] == "finished" or (output / "results.json").exists()
         if is_finished:
             break
     if not is_finished:
         finish(job, output, log)
-    found = job.result(output)
+    found, result = job.result(output), expected.result
     differing = [name for name in result.keys() | found.keys() if result.get(name) != found.get(name)]
     assert not differing, f"{job.name} differs after {moments} in {sorted(differing)}"
     return moments
@@ -279,11 +302,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     moments: Counter[str] = Counter()
     jobs_done: Counter[str] = Counter()
+    kills: Counter[str] = Counter()  # of each job; full disks and interruptions are among the moments only
     failures, number, end = [], 0, time.monotonic() + 3600 * options.hours
     with tempfile.TemporaryDirectory() as top:
         jobs = [job for job in make_jobs(Path(top)) if options.only in ("", job.name)]
-        expected: dict[str, Any] = {}
-        while time.monotonic() < end and sum(moments.values()) < options.kills:
+        expected: dict[str, Undisturbed] = {}
+        while time.monotonic() < end and kills.total() < options.kills:
             job = jobs[number % len(jobs)]
             folder = Path(top) / f"case-{number}"
             folder.mkdir()
@@ -291,15 +315,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 if job.name not in expected:
                     whole = Path(top) / f"whole {job.name}"
                     whole.mkdir()
-                    expected[job.name] = finish(job, whole / "out", whole / "log"), job.result(whole / "out")
+                    seconds = finish(job, whole / "out", whole / "log")
+                    expected[job.name] = Undisturbed(seconds, job.result(whole / "out"))
                 found = run_case(job, number, options.seed, folder, expected[job.name])
                 moments.update(moment for moment in found if moment != "finished")
+                kills[job.name] += sum(moment.startswith("SIGKILL") for moment in found)
             except (AssertionError, RuntimeError, OSError, KeyError) as error:
                 print(f"{job.name}/{number}: {error}", file=sys.stderr)
                 failures.append({"case": f"{job.name}/{number}", "error": str(error)[:1500]})
             jobs_done[job.name] += 1
             number += 1
             shutil.rmtree(folder)
-            kills = sum(moments.values())
-            print(f"{kills} kills, {len(failures)} failed ({job.name})", file=sys.stderr, flush=True)
-    return {"cases": sum(moments.values()), "jobs": dict(jobs_done), "moments": dict(moments), "failures": failures}
+            print(f"{kills.total()} kills, {len(failures)} failed ({job.name})", file=sys.stderr, flush=True)
+    counts = {"jobs": jobs_done, "kills": kills, "moments": moments}
+    return {"cases": moments.total()} | {name: dict(each) for name, each in counts.items()} | {"failures": failures}

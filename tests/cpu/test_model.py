@@ -386,3 +386,19 @@ def test_int8_layer_uses_one_bit_less_if_its_sums_overflow() -> None:
     is_over, error = run_python(SUMS, ONEDNN_MAX_CPU_ISA="AVX2").split()
     assert is_over == "True"
     assert float(error) < 0.02
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_packed_layer_whose_weights_are_wrong_is_not_used(error: float) -> None:
+    class Packed:
+        def __init__(self, linear: nn.Linear) -> None:
+            self.linear = linear
+
+        def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.linear(rows)
+
+        def unpacked(self) -> tuple[torch.Tensor, None]:
+            return self.linear.weight + error, None
+
+    with torch.no_grad():
+        assert is_supported(Packed) == (error == 0.0)

@@ -49,6 +49,9 @@ def test_folder_without_a_model_is_an_error_of_one_line(saved: Path, tmp_path: P
             with pytest.raises(UserError) as error:
                 load(name)
             assert str(error.value) == f"{name}: {message}"
+    for load in (load_model, load_tokenizer):
+        with user_error("^The model has no name; give a folder with a model, or a model on the Hub"):
+            load("")
     tiny_model().save_pretrained(tmp_path)
     with user_error("has no tokenizer; save the model's tokenizer there with save_pretrained"):
         load_tokenizer(str(tmp_path))

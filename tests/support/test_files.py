@@ -17,6 +17,7 @@ from vaswani_transformer.support.files import (
     free_megabytes,
     lock,
     read_errors,
+    read_json,
     staged_files,
     write_atomically,
     write_errors,
@@ -205,3 +206,29 @@ def test_digest_of_a_model_changes_with_the_files_of_the_model_only(tmp_path: Pa
 
 def test_free_space_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
     assert free_megabytes(tmp_path / "a" / "b") > 0
+
+
+def test_replaced_folder_comes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def fail_for_the_new_one(path: Path, target: Path) -> Path:
+        if ".new-" in path.name:
+            raise OSError("the disk is gone")
+        return rename(path, target)
+
+    with atomic_folder(tmp_path / "out") as folder:
+        write_model(folder, "old")
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises(OSError, match="the disk is gone"), atomic_folder(tmp_path / "out", force=True) as folder:
+        write_model(folder)
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_field_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"sizes": [1]}')
+    assert read_json(tmp_path / "a.json", "restore it.", sizes=list) == {"sizes": [1]}
+    with user_error(r"a\.json: sizes is damaged; got \[1\], expected dict; restore it\.$"):
+        read_json(tmp_path / "a.json", "restore it.", sizes=dict)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.helpers import ROOT, error_line, load_tokenizer, run_main, user_error
@@ -125,6 +126,14 @@ def test_given_tokenizer_is_used_if_it_has_the_special_tokens(arguments: list[st
     for path, message in ((given, r".* has no pad token"), ("/nowhere/x", "there is no folder /nowhere/x")):
         with user_error(rf"tokenizer\.path: {message}"):
             runs.train_in(arguments, tmp_path / "other", f"--tokenizer.path={path}")
+
+
+def test_tokenizer_that_ends_no_text_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(runs.LANGUAGE, 290)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.save_pretrained(tmp_path / "own")
+    with user_error(r"^tokenizer\.path: .*own does not end a text with '</s>', so a model never learns to stop"):
+        runs.train_in(arguments, tmp_path / "run", f"--tokenizer.path={tmp_path / 'own'}")
 
 
 def test_bad_recipe_ends_the_command_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@
 
 import codecs
 import dataclasses
+import errno
 import gzip
 import itertools
 import json
 import logging
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +367,35 @@ def test_streamed_pair_that_is_too_long_is_an_error_if_the_recipe_says_so(
         make_encode_fn(tokenizer, recipe(folder, max_length=10, too_long="error"))(pairs)
     with user_error(r"all the first 3 training pairs are longer than 1 tokens"):
         tokenize(load_pairs(recipe(folder)), tokenizer, recipe(folder, max_length=1, streaming=True))
+
+
+def test_disk_that_fails_while_pairs_are_read_is_an_error_of_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: Any, path: Path) -> Iterator[bytes]:
+        yield json_line("one tree", "ein baum").encode()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(data_files, "bounded_lines", fail)
+    with user_error(r"train\.jsonl\.gz: cannot be read \(Input/output error\); make it readable, or name another\.$"):
+        list(sources_in_order(recipe(folder)))
+
+
+@pytest.mark.parametrize(
+    ("pair", "is_lost", "message"),
+    [
+        ({"en": "a", "de": "b"}, True, r"00000\.jsonl: cannot be read \(No such file or directory\); remove it and"),
+        ({"en": "a", "fr": "b"}, False, r"00000\.jsonl: has a line that is no pair \('de'\); remove it and"),
+    ],
+)
+def test_part_of_a_distillation_that_is_lost_or_of_another_language_is_an_error_of_one_line(
+    tmp_path: Path, pair: dict[str, str], is_lost: bool, message: str
+) -> None:
+    data = {"source": "en", "target": "de"} | digest_sources(["a"])
+    record = {"teacher": {"digest": ""}, "search": {}, "data": data, "settings": {"window": 1}}
+    distillation = Distillation(tmp_path, record)
+    distillation.write_part(0, [pair], Counter())
+    if is_lost:
+        distillation.paths(0)[0].unlink()
+    with user_error(message):
+        list(distillation.pairs())

@@ -1,6 +1,7 @@
 """Recipes: read from YAML and arguments, and checked before any work."""
 
 import dataclasses
+import errno
 import platform
 import sys
 from collections.abc import Callable
@@ -176,6 +177,7 @@ def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: WriteRecipe) 
         (f"a: {'[' * 9999}", r"not YAML: nested too deeply"),
         ("a: &a [*a]", r"own\.yaml, line 1: an alias, \*a; write its value there\.$"),
         ("a: &a [x]\nb: [*a, *a]", r"own\.yaml, line 2: an alias, \*a; write its value there\.$"),
+        ("? [a, b]\n: c", r"own\.yaml: not YAML: .*unhashable key"),
         ("seed: 2020-13-45", r"own\.yaml: not YAML: month must be in"),
         ("- a\n- b", r"a recipe is a mapping of keys to values, not list"),
         ("a: [", r"own\.yaml: not YAML"),
@@ -316,3 +318,15 @@ def test_commands_help_lists_the_fields(
         command(arguments)
     assert end.value.code == 0
     assert "--training.skip_limit=10\n      the steps in a row" in capsys.readouterr().out
+
+
+def test_recipe_that_the_disk_does_not_give_is_an_error_of_one_line(
+    recipe_file: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, encoding: str) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    path = recipe_file("data: {kind: grammar}")
+    monkeypatch.setattr(Path, "read_text", fail)
+    with user_error(r"own\.yaml: cannot be read \(Input/output error\); give a recipe that can be\.$"):
+        load_recipe(path, [])
