@@ -76,6 +76,15 @@ def test_posterior_does_not_see_the_words_that_are_dropped() -> None:
     assert torch.equal(*(model.encode_target(encoded, mask, labels, given)[0] for given in (None, draws)))
 
 
+@torch.no_grad()
+def test_log_likelihood_is_the_sum_over_the_words_of_each_target() -> None:
+    model, tokens = tiny_flowseq(), random_tokens(2, 4)
+    torch.manual_seed(0)
+    states, mask = torch.randn(2, 4, 32), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    words = model.lm_head(states).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, T)
+    torch.testing.assert_close(model.log_likelihoods(states, tokens, mask), (words * mask).sum(1), **FLOAT32)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_importance_weighted_estimate_is_that_of_a_long_monte_carlo_run() -> None:

@@ -1,5 +1,6 @@
 """A file of results resumes as if it had never been interrupted, and protects what it holds."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import user_error
 from vaswani_transformer.support.errors import OutputError
-from vaswani_transformer.translation.output import ResumableFile, is_finished
+from vaswani_transformer.translation.output import ResumableFile, StreamOutput, is_finished
 from vaswani_transformer.translation.readers import DigestedInput
 
 
@@ -33,6 +34,12 @@ def write_all(path: Path, texts: list[str], settings: dict[str, Any], stop_at: i
         output.finish(counted)
     finally:
         output.close()
+
+
+def test_result_on_a_stream_is_readable_at_once() -> None:
+    stream = io.BufferedWriter(raw := io.BytesIO())
+    StreamOutput(stream, "standard output").write(["one", "two"])
+    assert raw.getvalue() == b"one\ntwo\n"
 
 
 texts_of_letters = st.lists(st.text("ab", max_size=3), min_size=1, max_size=10)
