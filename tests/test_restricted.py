@@ -26,9 +26,7 @@ from tests.helpers import (
     tiny_config,
     tiny_model,
 )
-from vaswani_transformer import (
-    prepare_for_inference,
-)
+from vaswani_transformer import prepare_for_inference
 from vaswani_transformer.attention import CausalSelfAttention, SelfAttention
 from vaswani_transformer.restricted import MIN_BLOCK, Window
 
