@@ -16,10 +16,12 @@ from tests.helpers import ROOT, error_line, run_main
 from vaswani_transformer.demo import page as page_module
 from vaswani_transformer.demo.command import main
 
-# The command itself, with a line on standard error for each host that it looks up besides this machine.
+# The command itself, with a line on standard error for each host that it looks up besides this machine. If a shell runs
+# the tests in the background, they ignore Ctrl-C, and so would the command.
 COMMAND = """
-import socket, sys
+import signal, socket, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 look_up = socket.getaddrinfo
 
 def log_host(host, *arguments, **settings):
