@@ -15,14 +15,11 @@ from typing import Any, cast
 
 from datasets import DownloadConfig, DownloadManager
 
-from training.data.sources import SOURCES, Files, Source, read_member
+from training.data.sources import PREPARED, SOURCES, Files, Source, read_member
 from training.run.command import flush_stdout
 from vaswani_transformer.support.command_line import ArgumentParser
 from vaswani_transformer.support.errors import UserError, exit_on_user_error, one_line
 from vaswani_transformer.support.files import atomic_folder, read_errors, read_json, write_errors
-
-RECORD = "prepared.json"
-"""What a prepared folder was made from, and the SHA-256 of its files."""
 
 
 def sha256(content: bytes) -> str:
@@ -96,9 +93,9 @@ def check_output(folder: Path, record: dict[str, Any]) -> bool:
     """Return whether a folder has the set of a record already."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
-    if not (folder / RECORD).is_file():
-        raise UserError(f"--output={folder}: is in use and has no {RECORD}; name a new folder.")
-    earlier = read_json(folder / RECORD, "name a new folder.", name=str, sources=dict, files=dict)
+    if not (folder / PREPARED).is_file():
+        raise UserError(f"--output={folder}: is in use and has no {PREPARED}; name a new folder.")
+    earlier = read_json(folder / PREPARED, "name a new folder.", name=str, sources=dict, files=dict)
     if earlier["name"] != record["name"]:
         raise UserError(f"--output={folder}: has {earlier['name']}, expected {record['name']}; name a new folder.")
     with read_errors(folder):
@@ -123,7 +120,7 @@ def write_set(folder: Path, texts: dict[str, bytes], licenses: Files, record: di
             (staging / name).write_bytes(gzip.compress(text, mtime=0))
         for name, text in licenses.items():
             (staging / name).write_bytes(text)
-        (staging / RECORD).write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
+        (staging / PREPARED).write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
 
 
 def prepare(name: str, output: Path, copy: Path | None) -> None:

@@ -82,7 +82,8 @@ def write_repository(
 ) -> None:
     """Write every file of a repository into `folder`; no pickle, and no name of a machine or user.
 
-    The texts of the test set may be private, so `results.json` has only its scores and the card one sentence.
+    The texts of the test set may be private, so `results.json` has only its scores, and the card one sentence and its
+    output.
     """
     model.with_remote_code().save_pretrained(folder)
     if isinstance(tokenizer, VaswaniTransformerTokenizer):  # Transformers has the code of others

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import FinishedRun, make_arguments, train_in
+from training.data.sources import PREPARED
 
 
 @pytest.fixture
@@ -17,7 +18,9 @@ def arguments(tmp_path: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Return a run of nine steps, in epochs of two, that no test changes; its checkpoints are of steps 3, 6 and 9."""
-    arguments = [*make_arguments(tmp_path_factory.mktemp("data")), "--training.steps=9"]
+    made = tmp_path_factory.mktemp("made")
+    arguments = [*make_arguments(made), "--training.steps=9"]
+    (made / "data" / PREPARED).write_text('{"name": "gum"}')
     folder = tmp_path_factory.mktemp("runs") / "whole"
     begin = time.perf_counter()
     return FinishedRun(arguments, folder, train_in(arguments, folder), time.perf_counter() - begin)

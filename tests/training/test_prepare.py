@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from datasets import config
 
+from tests.helpers import user_error
 from training import prepare
 from training.data import sources
 from training.data.files import read_json_lines, read_tree_pairs
+from training.data.sources import PREPARED, prepared_name
 from training.recipe.fields import DataRecipe
 
 Copy = Callable[[str], Path]  # makes a local copy of a source; returns its folder
@@ -299,11 +301,11 @@ def test_invalid_copy_or_folder_is_one_line(
             (output / "notes.txt").touch()
         case "another set":
             assert run("gum", output, f"--from={folder}") == 0
-            record = json.loads((output / prepare.RECORD).read_text())
-            (output / prepare.RECORD).write_text(json.dumps(record | {"name": "self-dialogue"}))
+            record = json.loads((output / PREPARED).read_text())
+            (output / PREPARED).write_text(json.dumps(record | {"name": "self-dialogue"}))
         case "a torn record":
             output.mkdir()
-            (output / prepare.RECORD).write_text("{")
+            (output / PREPARED).write_text("{")
         case "a damaged set":
             assert run("gum", output, f"--from={folder}") == 0
             (output / "train.ptb.gz").write_bytes(gzip.compress(b"(ROOT"))
@@ -311,6 +313,18 @@ def test_invalid_copy_or_folder_is_one_line(
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_run_knows_the_public_set_that_its_folder_was_prepared_from(copy: Copy, tmp_path: Path) -> None:
+    assert run("gum", tmp_path / "set", f"--from={copy('gum')}") == 0
+    assert prepared_name(str(tmp_path / "set")) == "gum"
+    assert prepared_name(str(tmp_path)) is None
+    assert prepared_name(None) is None
+    (tmp_path / "set" / PREPARED).write_text("{}")
+    with user_error(
+        r"prepared\.json: name is damaged; got null, expected str; prepare the data again in a new folder\."
+    ):
+        prepared_name(str(tmp_path / "set"))
 
 
 def test_sums_name_every_file_once() -> None:

@@ -32,6 +32,7 @@ def test_run_leaves_a_folder_that_loads_and_says_what_it_is(finished_run: runs.F
 
     assert runs.results_in(folder) == json.loads(json.dumps(results))
     assert results["steps"] == 9
+    assert results["source"] == "gum"
     assert [entry["step"] for entry in runs.entries(results)] == list(range(1, 10))
     assert [entry["step"] for entry in runs.entries(results, "eval_bleu")] == [3, 6, 9]
     assert re.fullmatch(r"nrefs:1\|.*tok:13a.*", results["test"]["signature"])

@@ -16,8 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from vaswani_transformer.support.errors import UserError
+from vaswani_transformer.support.files import read_json
 
 SUMS = Path(__file__).parent / "sums"
+PREPARED = "prepared.json"
+"""What a prepared folder was made from, and the SHA-256 of its files."""
 MEMBER_BYTES = 2**30  # to which a file in an archive may expand
 HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
 DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
@@ -42,6 +45,7 @@ class Source:
     cut: makes the prepared files.
     sums: a file in the format of `sha256sum`, which names the set's files; None for one file whose content changes.
     file: the name of that one file.
+    hub: the data set's name on the Hugging Face Hub.
     """
 
     page: str
@@ -51,6 +55,7 @@ class Source:
     cut: Callable[[Files], Lines]
     sums: Path | None = None
     file: str = ""
+    hub: str | None = None
 
     @property
     def expected(self) -> dict[str, str | None]:
@@ -59,6 +64,13 @@ class Source:
             return {self.file: None}
         rows = (line.split(maxsplit=1) for line in self.sums.read_text(encoding="utf-8").splitlines())
         return {name: digest for digest, name in rows}
+
+
+def prepared_name(folder: str | None) -> str | None:
+    """Return the name of the public data set that a folder was prepared from; None for other data."""
+    if folder is None or not (path := Path(folder, PREPARED)).is_file():
+        return None
+    return str(read_json(path, "prepare the data again in a new folder.", name=str)["name"])
 
 
 def text_of(content: bytes) -> str:
@@ -183,6 +195,7 @@ MULTI30K = {
     "license": "its page names none; the images are for non-commercial research",
     "base": "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/",
     "rule": "the published train, val and test_2016_flickr of task 1 in English, German and French",
+    "hub": "bentrevett/multi30k",
 }
 SOURCES = {
     "multi30k": Source(

@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from training.data.sources import SOURCES
 from training.monitor.stopwatch import phase_shares
 from training.recipe.fields import DataRecipe, Recipe, TrainingRecipe
 from training.report.licenses import check_license
@@ -62,8 +63,10 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
     """
     head, printed = metadata(results, license), results.get("test", {}).get("examples", [])
     example = python_literal(printed[0]["source"] if printed else FALLBACK_EXAMPLE)
+    sample = describe_sample(**printed[0]) if printed else ""
     results = as_markdown(results)
     recipe = recipe_of(results)
+    data, data_license, _ = describe_data(results, recipe.data)
     is_distilled = recipe.data.distilled is not None
     return ModelCard.from_template(
         head,
@@ -71,8 +74,9 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         name=results["name"],
         introduction=INTRODUCTIONS[variant(recipe)],
         **make_task(recipe).card_words,
-        data=data_name(recipe.data) + ("; training targets replaced by a teacher's outputs" if is_distilled else ""),
+        data=data + ("; training targets replaced by a teacher's outputs" if is_distilled else ""),
         license=license,
+        data_license=data_license,
         parameters=f"{results['parameters']:,}",
         model=describe_model(recipe),
         training=describe_training(results, recipe.training),
@@ -80,7 +84,7 @@ def make_card(results: dict[str, Any], repository: str, license: str = "apache-2
         hardware=describe_hardware(results),
         time=describe_time(results),
         software=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-        scores="\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.",
+        scores=("\n".join(f"- {line}" for line in score_lines(results, recipe)) or "Not yet measured.") + sample,
         repository=python_literal(repository),
         example=example,
         search=describe_search(recipe.search),
@@ -109,14 +113,14 @@ def tags(recipe: Recipe) -> list[str]:
 def metadata(results: dict[str, Any], license: str) -> ModelCardData:
     """Return the head of the card, which the Hub reads."""
     recipe = recipe_of(results)
-    data, task = recipe.data, make_task(recipe)
+    task, (*_, hub_name) = make_task(recipe), describe_data(results, recipe.data)
     return ModelCardData(
         language=list(dict.fromkeys(task.languages)) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task.hub_name,
         tags=tags(recipe),
-        datasets=[data.path] if data.kind == "hub" and data.path else None,
+        datasets=[hub_name] if hub_name else None,
         metrics=[metric.key for metric in (task.metrics if "test" in results else (task.best_metric,))],
         model_name=results["name"],
         eval_results=list(eval_results(results, recipe)),
@@ -148,6 +152,22 @@ def data_name(data: DataRecipe) -> str:
     if data.kind == "grammar":
         return "vaswani-transformer's own English-Spanish task, sentences of a small grammar"
     return " ".join(name for name in (data.path, data.subset) if name)
+
+
+def describe_data(results: dict[str, Any], data: DataRecipe) -> tuple[str, str, str | None]:
+    """Return the name of a run's data with its source, its license, and its name on the Hub."""
+    name = data_name(data)
+    if (source := SOURCES.get(results.get("source", ""))) is not None:
+        return f"{name}, from {source.page}", source.license, source.hub
+    if data.kind == "hub":
+        return name, "on its page on the Hub", data.path
+    return name, "Apache-2.0" if data.kind == "grammar" else "its owners'", None
+
+
+def describe_sample(source: str, translation: str, **_: str) -> str:
+    """Return the first test sentence and the model's output."""
+    texts = f"{python_literal(source)}\n{python_literal(translation)}"
+    return f"\n\nThe first test sentence, and what the model makes of it:\n\n```text\n{texts}\n```"
 
 
 def describe_model(recipe: Recipe) -> str:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.data.distilled import Distillation, open_distilled
 from training.data.pairs import load_pairs
+from training.data.sources import prepared_name
 from training.data.tokenizing import tokenize
 from training.data.vocabulary import make_tokenizer
 from training.recipe.fields import Recipe, to_dict
@@ -38,10 +39,11 @@ TOKENIZER = "tokenizer_config.json"  # the file that every tokenizer has, the la
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run takes from other runs: models by the recipe's field, and a teacher's pairs."""
+    """What a run takes from others: models by the recipe's field, a teacher's pairs, and a public set's name."""
 
     models: dict[str, TrainedModel]
     distillation: Distillation | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def load_inputs(recipe: Recipe, folder: Path) -> Inputs:
         logger.warning(
             "training.precision: this CPU trains faster in fp32; got bf16. Give a new run --training.precision=fp32."
         )
-    return Inputs(models, distillation)
+    return Inputs(models, distillation, prepared_name(recipe.data.path))
 
 
 def check_distilling_teacher(recipe: Recipe, distillation: Distillation, models: dict[str, TrainedModel]) -> None:

@@ -203,6 +203,8 @@ def write_results(trainer: RecipeTrainer, prepared: Prepared) -> dict[str, Any]:
     results: dict[str, Any] = {"name": None, "recipe": None, "data": read_fingerprints(folder)}
     if trainer.stream is not None and (checkpoint := last_checkpoint(folder)) is not None:
         results["data"]["train"]["read"] = described(read_stream(checkpoint)["pairs"])
+    if prepared.inputs.source is not None:
+        results["source"] = prepared.inputs.source
     if models := recorded_models(folder):
         results["models"] = models
     results |= trainer.results()

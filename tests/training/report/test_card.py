@@ -195,6 +195,7 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
         "a" * 40 + ", with uncommitted changes",
         "| 300 | 1.667 | 1.333 | 2.00 | 30.00 |",
         "--data.path=FOLDER",
+        "the data: its owners' |",
     ):
         assert fact in text
     streamed = results_of("hub", "wmt/wmt14")
@@ -202,7 +203,20 @@ def test_card_has_languages_data_license_size_time_hardware_and_code() -> None:
     hub = make_card(streamed, REPOSITORY)
     assert "| train, the first of a stream | 16 |" in hub.text
     assert hub.data.get("datasets") == ["wmt/wmt14"]
+    assert "the data: on its page on the Hub |" in hub.text
     assert "--data.path" not in hub.text
+
+
+def test_card_of_a_prepared_public_set_names_its_page_its_license_and_its_place_on_the_hub() -> None:
+    card = make_card(results_of() | {"source": "multi30k"}, REPOSITORY)
+    assert "| Data | multi30k, from https://github.com/multi30k/dataset |" in card.text
+    assert "the data: its page names none; the images are for non-commercial research |" in card.text
+    assert card.data.get("datasets") == ["bentrevett/multi30k"]
+    for source, license in (("gum", "annotations CC-BY 4.0"), ("a set of a later version", "its owners'")):
+        card = make_card(results_of() | {"source": source}, REPOSITORY)
+        assert f"the data: {license}" in card.text
+        assert card.data.get("datasets") is None
+    assert "the data: Apache-2.0 |" in make_card(results_of("grammar"), REPOSITORY).text
 
 
 NAR_CARDS: dict[str, tuple[dict[str, Any], str, set[str], str]] = {
@@ -264,6 +278,12 @@ def test_example_of_the_card_has_the_sentence_that_was_translated() -> None:
     (text,) = re.findall(r"tokenizer\(\[(.*)\], return", block)
     assert json.loads(text) == 'say "\u00e4"\n'
     assert card_module.FALLBACK_EXAMPLE in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
+
+
+def test_card_has_the_first_test_sentence_with_its_output() -> None:
+    expected = '```text\n"say \\"\u00e4\\"\\n"\n"x"\n```'
+    assert expected in make_card(results_of(), REPOSITORY).text
+    assert "```text" not in make_card(results_of(scores=(1.0, None)), REPOSITORY).text
 
 
 def test_card_shows_published_scores_next_to_those_of_the_test_set() -> None:

@@ -136,8 +136,8 @@ def test_results_are_complete_and_name_no_user_host_or_path(finished_run: Finish
     """They have recipe, data, code, machine, time and scores, but no absolute path, host name or user name."""
     results = json.loads((finished_run.folder / "results.json").read_text())
     assert list(results) == [
-        "name", "recipe", "data", "commit", "versions", "hardware", "processes", "parameters", "steps", "flops",
-        "best_validation_bleu", "curve", "validation", "test", "time", "seconds",
+        "name", "recipe", "data", "source", "commit", "versions", "hardware", "processes", "parameters", "steps",
+        "flops", "best_validation_bleu", "curve", "validation", "test", "time", "seconds",
     ]  # fmt: skip
     assert results["recipe"]["data"]["path"] == "data"
     assert results["data"]["train"] == fingerprint(dataset([(text, text[::-1]) for text in LANGUAGE]))
