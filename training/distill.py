@@ -278,7 +278,7 @@ def distill(options: argparse.Namespace, recipe: DataRecipe) -> dict[str, Any]:
         with contextlib.closing(progress.bar):
             write_parts(translator, recipe, distillation, rank_parts, progress)
         state.wait_for_everyone()
-    return {"output_dir": str(folder), **distillation.totals, "missing_parts": len(distillation.missing_parts())}
+    return {"output_dir": str(folder), **distillation.totals, "missing_parts": len([*distillation.missing_parts()])}
 
 
 def main(arguments: list[str] | None = None) -> None:

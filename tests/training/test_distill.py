@@ -346,7 +346,7 @@ def test_killed_distillation_and_two_processes_write_the_bytes_of_one(
     while not (tmp_path / "killed" / "00003.json").exists() and killed.poll() is None:
         time.sleep(0.005)
     kill(killed)
-    assert len(Distillation.load(tmp_path / "killed").missing_parts()) > 3
+    assert len([*Distillation.load(tmp_path / "killed").missing_parts()]) > 3
     run_to_end(arguments, tmp_path / "killed", "--window=9", launcher=TWO_PROCESSES, **more)
     assert len(contents(tmp_path / "whole")) == 41
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -379,4 +379,14 @@ def test_run_on_distilled_pairs_records_them_and_resumes_only_with_them(
 def test_hostile_folder_of_distilled_pairs_is_an_error(folder: Path, recipe: Path, name: str, content: str) -> None:
     (folder / name).write_text(content)
     with user_error(r"(so it is no folder of|part 00000 of \d is missing)"):
+        load_pairs(data_of(recipe, folder))
+
+
+def test_count_of_more_parts_than_memory_holds_is_an_error(folder: Path, recipe: Path) -> None:
+    record = json.loads((folder / "distillation.json").read_text())
+    record["data"]["sources"] = 2**62
+    (folder / "distillation.json").write_text(json.dumps(record))
+    for part in folder.glob("0*.json"):
+        part.unlink()
+    with user_error(r"the distillation is unfinished; part 00000 of \d{15,} is missing"):
         load_pairs(data_of(recipe, folder))

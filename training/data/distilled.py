@@ -105,13 +105,13 @@ class Distillation:
             )
         return counts if is_complete else None
 
-    def missing_parts(self) -> list[int]:
-        return [number for number in range(self.num_parts) if self.counts(number) is None]
+    def missing_parts(self) -> Iterator[int]:
+        return (number for number in range(self.num_parts) if self.counts(number) is None)
 
     def check_complete(self) -> None:
-        if missing := self.missing_parts():
+        if (missing := next(self.missing_parts(), None)) is not None:
             raise UserError(
-                f"{self.folder}: the distillation is unfinished; part {missing[0]:05d} of {self.num_parts} is missing. "
+                f"{self.folder}: the distillation is unfinished; part {missing:05d} of {self.num_parts} is missing. "
                 "Repeat its command, or copy the other shards' parts there."
             )
 
