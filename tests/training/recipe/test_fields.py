@@ -172,6 +172,7 @@ def test_number_that_yaml_reads_as_a_word_is_a_number(recipe_file: WriteRecipe) 
         ("data: {kind: json}", r"data\.path: .* needs the folder of its data; give --data\.path="),
         ("data: {kind: hub}", r"data\.path: .* needs the name of a data set"),
         ("data: {kind: json, path: x, teacher: y}", r"^data\.teacher: without effect, since data\.distilled is null"),
+        ("data: {kind: json, path: x, buffer: 5}", r"^data\.buffer: without effect, since data\.streaming is false"),
         ("data: {kind: json, path: x, subset: y}", r"^data\.subset: .*\(--data\.subset=null\), or set data\.kind"),
         ("data: {kind: trees, path: x}\ntask: dialogue", r"^task: without effect, since data\.kind is trees"),
         (f"a: {'[' * 9999}", r"not YAML: nested too deeply"),
