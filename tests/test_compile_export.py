@@ -18,6 +18,7 @@ from vaswani_transformer.dropout import Dropout
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 POSITION_TYPES = ["sinusoidal", "learned"]
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}  # Inductor takes as long for each further one
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +80,12 @@ def test_training_step_compiles_as_one_graph(tied: bool, num_items_in_batch: int
 
 def test_inductor_compiles_the_model() -> None:
     """The test compiles logits and a training step by Inductor."""
-    model, batch = tiny_model().requires_grad_(False), masked_batch([5, 3], [6, 2])
+    model, batch = tiny_model(**ONE_LAYER).requires_grad_(False), masked_batch([5, 3], [6, 2])
     logits = torch.compile(model, fullgraph=True)(**batch, use_cache=False).logits
     assert_equal_at_tokens(logits, model(**batch).logits, batch["decoder_attention_mask"])
 
     batch = labeled([5, 3], [6, 2])
-    eager, model = tiny_model(dropout=0.0).train(), tiny_model(dropout=0.0).train()
+    eager, model = (tiny_model(dropout=0.0, **ONE_LAYER).train() for _ in range(2))
     compiled = torch.compile(model, fullgraph=True)
     for mine, other in zip(step(model, compiled, batch), step(eager, eager, batch), strict=True):
         torch.testing.assert_close(mine, other, **FLOAT32)
@@ -186,7 +187,7 @@ def test_beam_search_keeps_the_addresses_of_a_static_cache() -> None:
 
 
 def test_inductor_compiles_the_steps_of_both_searches() -> None:
-    model = tiny_model().double()
+    model = tiny_model(**ONE_LAYER).double()
     source, mask = padded_batch([5, 3])
     inputs: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "cache_implementation": "static"}
     greedy, paper = ({**inputs, **SEARCHES[search]} for search in ("greedy", "the paper's"))
