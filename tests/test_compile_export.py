@@ -18,7 +18,7 @@ from vaswani_transformer.dropout import Dropout
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 POSITION_TYPES = ["sinusoidal", "learned"]
-ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}  # Inductor takes as long for each further one
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}  # Inductor compiles each further one too
 
 
 @pytest.fixture(autouse=True)
