@@ -132,7 +132,7 @@ def assert_equal_at_tokens(logits: Tensor, expected: Tensor, mask: Tensor) -> No
 
 @functools.cache
 def model_of_pairs() -> ModelAndTokenizer:
-    """Return a model that memorized the six sentence pairs, in about two seconds, and its tokenizer; change neither.
+    """Return a model that memorized the six sentence pairs, and its tokenizer; change neither.
 
     It learns in float64, where rounding is too small to change the float32 weights from one machine to another.
     """
