@@ -27,6 +27,7 @@ from vaswani_transformer.support.errors import OutputError, UserError, exit_on_u
         (FileNotFoundError(2, "No such file", "a.txt"), {"with_file": False}, "No such file"),
         (OSError(28, "No space left on device"), {}, "No space left on device"),
         (OSError("not a model\nof the Hub"), {}, "not a model"),
+        (UserError("--seed=\n1: is not a number; give one."), {}, "--seed= 1: is not a number; give one."),
         (UserError("got the fields \x1b[2J\x9b1m, \u202ea"), {}, r"got the fields \x1b[2J\x9b1m, \u202ea"),
         (FileNotFoundError(2, "No such file", "\x1b]0;a.txt\udc80"), {}, r"\x1b]0;a.txt\udc80: No such file"),
     ],

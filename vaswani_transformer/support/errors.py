@@ -31,14 +31,15 @@ def printable(text: str) -> str:
 def one_line(error: BaseException, with_file: bool = True, is_complete: bool = False) -> str:
     """Return an error's message on one line: its first line, or all of them if the first one opens a list.
 
-    A message may quote a file of unknown origin, so it is printable. An error of the operating system becomes "file:
-    problem", without its number, and without its file unless `with_file`; `is_complete` asks for all lines.
+    All lines of a UserError count, which may quote some. A message may quote a file of unknown origin, so it is
+    printable. An error of the operating system becomes "file: problem", without its number, and without its file unless
+    `with_file`; `is_complete` asks for all lines.
     """
     if isinstance(error, OSError) and error.strerror:
         names_file = with_file and error.filename is not None
         return printable(f"{error.filename}: {error.strerror}" if names_file else error.strerror)
     first, _, other_lines = str(error).strip().partition("\n")
-    if is_complete or first.rstrip().endswith((":", ",", "(")):
+    if is_complete or isinstance(error, UserError) or first.rstrip().endswith((":", ",", "(")):
         first = f"{first} {other_lines}"
     return printable(" ".join(first.split())) or type(error).__name__
 
