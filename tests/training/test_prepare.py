@@ -193,6 +193,22 @@ def test_gum_has_the_documents_of_its_splits_without_reddit(copy: Copy, tmp_path
     assert (tmp_path / "set" / "LICENSE.txt").read_bytes() == b"a license"
 
 
+def test_constituents_are_those_of_two_words_or_more_below_the_whole_sentence() -> None:
+    tree = "(ROOT (S (NP (DT the) (NN dog)) (VP (VBD saw) (NP-OBJ (DT a) (NN cat)))))"
+    assert list(sources.constituents([tree, "(ROOT (NP (NN cow)))"])) == [
+        "(TOP (NP (DT the) (NN dog)))",
+        "(TOP (VP (VBD saw) (NP-OBJ (DT a) (NN cat))))",
+        "(TOP (NP-OBJ (DT a) (NN cat)))",
+    ]
+
+
+def test_every_fourth_constituent_of_gum_s_training_trees_is_a_tree_of_its_own() -> None:
+    pairs = "".join(f"(NP (DT the) (NN n{number}))" for number in range(9))
+    files = {"const/GUM_bio_c.ptb": f"(ROOT (S {pairs}))\n".encode()}
+    lines = sources.cut_gum(FILES["gum"] | files)
+    assert lines["constituents.ptb"] == [f"(TOP (NP (DT the) (NN n{number})))" for number in (0, 4, 8)]
+
+
 def test_self_dialogue_has_no_worker_in_two_splits_and_each_pair_once(copy: Copy, tmp_path: Path) -> None:
     assert run("self-dialogue", tmp_path / "set", f"--from={copy('self-dialogue')}") == 0
     split = pairs(tmp_path / "set", "prompt", "reply")

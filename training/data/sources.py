@@ -9,12 +9,13 @@ import re
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
+from vaswani_transformer.parsing.trees import ROOT, Tree, read_trees
 from vaswani_transformer.support.errors import UserError
 from vaswani_transformer.support.files import read_json
 
@@ -25,6 +26,7 @@ MEMBER_BYTES = 2**30  # to which a file in an archive may expand
 HELD_OUT = 3000  # pairs of Tatoeba in validation, and in test
 DIALOGUE_PAIRS = {"test": 12_516, "validation": 7_326}  # that a set of Self-dialogue aims at; 2% more may come in
 DIALOGUE_EXCESS = 1.02
+EVERY = 4  # one of so many constituents of GUM is also a tree of its own
 GUM_SPLITS = {"train": "train", "dev": "validation", "test": "test", "test2": "test2"}
 EMPTY_ANSWERS = {"", "{}"}  # of Self-dialogue
 
@@ -132,8 +134,20 @@ def cut_tatoeba(files: Files) -> Lines:
     }
 
 
+def constituents(trees: Iterable[str]) -> Iterator[str]:
+    """Yield the constituents of trees as trees, from left to right: those of two words or more, and not of all."""
+    for _, tree in read_trees(enumerate(trees, start=1), "GUM"):
+        words = len(tree.words)
+        for event, node in tree.events():
+            if event == "open" and isinstance(node, Tree) and 2 <= len(node.words) < words:
+                yield str(Tree(ROOT, (node,)))
+
+
 def cut_gum(files: Files) -> Lines:
-    """Return the trees of the documents of each official split, in their order, a tree a line."""
+    """Return the trees of the documents of each official split, in their order, a tree a line.
+
+    `constituents.ptb` has some constituents of the training trees.
+    """
     lines: Lines = {}
     split = ""
     for line in text_of(files["splits.md"]).splitlines():
@@ -143,6 +157,7 @@ def cut_gum(files: Files) -> Lines:
         elif (name := line.strip().removeprefix("* ")).startswith(("GUM_", "GENTLE_")) and "_reddit_" not in name:
             trees = re.split(r"\n\s*\n", text_of(files[f"const/{name}.ptb"]))
             lines[split] += [" ".join(tree.split()) for tree in trees if tree.strip()]
+    lines["constituents.ptb"] = list(islice(constituents(lines["train.ptb"]), 0, None, EVERY))
     return lines
 
 
@@ -221,7 +236,8 @@ SOURCES = {
         page="https://github.com/amir-zeldes/gum (V11.1.0)",
         license="annotations CC-BY 4.0; texts by genre, some of them non-commercial: see LICENSE.txt",
         base="https://raw.githubusercontent.com/amir-zeldes/gum/72ce5ac14978a324c2fd18d49484e65292cbe316/",
-        rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing)",
+        rule="the documents of the official splits in the order of splits.md, without reddit (its words are missing); "
+        f"constituents.ptb has every {EVERY}th constituent of the training trees, of those with two words or more",
         cut=cut_gum,
         sums=SUMS / "gum.sha256",
     ),
