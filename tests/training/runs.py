@@ -32,6 +32,8 @@ from training.run.checkpoints import (
 from training.run.folder import prepare_folder
 from training.run.preparation import Prepared, load_inputs, prepare
 from training.train import run
+from training.trainer.lifecycle import make_trainer
+from training.trainer.trainer import RecipeTrainer
 
 Process = ForkedCommand | subprocess.Popen[str]
 UNREAD: Any = None  # training arguments that a callback does not read
@@ -93,6 +95,12 @@ def prepare_run(recipe: Recipe) -> Prepared:
     """Return a run that is prepared as the command prepares it, in a folder that is not locked."""
     folder = prepare_folder(recipe)
     return prepare(recipe, folder, load_inputs(recipe, folder.path))
+
+
+def trainer_in(arguments: list[str], folder: Path, *more: str) -> RecipeTrainer:
+    """Return the trainer of a run in a folder, which has not taken a step."""
+    recipe = recipe_in(arguments, folder, *more)
+    return make_trainer(recipe, prepare_run(recipe))
 
 
 def begin_run(recipe: Recipe) -> Path:

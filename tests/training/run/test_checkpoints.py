@@ -321,6 +321,25 @@ def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
     runs.assert_same_checkpoints(uninterrupted, killed)
 
 
+def test_ranks_wait_for_each_other_before_a_checkpoint_is_written_and_before_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that finds the folder without its mark, or with a manifest that lacks its files, has not waited."""
+    checkpoint, seen = checkpoint_at(tmp_path, 3), []
+
+    class State:
+        is_main_process = True
+
+        def wait_for_everyone(self) -> None:
+            seen.append({path.name for path in checkpoint.iterdir()})
+
+    monkeypatch.setattr("training.run.checkpoints.PartialState", State)
+    with writing(checkpoint):
+        (checkpoint / "model.safetensors").write_text("weights")
+    assert seen == [{"manifest.json.part"}, {"manifest.json.part", "model.safetensors"}]
+    assert complete_checkpoints(tmp_path) == [checkpoint]
+
+
 @pytest.mark.slow
 def test_checkpoint_is_complete_only_after_every_process_has_written_its_files(
     arguments: list[str], tmp_path: Path

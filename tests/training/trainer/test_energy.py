@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from tests.helpers import break_model, load_tokenizer, padded_batch, tiny_model, user_error
+from tests.helpers import break_model, load_tokenizer, padded_batch, save, tiny_model, user_error
 from tests.nar_models import END, targets, tiny_cmlm
-from tests.training.runs import FinishedRun, assert_resumes, entries, recipe_in, train_in
+from tests.training.runs import LANGUAGE, FinishedRun, assert_resumes, entries, recipe_in, train_in, trainer_in
 from training.recipe.fields import Operator
 from training.run.initial_weights import TrainedModel, check_same_energy, record_models, recorded_models
 from training.train import run
 from training.trainer import energy as energy_module
-from training.trainer.energy import OPERATORS, Energy
+from training.trainer.energy import OPERATORS, Energy, EnergyTrainer
+from training.trainer.trainer import RecipeTrainer
+from vaswani_transformer import VaswaniTransformerTokenizer
 from vaswani_transformer.translation.loading import LoadOptions
 
 ONE_HOT = ("straight_through_softmax", "straight_through_logits", "straight_through_gumbel")
@@ -154,6 +156,47 @@ def test_batch_is_the_sum_of_its_halves() -> None:
 
 
 # Runs
+
+
+@pytest.fixture
+def engine(arguments: list[str], tmp_path: Path) -> RecipeTrainer:
+    """Return a trainer of ENGINE, under a teacher with random weights."""
+    texts = [*LANGUAGE, *(text[::-1] for text in LANGUAGE)]
+    tokenizer = VaswaniTransformerTokenizer.train_from_iterator(texts, 280)
+    teacher = save(tmp_path / "teacher", tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    more = ["--model.kind=cmlm", f"--tokenizer.path={teacher}", f"--training.energy_from={teacher}"]
+    return trainer_in(arguments, tmp_path / "run", *more, "--model.dropout=0.0", "--model.length_loss_weight=2.0")
+
+
+def test_loss_of_a_step_is_the_energy_and_the_weighted_loss_of_the_length(engine: RecipeTrainer) -> None:
+    assert isinstance(engine, EnergyTrainer)
+    batch = next(engine.with_random_choices(iter(engine.get_train_dataloader())))
+    inputs = {name: batch[name] for name in batch if name != "number"}
+    is_real = inputs["labels"].ne(-100)
+    outputs = engine.model.train()(**inputs, skip_logits=False)
+    energy = engine.energy(outputs.logits, is_real, inputs["input_ids"], inputs["attention_mask"]).sum()
+    loss = engine.training_step(engine.model, batch, is_real.sum())
+    torch.testing.assert_close(loss, energy.detach() / is_real.sum() + 2 * outputs.length_loss.detach())
+    logged = engine.monitor.metrics(0)
+    assert logged["loss"] == pytest.approx(logged["energy"] + 2 * logged["length_loss"], rel=1e-5)
+
+
+def test_evaluation_has_the_energy_of_a_target_token_and_no_perplexity(engine: RecipeTrainer) -> None:
+    assert isinstance(engine, EnergyTrainer)
+    metrics = engine.evaluate()
+    assert {"eval_loss", "eval_bleu", "eval_energy"} < metrics.keys()
+    assert "eval_perplexity" not in metrics
+    total, tokens = 0.0, 0
+    for text in LANGUAGE:
+        batch = engine.processing_class(text, text_target=text[::-1], return_tensors="pt")
+        is_real = torch.ones_like(batch["labels"], dtype=torch.bool)
+        with torch.no_grad():
+            logits = engine.model(
+                batch["input_ids"], batch["attention_mask"], decoder_attention_mask=is_real.long()
+            ).logits
+        total += engine.energy.of_argmax(logits, is_real, batch["input_ids"], batch["attention_mask"]).item()
+        tokens += is_real.numel()
+    assert metrics["eval_energy"] == pytest.approx(total / tokens, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
