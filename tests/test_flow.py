@@ -207,6 +207,17 @@ def test_flow_that_has_no_density_ends_training_by_name(damage: Callable[[Any], 
             model.generate(random_tokens(2, 5))
 
 
+def test_graph_of_a_flow_looks_at_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a flow without a start has a density there."""
+    model = tiny_flowseq(**NARROW).train()
+    model.flow.started.zero_()
+    batch = {"input_ids": random_tokens(2, 5), "labels": targets(4, 2)}
+    with pytest.raises(FlowError):
+        model(**batch)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert bool(model(**batch).loss.isfinite())
+
+
 def test_flow_of_a_checkpoint_keeps_its_start_and_one_without_it_has_none(tmp_path: Path) -> None:
     model, batch = tiny_flowseq(), {"input_ids": random_tokens(2, 5), "labels": targets(4, 2)}
     model.save_pretrained(tmp_path)

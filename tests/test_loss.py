@@ -136,6 +136,12 @@ def test_loss_accepts_hidden_states_of_any_leading_shape(shape: tuple[int, ...])
     torch.testing.assert_close(loss, torch_loss(hidden.flatten(0, -2), weight, labels.flatten(), 0.1))
 
 
+def test_loss_of_a_graph_has_every_row_and_the_same_value_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has no shapes that depend on the labels, so rows without a target stay in it."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_equals_torch(random_case(13, 11, ignored=0.4))
+
+
 @pytest.mark.parametrize("needed", ["hidden", "weight"])
 def test_only_required_gradients_are_computed(needed: str) -> None:
     """A frozen projection, as under LoRA, or frozen states."""

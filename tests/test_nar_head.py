@@ -57,6 +57,14 @@ def test_cmlm_without_a_mask_token_is_an_error() -> None:
         VaswaniCmlmForConditionalGeneration(VaswaniCmlmConfig(**TINY))
 
 
+@pytest.mark.parametrize("family", ["nat", "iterative_vae", "flowseq"])
+def test_decoder_whose_masks_flash_attention_lacks_is_not_given_it(family: str) -> None:
+    model = FAMILY[family]()
+    for part in (model, model.model, model.model.decoder):
+        with pytest.raises(ValueError, match=f"{type(part).__name__} does not support Flash Attention"):
+            part.set_attn_implementation("flash_attention_2")
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("family", FAMILY)

@@ -14,7 +14,7 @@ from tests.builders import PlainSearch, small_model, source
 from tests.ending_models import ending_model, sources
 from tests.helpers import FLOAT32, padded_batch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.search import length_penalty
+from vaswani_transformer.search import SearchSettings, SearchState, length_penalty, score_bound
 
 START, END = 0, 2
 
@@ -95,6 +95,36 @@ def test_length_penalty_is_lp_of_wu_et_al() -> None:
     assert length_penalty(1, 0.6) == 1.0
     assert length_penalty(7, 1.0) == 2.0
     assert length_penalty(19, 0.5) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("alpha", "penalty", "early_stopping", "length"),
+    [
+        (0.6, "gnmt", False, 9),
+        (0.6, "gnmt", "never", 9),
+        (-0.6, "gnmt", False, 5),
+        (0.6, "power", "never", 9),
+        (0.6, "power", False, 4),
+        (-0.6, "power", "never", 4),
+    ],
+)
+def test_bound_of_an_open_beam_is_its_score_at_the_length_that_is_best_for_it(
+    alpha: float, penalty: str, early_stopping: bool | str, length: int
+) -> None:
+    """Four of nine tokens are there. Under "power" the length is that of Transformers' estimate."""
+    search = SearchSettings(
+        limits=torch.tensor([9]),
+        end_tokens=torch.tensor([END]),
+        pad_token=1,
+        num_beams=2,
+        alpha=alpha,
+        length_penalty_type=penalty,
+        early_stopping=early_stopping,
+    )
+    state = SearchState.start(torch.zeros(2, 1, dtype=torch.long), search)
+    state.scores = torch.tensor([[-3.0, -4.0]])
+    expected = -3.0 / length_penalty(length, alpha, penalty)
+    assert score_bound(state, 4, search).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
